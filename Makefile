@@ -4,6 +4,8 @@
 # make test   lint and the tests, on the embedded broker and on a real Apache Kafka
 # make soak   the tests with their long variants, then longer scenarios of kills and random schedules, for a nightly
 #             run; SEED=N repeats one
+# make bench  every benchmark beside its rivals, about 12 minutes, written into docs/performance.md; QUICK=1 3 minutes
+# make bench-compare BASE=commit   processor time of this checkout beside that of another commit, as ratios
 # make lint   style, types, layers, conflict markers
 #             PYTEST_ARGS='-n 0 -k word' passes arguments to pytest: here, the tests with that word, in one process
 # make docs   writes the generated pages of docs/, and builds the site in build/site
@@ -23,7 +25,7 @@ ifndef SEED
 SEED := $(shell date +%s)
 endif
 
-.PHONY: run check quick-tests test soak lint docs docs-diagrams docs-options notebook-screenshots conformance
+.PHONY: run check quick-tests test soak bench bench-compare lint docs docs-diagrams docs-options notebook-screenshots conformance
 .PHONY: python-there java-there clean
 .DELETE_ON_ERROR:
 
@@ -57,6 +59,13 @@ soak: java-there $(VENV)/.ready-test
 	$(BIN)/python tests/chaos/rebalance_causes.py --seed $(SEED) --members own
 	$(BIN)/python tests/chaos/rebalance_causes.py --seed $(SEED) --members foreign --kafka
 	$(BIN)/python tests/chaos/endurance.py
+
+bench: java-there $(VENV)/.ready-test
+	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick)
+
+bench-compare: $(VENV)/.ready-test
+	@test -n "$(BASE)" || { echo "make: name the commit to compare with: make bench-compare BASE=commit" >&2; exit 1; }
+	$(BIN)/python benchmarks/compare.py --base $(BASE)
 
 test: java-there lint
 	$(BIN)/python tests/support/run_tests.py $(PYTEST_ARGS)

@@ -48,7 +48,7 @@ from spark_groupsource.wire.frames import decode_response, encode_request  # noq
 CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "50"}
 SUBSCRIPTION = struct.pack(">hih4si", 1, 1, 4, b"load", -1) + struct.pack(">i", 0)
 ASSIGNMENT = struct.pack(">hiii", 1, 0, -1, 0)[:10]
-VERSIONS = {10: 3, 11: 5, 12: 3, 13: 4, 14: 3, 8: 7, 19: 5}
+VERSIONS = {0: 9, 1: 11, 10: 3, 11: 5, 12: 3, 13: 4, 14: 3, 8: 7, 19: 5}
 CONNECTIONS = 8
 TIMEOUT_S = 600  # one measurement; on a loaded machine 10,000 groups take minutes
 _RETRIED = (

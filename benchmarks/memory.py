@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Iterator, NamedTuple
 
+from bench.context import Context, Measure
+from bench.figures import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -133,6 +135,15 @@ def peaks(shapes: list[Shape]) -> Iterator[tuple[Shape, int, float]]:
             printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             yield shape, len(data), float(printed)
             broker.call(lambda running: running.delete_topic(topic))
+
+
+def figures(context: Context) -> Iterator[Figure]:
+    for shape, _, peak in peaks(list(SHAPES) if context.scale >= 1 else list(SHAPES[:8])):
+        title = f"{shape.title}, {shape.codec}, {shape.batches * shape.records:,} records of {shape.size:,} B"
+        yield Figure("memory of a read task above the interpreter", title, "MB", [peak], reach_value=shape.limit_mb)
+
+
+MEASURES = (Measure("memory", figures, 300),)
 
 
 def main() -> int:

@@ -1,29 +1,16 @@
-"""CPU time of an append with validation, by batch size and codec.
+"""Appends with validation: processor time by batch size and codec.
 
-    python benchmarks/produce.py
-    python benchmarks/produce.py --base ../older   # beside another checkout: the ratio of each time to that of `older`
-
-A partition takes the same batch again and again, in a process of its own per checkout; with --base the two processes
-take turns of some milliseconds, because other load on the machine changes the speed of its processors. Prints medians.
+A partition takes the same batch again and again. `compare.py` measures two checkouts with them.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import random
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Iterator, NamedTuple
-
-from rich.console import Console
-from rich.table import Table
+from typing import NamedTuple
 
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.compression import codec_number
@@ -36,7 +23,6 @@ from spark_groupsource.storage.topic_config import TopicConfig
 NOW = 1_700_000_000_000
 TURN_NS = 30_000_000
 MAX_TURN_BYTES = 64_000_000
-CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 class Shape(NamedTuple):
@@ -97,64 +83,3 @@ def append_ns(data: bytes) -> float:
             count += step
         partition.close()
     return took / count
-
-
-def serve() -> None:
-    """Measures a turn of each shape whose index is read from the standard input."""
-    batches: dict[int, bytes] = {}
-    for line in sys.stdin:
-        number = int(line)
-        if number not in batches:
-            batches = {number: batch(SHAPES[number])}
-            append_ns(batches[number])
-        print(append_ns(batches[number]), len(batches[number]), flush=True)
-
-
-@contextmanager
-def measuring(checkout: Path) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, __file__, "--serve"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(checkout.resolve())},
-    )
-    with process:
-        yield process
-
-
-def turn(process: subprocess.Popen[str], number: int) -> tuple[float, int]:
-    assert process.stdin is not None and process.stdout is not None
-    print(number, file=process.stdin, flush=True)
-    took, size = process.stdout.readline().split()
-    return float(took), int(size)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", type=Path, help="another checkout to compare with")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.serve:
-        serve()
-        return
-    table = Table("batch", "codec", title="processor time of one append")
-    for title in ("us", "MB/s", *(("us before", "ratio") if options.base else ())):
-        table.add_column(title, justify="right")
-    with ExitStack() as stack:
-        checkouts = [CHECKOUT, options.base] if options.base else [CHECKOUT]
-        processes = [stack.enter_context(measuring(checkout)) for checkout in checkouts]
-        for number, shape in enumerate(SHAPES):
-            rounds = [[turn(process, number) for process in processes] for _ in range(options.rounds)]
-            times = [statistics.median(took for took, _ in turns) / 1000 for turns in zip(*rounds)]
-            row = [f"{times[0]:,.1f}", f"{rounds[0][0][1] / times[0]:,.0f}"]
-            if options.base:
-                ratio = statistics.median(own / base for (own, _), (base, _) in rounds)
-                row += [f"{times[1]:,.1f}", f"{ratio:.2f}"]
-            table.add_row(shape.title, shape.codec, *row)
-    Console(width=120).print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,25 +1,16 @@
-"""CPU time per request of the embedded broker, compared with another checkout.
+"""Requests to the embedded broker: processor and wall time of the broker per request.
 
-    python benchmarks/requests.py --base ../older
-
-Heartbeats, commits, Produce, Fetch and Metadata, sent one by one and pipelined over one connection. The two brokers
-are measured alternately, for 300 ms each; prints medians of the processor time of the broker process and of the wall
-time. Linux only.
+Heartbeats, commits, Produce, Fetch and Metadata, sent one by one and pipelined over one connection. `compare.py`
+measures two checkouts with them, `broker.py` the embedded broker and Apache Kafka. Linux only.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import statistics
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from coordinator import Connection, Member, Target, create_topic, embedded, leave, wait_until_ready
-from rich.console import Console
-from rich.table import Table
+from coordinator import Connection, Member, Target, leave
 
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.wire import messages
@@ -108,31 +99,3 @@ async def turn(target: Target, case: Case) -> tuple[float, float]:
     await connection.call(leave([member]))
     connection.close()
     return took
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", type=Path, required=True, help="the other checkout")
-    parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args()
-    table = Table("request", title="time of the broker per request, us")
-    for title in ("pipelined", "processor", "before", "ratio", "wall", "before", "ratio"):
-        table.add_column(title, justify="right")
-    with ExitStack() as stack:
-        targets = [stack.enter_context(embedded()), stack.enter_context(embedded(options.base))]
-        for target in targets:
-            asyncio.run(create_topic(target.address, "load", PARTITIONS))
-            asyncio.run(wait_until_ready(target.address))
-        for case in CASES:
-            rounds = [[asyncio.run(turn(target, case)) for target in targets] for _ in range(options.rounds)]
-            row = []
-            for kind in (0, 1):
-                own, base = ([each[side][kind] for each in rounds] for side in (0, 1))
-                ratio = statistics.median(a / b for a, b in zip(own, base))
-                row += [f"{statistics.median(own):,.1f}", f"{statistics.median(base):,.1f}", f"{ratio:.2f}"]
-            table.add_row(case.title, str(case.depth), *row)
-    Console(width=120).print(table)
-
-
-if __name__ == "__main__":
-    main()

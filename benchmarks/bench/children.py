@@ -1,0 +1,85 @@
+"""Child processes with a time limit, and processor time of process groups."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Iterator, Mapping, Sequence
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def run_lines(command: Sequence[str], timeout_s: float, environment: Mapping[str, str]) -> Iterator[str]:
+    """Yields the lines that a command prints; at the timeout it is killed with its children.
+
+    Raises: TimeoutError after `timeout_s`; RuntimeError if it exits with another status than 0.
+    """
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=dict(environment), start_new_session=True
+    )
+    is_late = threading.Event()
+
+    def expire() -> None:
+        is_late.set()
+        kill_session(process.pid)
+
+    timer = threading.Timer(timeout_s, expire)
+    timer.start()
+    try:
+        assert process.stdout is not None
+        yield from (line.rstrip("\n") for line in process.stdout)
+        status = process.wait()
+    finally:
+        timer.cancel()
+        kill_session(process.pid)
+        process.wait()
+    if is_late.is_set():
+        raise TimeoutError(f"not finished after {timeout_s:.0f} s")
+    if status:
+        raise RuntimeError(f"exit status {status}")
+
+
+def kill_session(session_id: int) -> None:
+    """Kills the processes of a session that a child of this process leads."""
+    for pid in session_processes(session_id):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def session_processes(session_id: int) -> list[int]:
+    """Returns the processes of a session; none where there is no /proc."""
+    return [int(path.name) for path, fields in _stats() if int(fields[3]) == session_id]
+
+
+def processor_seconds() -> float:
+    """Processor time of this session's processes so far, those that ended included; 0 where there is no /proc."""
+    session_id = os.getsid(0)
+    return sum(sum(map(int, fields[11:15])) for _, fields in _stats() if int(fields[3]) == session_id) / _TICKS
+
+
+def process_seconds(pid: int) -> float:
+    """Processor time of one process, nan where there is no /proc."""
+    for path, fields in _stats(str(pid)):
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+    return float("nan")
+
+
+def _stats(pid: str = "[0-9]*") -> Iterator[tuple[Path, list[str]]]:
+    for stat in Path("/proc").glob(f"{pid}/stat"):
+        try:
+            yield stat.parent, stat.read_text().rpartition(")")[2].split()
+        except OSError:  # ended meanwhile; its parent counts it
+            continue
+
+
+def checkout_environment(checkout: Path) -> dict[str, str]:
+    """Returns the environment of a Python process that imports the package of a checkout."""
+    benchmarks = Path(__file__).resolve().parents[1]
+    path = os.pathsep.join([str(checkout.resolve()), str(benchmarks), str(benchmarks.parent / "jobs")])
+    return os.environ | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}

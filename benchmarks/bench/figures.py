@@ -1,0 +1,83 @@
+"""Figures of a benchmark: rounds of ourselves beside rounds of a rival, and the ratio to reach."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import asdict, dataclass, field
+from typing import Any, Sequence
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row: the same measurement of ourselves and of a rival, in alternating rounds.
+
+    Attributes:
+        own, rival: one value per round, in the order of the rounds; both empty after an error.
+        is_rate: True if more is better (records per second), False if less is better (seconds, MB).
+        reach: the least ratio, in which more is better for us: rival : own of times, own : rival of rates.
+        reach_difference: the largest own - rival, instead of `reach`.
+        reach_value: the largest own value, instead of `reach`; there is no rival.
+        error: why there are no values.
+    """
+
+    measure: str
+    case: str
+    unit: str
+    own: Sequence[float] = ()
+    rival_name: str = ""
+    rival: Sequence[float] = ()
+    is_rate: bool = False
+    reach: float | None = None
+    reach_difference: float | None = None
+    reach_value: float | None = None
+    error: str = ""
+
+    def ratios(self) -> list[float]:
+        """Returns the ratio of each round; above 1, we are better."""
+        pairs = zip(self.own, self.rival)
+        return [(a / b if self.is_rate else b / a) for a, b in pairs if a and b]
+
+    def ratio(self) -> float | None:
+        """Returns the median ratio, None without a rival."""
+        ratios = self.ratios()
+        return statistics.median(ratios) if ratios else None
+
+    def difference(self) -> float | None:
+        """Returns the median of own - rival."""
+        pairs = list(zip(self.own, self.rival))
+        return statistics.median(a - b for a, b in pairs) if pairs else None
+
+    def is_reached(self) -> bool | None:
+        """Returns whether the figure is as required; None if nothing is required of it."""
+        if self.error:
+            return False
+        for found, bound, is_upper in (
+            (self.ratio(), self.reach, False),
+            (self.difference(), self.reach_difference, True),
+            (max(self.own, default=None), self.reach_value, True),
+        ):
+            if bound is not None:
+                return found is not None and (found <= bound if is_upper else found >= bound)
+        return None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Figure:
+        return cls(**json.loads(text))
+
+
+@dataclass
+class Rounds:
+    """Collects the values of alternating rounds by name."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, name: str, value: float) -> None:
+        self.values.setdefault(name, []).append(value)
+
+    def figure(self, measure: str, case: str, unit: str, own: str, rival: str = "", **rest: Any) -> Figure:
+        """Returns the figure of two of the names."""
+        return Figure(measure, case, unit, self.values[own], rival, self.values.get(rival, []), **rest)

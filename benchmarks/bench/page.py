@@ -1,0 +1,112 @@
+"""The figures as a table and charts of docs/performance.md."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from itertools import groupby
+from pathlib import Path
+from typing import Sequence
+from xml.sax.saxutils import escape
+
+from bench.figures import Figure
+
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+_ROW, _BAR, _LEFT, _WIDTH = 22, 14, 400, 860
+_MAX_RATIO = 8.0
+
+
+def number(value: float) -> str:
+    """Returns a value with three significant digits."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def table(figures: Sequence[Figure]) -> list[str]:
+    """Returns the rows of a Markdown table."""
+    lines = [
+        "| measure | beside | ours | theirs | ratio | reach | reached |",
+        "|---|---|---:|---:|---:|---:|---|",
+    ]
+    for figure in figures:
+        name = f"{figure.measure}: {figure.case}" if figure.case else figure.measure
+        if figure.error:
+            lines.append(f"| {name} | {figure.rival_name} | error: {_one_line(figure.error)} | | | | no |")
+            continue
+        own = f"{number(statistics.median(figure.own))} {figure.unit}"
+        rival = f"{number(statistics.median(figure.rival))} {figure.unit}" if figure.rival else ""
+        cells = [name, figure.rival_name, own, rival, _ratio(figure), _reach(figure), _reached(figure)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _ratio(figure: Figure) -> str:
+    ratios = figure.ratios()
+    if not ratios:
+        return ""
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def _reach(figure: Figure) -> str:
+    if figure.reach is not None:
+        return f"{figure.reach:.3g}"
+    if figure.reach_difference is not None:
+        return f"{figure.reach_difference:.3g} {figure.unit} over"
+    if figure.reach_value is not None:
+        return f"{figure.reach_value:.3g} {figure.unit}"
+    return ""
+
+
+def _reached(figure: Figure) -> str:
+    return {True: "yes", False: "no", None: ""}[figure.is_reached()]
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("|", "/")[:160]
+
+
+def chart(figures: Sequence[Figure]) -> str:
+    """Returns an SVG with a bar for each ratio, and a mark at the ratio to reach."""
+    rows = [(f, ratio) for f in figures if (ratio := f.ratio()) is not None]
+    height = _ROW * (len(rows) + len({f.measure for f, _ in rows})) + 40
+    scale = (_WIDTH - _LEFT - 70) / _MAX_RATIO
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" '
+        'font-size="12" role="img" aria-label="Ratios to rivals">',
+        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
+        f'<line x1="{_LEFT + scale:.1f}" y1="8" x2="{_LEFT + scale:.1f}" y2="{height - 24}" stroke="#9aa0a6"/>',
+        f'<text x="{_LEFT + scale:.1f}" y="{height - 8}" text-anchor="middle" fill="#5f6368">1 (as fast)</text>',
+    ]
+    y = 8
+    for measure, group in groupby(rows, key=lambda row: row[0].measure):
+        parts.append(f'<text x="8" y="{y + 15}" font-weight="bold" fill="#202124">{escape(measure)}</text>')
+        y += _ROW
+        for figure, ratio in group:
+            label = f"{figure.case} / {figure.rival_name}"
+            width = min(ratio, _MAX_RATIO) * scale
+            color = "#1a73e8" if figure.is_reached() is not False else "#d93025"
+            parts.append(f'<text x="{_LEFT - 8}" y="{y + 12}" text-anchor="end" fill="#202124">{escape(label)}</text>')
+            parts.append(f'<rect x="{_LEFT}" y="{y}" width="{width:.1f}" height="{_BAR}" fill="{color}"/>')
+            parts.append(f'<text x="{_LEFT + width + 6:.1f}" y="{y + 12}" fill="#202124">{ratio:.2f}</text>')
+            if figure.reach is not None and figure.reach <= _MAX_RATIO:
+                x = _LEFT + figure.reach * scale
+                line = f'x1="{x:.1f}" y1="{y - 2}" x2="{x:.1f}" y2="{y + _BAR + 2}"'
+                parts.append(f'<line {line} stroke="#202124" stroke-width="2"/>')
+            y += _ROW
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def write_page(page: Path, picture: Path, figures: Sequence[Figure], machine: str) -> None:
+    """Writes the figures between the markers of the page, and the chart beside it.
+
+    Raises: ValueError if the page has no markers.
+    """
+    before, begin, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} has no lines {BEGIN} and {END}.")
+    link = f"![Ratios to rivals]({picture.relative_to(page.parent)})"
+    text = "\n".join([machine, "", *table(figures), "", link])
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    picture.write_text(chart(figures))

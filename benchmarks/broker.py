@@ -1,0 +1,81 @@
+"""Requests to the embedded broker beside Apache Kafka: rates, and processor time of the broker.
+
+    python benchmarks/run.py --only broker
+
+Heartbeats, commits, Produce and Fetch over eight connections with one outstanding request each; both brokers run, and
+one of them is measured at a time, in alternation. Then 10,000 groups of one member. Client and broker share the
+machine, so the rates include both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import ExitStack
+from typing import Any, Awaitable, Callable, Iterator, TypeVar
+
+from bench.context import Context, Measure
+from bench.figures import Figure, Rounds
+from broker_requests import commit, fetch, produce
+from coordinator import Member, Target, create_topic, embedded, kafka, many_groups, per_second, wait_until_ready
+
+T = TypeVar("T")
+TOPIC, PARTITIONS = "load", 100
+_TIMEOUT_S = 120
+
+REQUESTS: dict[str, Callable[[Member], Any]] = {
+    "heartbeat": Member.heartbeat,
+    "commit of 1 partition": commit(1),
+    "commit of 10 partitions": commit(10),
+    "commit of 100 partitions": commit(100),
+    "Produce of 1 record of 100 B": produce(1),
+    "Produce of 150 records of 100 B": produce(150),
+    "Fetch of 1 partition": fetch(1),
+    "Fetch of 100 partitions": fetch(PARTITIONS),
+}
+
+
+def run(work: Awaitable[T]) -> T:
+    """Runs one measurement with a time limit. Raises: TimeoutError."""
+
+    async def bounded() -> T:
+        return await asyncio.wait_for(work, _TIMEOUT_S)
+
+    return asyncio.run(bounded())
+
+
+def both(stack: ExitStack) -> list[Target]:
+    """Starts the embedded broker and Kafka, each in a process of its own."""
+    targets = [stack.enter_context(embedded()), stack.enter_context(kafka())]
+    for target in targets:
+        run(create_topic(target.address, TOPIC, PARTITIONS))
+        run(wait_until_ready(target.address))
+    return targets
+
+
+def figures(context: Context) -> Iterator[Figure]:
+    numbers = itertools.count()
+    seconds = max(0.5, 2 * context.scale)
+    with ExitStack() as stack:
+        targets = both(stack)
+        for title, make in REQUESTS.items():
+            rates, spent = Rounds(), Rounds()
+            for _ in range(context.rounds):
+                for target in targets:
+                    rate, each_us = run(per_second(target, f"rate-{next(numbers)}", seconds, make))
+                    rates.add(target.name, rate)
+                    spent.add(target.name, each_us)
+            yield rates.figure("embedded broker, requests/s", title, "/s", "embedded", "kafka", is_rate=True, reach=1.0)
+            yield spent.figure("embedded broker, processor time per request", title, "us", "embedded", "kafka")
+        count = context.records(10_000)
+        took, memory = Rounds(), Rounds()
+        for target in targets:
+            before = target.memory_mb()
+            took.add(target.name, run(many_groups(target.address, count)))
+            memory.add(target.name, target.memory_mb() - before)
+        title = f"{count:,} groups of one member"
+        yield took.figure("embedded broker, groups", f"{title}: until stable", "s", "embedded", "kafka", reach=1.0)
+        yield memory.figure("embedded broker, groups", f"{title}: memory", "MB", "embedded", "kafka")
+
+
+MEASURES = (Measure("broker", figures, 420),)

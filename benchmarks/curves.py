@@ -1,0 +1,86 @@
+"""Cost curves of batch reads: against the number of records, of partitions, and of records per batch.
+
+    python benchmarks/run.py --only curve-records --only curve-partitions --only curve-batches
+
+The cost per record must not depend on the number of records; the others are beside Spark's Kafka source.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator
+
+from bench.context import Context, Measure
+from bench.figures import Figure, Rounds
+from bench.spark import KAFKA, OWN, Read, check_same_rows, session, timed
+from bench.topics import PARTITIONS, Topic, ensure, fixed
+
+CORES = 2
+_KAFKA_NAME = "Spark's Kafka source"
+
+
+def by_records(context: Context) -> Iterator[Figure]:
+    """Seconds per million records for 1, 10 and 50 million records of 10 B."""
+    sizes = [context.records(count, 4_000) for count in (1_000_000, 10_000_000, 50_000_000)]
+    topics = [Topic(f"curve-{size}", size, fixed(10), 1_000) for size in sizes]
+    rounds, spent = Rounds(), Rounds()
+    with session(CORES) as spark:
+        for topic in topics:
+            ensure(context.bootstrap_servers, topic)
+        timed(spark, OWN, context.bootstrap_servers, Read(topics[1].name))
+        for _ in range(min(context.rounds, 2)):
+            for topic in topics:
+                took = timed(spark, OWN, context.bootstrap_servers, Read(topic.name))
+                rounds.add(topic.name, took.seconds / topic.records * 1e6)
+                spent.add(topic.name, took.processor_s / topic.records * 1e6)
+    middle = topics[1]
+    for topic in topics:
+        title = f"{topic.records / 1e6:.3g} M records of 10 B"
+        rival = f"ourselves with {middle.records / 1e6:.3g} M"
+        reach = 0.9 if topic.records > middle.records else None
+        for kind, found in (("seconds", rounds), ("processor seconds", spent)):
+            values, beside = found.values[topic.name], found.values[middle.name]
+            yield Figure(f"{kind} per million records", title, "s", values, rival, beside, reach=reach)
+
+
+def by_partitions(context: Context) -> Iterator[Figure]:
+    """Whole batch read of 10 records in each of 4, 100, 1,000 and 10,000 partitions."""
+    with session(CORES) as spark:
+        for count in (4, 100, 1_000, 10_000):
+            if count * 0.1 > 10_000 * context.scale:
+                continue
+            # one CreateTopics request of Kafka creates fewer than 10,000 partitions
+            names = [f"wide-{count}-{number}" for number in range(max(1, count // 2_000))]
+            for name in names:
+                each = count // len(names)
+                ensure(context.bootstrap_servers, Topic(name, 10 * each, batch_records=10, partitions=each))
+            yield beside_kafka(spark, context, "10 records in each partition", f"{count:,} partitions", names, 1.0)
+
+
+def by_batch_size(context: Context) -> Iterator[Figure]:
+    """Batch read of records of 100 B, with few or many records in a record batch."""
+    with session(CORES) as spark:
+        for count in (1, 10, 100, 1_000, 8_000):
+            step = count * PARTITIONS
+            records = context.records(min(2_000_000, 100_000 * count), step)
+            topic = Topic(f"batches-{count}", records, batch_records=count)
+            ensure(context.bootstrap_servers, topic)
+            title = f"{records / 1e6:.3g} M records, {count:,} per record batch"
+            yield beside_kafka(spark, context, "records per record batch", title, [topic.name], 1.0)
+
+
+def beside_kafka(spark: Any, context: Context, measure: str, case: str, topics: list[str], reach: float) -> Figure:
+    """Returns the seconds of a read of topics by both sources."""
+    read = Read(",".join(topics))
+    check_same_rows(spark, context.bootstrap_servers, read)
+    rounds = Rounds()
+    for _ in range(context.rounds):
+        for source, name in ((OWN, OWN), (KAFKA, _KAFKA_NAME)):
+            rounds.add(name, timed(spark, source, context.bootstrap_servers, read).seconds)
+    return rounds.figure(measure, f"{case}, local[{CORES}]", "s", OWN, _KAFKA_NAME, reach=reach)
+
+
+MEASURES = (
+    Measure("curve-records", by_records, 300),
+    Measure("curve-partitions", by_partitions, 300),
+    Measure("curve-batches", by_batch_size, 300),
+)

@@ -1,0 +1,48 @@
+"""The figures of the benchmarks: ratios, what is reached, the page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from bench.children import run_lines  # noqa: E402
+from bench.figures import Figure  # noqa: E402
+from bench.page import BEGIN, END, write_page  # noqa: E402
+
+FASTER = Figure("read", "all columns", "s", [1.0, 2.0, 1.0], "Kafka", [3.0, 4.0, 4.0], reach=3.0)
+
+
+def test_the_ratio_is_the_median_of_the_rounds() -> None:
+    assert FASTER.ratios() == [3.0, 2.0, 4.0] and FASTER.ratio() == 3.0 and FASTER.is_reached()
+    rate = Figure("requests", "", "/s", [50.0], "Kafka", [100.0], is_rate=True, reach=1.0)
+    assert rate.ratio() == 0.5 and rate.is_reached() is False
+
+
+def test_a_figure_reaches_a_difference_or_a_value() -> None:
+    assert Figure("start", "", "s", [1.2], "Kafka", [1.0], reach_difference=0.3).is_reached()
+    assert not Figure("memory", "", "MB", [100.0, 300.0], reach_value=256).is_reached()
+    assert Figure("no goal", "", "s", [1.0], "Kafka", [2.0]).is_reached() is None
+    assert Figure("failed", "", "", error="timeout").is_reached() is False
+
+
+def test_figures_survive_their_json_form() -> None:
+    assert Figure.from_json(FASTER.to_json()) == FASTER
+
+
+def test_the_page_has_the_figures_between_its_markers(tmp_path: Path) -> None:
+    page, picture = tmp_path / "page.md", tmp_path / "chart.svg"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    write_page(page, picture, [FASTER, Figure("broken", "", "", error="a | b\nc")], "2 processors")
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+    assert "| read: all columns | Kafka | 1 s | 4 s | 3.00 (2.00 to 4.00) | 3 | yes |" in text
+    assert "error: a / b c" in text and "3.00" in picture.read_text()
+
+
+def test_a_child_that_does_not_end_is_killed() -> None:
+    with pytest.raises(TimeoutError):
+        list(run_lines(["sleep", "600"], 0.1, {}))
