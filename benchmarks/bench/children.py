@@ -36,7 +36,8 @@ def run_lines(command: Sequence[str], timeout_s: float, environment: Mapping[str
     finally:
         timer.cancel()
         kill_session(process.pid)
-        process.wait()
+        # closes the pipe too
+        process.communicate()
     if is_late.is_set():
         raise TimeoutError(f"not finished after {timeout_s:.0f} s")
     if status:
