@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -25,6 +26,8 @@ from spark_groupsource.monitor.group_watch import GroupWatch
 from spark_groupsource.monitor.rebalance import Rebalance
 from spark_groupsource.monitor.rebalance_sources import GroupHistory, read_history
 from spark_groupsource.monitor.tables import rebalance_row
+from spark_groupsource.notebook.live_view import GroupReader
+from spark_groupsource.notebook.terminal import watch_terminal
 
 _INTERVAL_S = 1.0
 _SHOWN: tuple[str, ...] = (
@@ -85,9 +88,20 @@ def history(bootstrap: str, command_config: Path | None, group: str, last: int |
 @cluster_options
 @_group_option
 def watch(bootstrap: str, command_config: Path | None, group: str) -> None:
-    """Follows the rebalances of a group until interrupted; for whom a rebalance waits, and why it happened."""
+    """Follows a group until interrupted.
+
+    In a terminal, a table of its partitions with their lag, and its rebalances. In a pipe, a line or more for each
+    rebalance: for whom it waits, and why it happened.
+    """
     with open_cluster(bootstrap, command_config) as cluster:
-        _follow(cluster, group, 0, False)
+        if not sys.stdout.isatty():
+            _follow(cluster, group, 0, False)
+            return
+        reader = GroupReader(cluster.settings, group)
+        try:
+            watch_terminal(reader.read, _INTERVAL_S)
+        finally:
+            reader.close()
 
 
 def _read(cluster: Cluster, group: str) -> GroupHistory:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
 from typing import Any
 
 import pytest
@@ -12,8 +11,10 @@ from support.waiting import wait_until
 import spark_groupsource as gs
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.notebook import live
-from spark_groupsource.notebook.live import GroupReader, View, Watch, html, sparkline, text, watch_terminal
+from spark_groupsource.notebook import live, terminal
+from spark_groupsource.notebook.live import Watch, html
+from spark_groupsource.notebook.live_view import GroupReader, View, fitted, sparkline, text
+from spark_groupsource.notebook.terminal import watch_terminal
 
 VIEW = View("g", "Stable", 2, "12:00:00", (3, 9, 0), [("flights", "0", "1", "4", "3", "<app>")], 5, ["JOINED: app-0"])
 
@@ -29,19 +30,29 @@ class Terminal(io.StringIO):
 
 def test_text_and_html() -> None:
     lines = text(VIEW).splitlines()
-    assert lines[0] == "g  Stable, 2 members, lag 0, 12:00:00" and lines[1] == "▃█▁"
+    assert lines[0] == "g  12:00:00  Stable, 2 members, lag 0" and lines[1] == "▃█▁"
     assert lines[2].split() == ["topic", "partition", "current", "offset", "log", "end", "offset", "lag", "member"]
     assert "and 5 more partitions" in lines and lines[-1] == "JOINED: app-0"
     page = html(VIEW)
     assert "&lt;app&gt;" in page and "<polyline" in page and "http" not in page
-    assert sparkline([]) == "" and sparkline([0, 0]) == "▁▁"
+    assert sparkline([]) == "" and sparkline([0, 0]) == "▁▁" and sparkline([-5, -7]) == "▁▁"
+
+
+def test_a_view_fits_the_terminal() -> None:
+    large = VIEW._replace(rows=VIEW.rows * 20, rebalances=["generation 2: " + "x" * 100, "why"] * 8)
+    for width, height in ((80, 24), (40, 15), (200, 50), (10, 5)):
+        drawn = text(fitted(large, width, height)).splitlines()
+        wrapped = sum(max(-(-len(line) // width), 1) for line in drawn if not line.startswith(("topic", "flights")))
+        rows = sum(line.startswith(("topic", "flights")) for line in drawn)
+        assert wrapped + rows < max(height, 10)
+    assert fitted(large, 80, 24).omitted == 5 + 20 - len(fitted(large, 80, 24).rows) and fitted(large, 80, 60) == large
 
 
 def test_a_group_of_a_broker() -> None:
     with gs.EmbeddedBroker(topics={"flights": 30}) as broker, gs.connect(broker) as cluster:
         broker.produce("flights", range(60))
         cluster._client.commit("g", {TopicPartition("flights", n): OffsetAndMetadata(n % 2) for n in range(30)})
-        reader = GroupReader(cluster.group("g"))
+        reader = GroupReader(cluster._client.settings, "g")
         view = reader.read()
         assert (view.state, view.members, view.lags, len(view.rows), view.omitted) == ("Empty", 0, (45,), 20, 10)
         assert view.rows[0] == ("flights", "0", "0", "2", "2", "-")
@@ -49,13 +60,16 @@ def test_a_group_of_a_broker() -> None:
 
 
 def test_a_terminal_that_is_redrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "find_spec", lambda name: None)
+    monkeypatch.setattr(terminal, "find_spec", lambda name: None)
     output = Terminal(is_terminal=True)
     watch_terminal(lambda: VIEW, 0.001, output, rounds=2)
     assert output.getvalue().count("\x1b[H\x1b[2J") == 2
     piped = Terminal(is_terminal=False)
     watch_terminal(lambda: VIEW, 0.001, piped, rounds=3)
     assert piped.getvalue() == "12:00:00  g: Stable, 2 members, lag 0\n"
+    failed = Terminal(is_terminal=False)
+    watch_terminal(lambda: VIEW._replace(problem="a, b"), 0.001, failed, rounds=2)
+    assert failed.getvalue() == "12:00:00  g: Stable, 2 members, lag 0. a, b\n"
 
 
 def test_ctrl_c_ends_the_view() -> None:
@@ -66,9 +80,10 @@ def test_ctrl_c_ends_the_view() -> None:
     watch_terminal(interrupted, 1, Terminal(is_terminal=True))
 
 
-def test_a_terminal_with_rich(capsys: pytest.CaptureFixture[str]) -> None:
-    live._rich(lambda: VIEW, 0.001, threading.Event(), 1)
-    assert "flights" in capsys.readouterr().out
+def test_a_terminal_with_rich() -> None:
+    output = Terminal(is_terminal=True)
+    watch_terminal(lambda: VIEW, 0.001, output, rounds=2)
+    assert "flights" in output.getvalue() and "JOINED: app-0" in output.getvalue()
 
 
 def test_a_view_in_a_notebook_updates_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +99,8 @@ def test_a_view_in_a_notebook_updates_until_it_is_stopped(monkeypatch: pytest.Mo
     wait_until(lambda: shown.view.members > 3, "the view is updated")
     shown.stop()
     last = shown.view.members
-    assert closed == [True] and repr(shown).startswith("g  Stable") and f"{last} members" in shown._repr_html_()
+    assert closed == [True] and repr(shown).startswith("g  12:00:00  Stable")
+    assert f"{last} members" in shown._repr_html_()
 
 
 def test_a_widget() -> None:
