@@ -13,7 +13,7 @@ from spark_groupsource.client.records.partition_fetch import (
     fetch_request,
     partitions_of,
 )
-from spark_groupsource.errors import NetworkError, UnsupportedVersionError
+from spark_groupsource.errors import ErrorCode, NetworkError, UnsupportedVersionError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.monitor.lag import FirstBatch, LagRow, lag_rows
 from spark_groupsource.monitor.selection import NameSelection
@@ -27,6 +27,8 @@ _OFFSET_FETCH_OF_GROUPS = 8
 # bytes that are read of each partition at first and in the last attempt, and of all partitions together
 _FIRST_FETCH_BYTES, _LAST_FETCH_BYTES = 4 << 10, 1 << 20
 _FETCH_BUDGET_BYTES = 32 << 20
+# two batches of a producer with the default batch.size
+_BUDGET_BYTES_PER_PARTITION = 32 << 10
 _PARTITIONS_PER_FETCH = 2_000
 
 
@@ -118,27 +120,30 @@ def offsets_at(
 
 
 def with_leader(cluster: Cluster, partitions: Iterable[TopicPartition], refresh: bool = False) -> list[TopicPartition]:
-    """Returns those of the partitions that exist and have a leader, in order."""
-    wanted = set(partitions)
-    view = cluster.metadata({tp.topic for tp in wanted}, refresh=refresh) if wanted else ClusterMetadata({}, {})
-    return sorted(
-        wanted.intersection(
-            TopicPartition(topic.name, p.partition)
-            for topic in view.topics.values()
-            for p in topic.partitions.values()
-            if p.leader_id in view.nodes
-        )
-    )
+    """Returns those of the partitions that exist and have a leader, each once."""
+    wanted = dict.fromkeys(partitions)
+    if not wanted:
+        return []
+    return _led(cluster.metadata({tp.topic for tp in wanted}, refresh=refresh), wanted)
+
+
+def _led(view: ClusterMetadata, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    leaders = {
+        name: {number for number, p in topic.partitions.items() if p.leader_id in view.nodes}
+        for name, topic in view.topics.items()
+    }
+    return [tp for tp in partitions if tp.partition in leaders.get(tp.topic, ())]
 
 
 def log_sizes(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
     """Returns the bytes of the log on each leader; empty without permission (DESCRIBE on the cluster)."""
     sizes: dict[TopicPartition, int] = {}
-    wanted = with_leader(cluster, partitions)
+    wanted = dict.fromkeys(partitions)
     view = cluster.metadata({tp.topic for tp in wanted}) if wanted else ClusterMetadata({}, {})
     by_node: dict[int, dict[str, list[int]]] = {}
-    for tp in wanted:
-        by_node.setdefault(view.leader(tp).node_id, {}).setdefault(tp.topic, []).append(tp.partition)
+    for tp in _led(view, wanted):
+        leader_id = view.topics[tp.topic].partitions[tp.partition].leader_id
+        by_node.setdefault(leader_id, {}).setdefault(tp.topic, []).append(tp.partition)
     row = DescribeLogDirsRequest.DescribableLogDirTopic
     for node_id, topics in by_node.items():
         request = DescribeLogDirsRequest(topics=[row(topic=t, partitions=numbers) for t, numbers in topics.items()])
@@ -151,30 +156,40 @@ def log_sizes(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[To
 
 
 def first_batches(cluster: Cluster, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, FirstBatch]:
-    """Reads the record at a position of each partition; partitions that cannot be read are absent.
+    """Reads the record at a position of each partition, or at the log start offset if that is after the position.
 
-    Larger batches are requested again with a larger limit, until `_FETCH_BUDGET_BYTES` have been read.
+    Larger batches are requested again with a larger limit, until the budget has been read. Partitions that cannot be
+    read are absent.
     """
     found: dict[TopicPartition, FirstBatch] = {}
-    pending = dict(positions)
-    limit, left = _FIRST_FETCH_BYTES, _FETCH_BUDGET_BYTES
+    removed: set[TopicPartition] = set()
+    view = cluster.metadata({tp.topic for tp in positions}) if positions else ClusterMetadata({}, {})
+    pending = {tp: positions[tp] for tp in _led(view, positions)}
+    limit, left = _FIRST_FETCH_BYTES, max(_FETCH_BUDGET_BYTES, _BUDGET_BYTES_PER_PARTITION * len(pending))
     while pending and left > 0 and limit <= _LAST_FETCH_BYTES:
         before = len(pending)
-        left -= _fetch_once(cluster, pending, found, limit, left)
+        left -= _fetch_once(cluster, view, pending, found, removed, limit, left)
         # a response is bounded too, so the same limit is used while it makes progress
         if len(pending) > before * 0.9:
-            limit *= 16
-    return found
+            limit *= 4
+    starts = log_start_offsets(cluster, removed)
+    moved = {tp: start for tp, start in starts.items() if start > positions[tp]}
+    return found | first_batches(cluster, moved) if moved else found
 
 
 def _fetch_once(
     cluster: Cluster,
+    view: ClusterMetadata,
     pending: dict[TopicPartition, int],
     found: dict[TopicPartition, FirstBatch],
+    removed: set[TopicPartition],
     partition_bytes: int,
     budget: int,
 ) -> int:
-    """Requests every pending partition once and moves those with a batch to `found`; returns the bytes read."""
+    """Requests every pending partition once and returns the bytes read.
+
+    Partitions with a batch are moved to `found`, those whose position is not in the log to `removed`.
+    """
     settings = replace(
         cluster.settings,
         isolation_level="read_uncommitted",
@@ -182,34 +197,35 @@ def _fetch_once(
         fetch_max_wait_ms=0,
         fetch_min_bytes=0,
     )
-    view = cluster.metadata({tp.topic for tp in pending})
     by_node: dict[int, list[PartitionState]] = {}
     for tp, position in pending.items():
-        node_id = view.leader(tp).node_id
-        by_node.setdefault(node_id, []).append(
-            PartitionState(tp, position, position + 1, leader_epoch=view.leader_epoch(tp))
-        )
+        info = view.topics[tp.topic].partitions[tp.partition]
+        state = PartitionState(tp, position, position + 1, leader_epoch=info.leader_epoch)
+        by_node.setdefault(info.leader_id, []).append(state)
     size = 0
     for node_id, readings in by_node.items():
         for start in range(0, len(readings), _PARTITIONS_PER_FETCH):
             if size >= budget:
                 break
             chosen = readings[start : start + _PARTITIONS_PER_FETCH]
-            request = fetch_request(chosen, replace(settings, fetch_max_bytes=budget - size))
+            request = fetch_request(chosen, replace(settings, fetch_max_bytes=min(budget - size, _FETCH_BUDGET_BYTES)))
             response = cluster.call_node(node_id, request, max_version=FETCH_BY_NAME)
             for reading, data in partitions_of(response, FETCH_BY_NAME, chosen):
+                tp = reading.topic_partition
                 if data.error_code:
-                    del pending[reading.topic_partition]
+                    del pending[tp]
+                    if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                        removed.add(tp)
                 elif data.records:
                     size += len(data.records)
-                    first = _first_batch(memoryview(data.records), reading.position)
+                    first = _first_batch(memoryview(data.records), reading.position, data.log_start_offset)
                     if first is not None:
-                        found[reading.topic_partition] = first
-                        del pending[reading.topic_partition]
+                        found[tp] = first
+                        del pending[tp]
     return size
 
 
-def _first_batch(records: memoryview, position: int) -> FirstBatch | None:
+def _first_batch(records: memoryview, position: int, log_start_offset: int) -> FirstBatch | None:
     """Returns the first record at or after a position; None if the bytes have no whole batch with it."""
     for header in iter_batches(records):
         if header.last_offset < position:
@@ -218,7 +234,7 @@ def _first_batch(records: memoryview, position: int) -> FirstBatch | None:
         first_ms = None if header.base_offset >= position else timestamp_from(records, header, position)
         timestamp_ms = header.max_timestamp if header.is_log_append_time else header.base_timestamp
         timestamp_ms = timestamp_ms if first_ms is None else first_ms
-        return FirstBatch(timestamp_ms, header.size, header.last_offset_delta + 1)
+        return FirstBatch(timestamp_ms, header.size, header.last_offset_delta + 1, log_start_offset)
     return None
 
 

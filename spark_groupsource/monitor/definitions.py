@@ -160,7 +160,8 @@ _DEFINITIONS = (
                 "lag_ms",
                 "bigint",
                 "Now minus the timestamp of the record at current_offset, 0 without lag; exact if the clocks of the "
-                "producers are; null if the record is not found within 32 MiB of fetched record batches.",
+                "producers are; null if the record is not found within 32 MiB of fetched record batches, or 32 KiB per "
+                "partition of the group if that is more.",
                 "ms",
             ),
             TableColumn(

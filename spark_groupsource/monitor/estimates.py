@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Collection, Iterator, Mapping, Sequence
+from typing import Any, Collection, Container, Iterator, Mapping, Sequence
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.errors import CorruptRecordError, GroupSourceError
@@ -15,6 +15,7 @@ from spark_groupsource.monitor.cluster_reads import (
     offsets_at,
 )
 from spark_groupsource.monitor.lag import (
+    FirstBatch,
     LagRow,
     LogSpan,
     catch_up_ms,
@@ -47,44 +48,59 @@ def estimates(
     Raises: BrokerError, NetworkError.
     """
     timestamp_ms = cluster.clock.timestamp_ms()
+    wanted = set(columns)
     pairs = [(group_id, row) for group_id, rows in lags.items() for row in rows]
-    # a position before the log start offset is reset there or later
     lagging = {row.topic_partition for _, row in pairs if (row.lag or 0) > 0}
-    starts = log_start_offsets(cluster, lagging) if {"lag_ms", "lag_bytes"} & set(columns) else {}
-    sizes = log_sizes(cluster, starts) if "lag_bytes" in columns else {}
-    # without permission for the sizes, the batches show the bytes of a record
-    sampled = (lagging if "lag_ms" in columns else lagging - sizes.keys()) & starts.keys()
-    rates = bool({"records_per_second", "catch_up_ms"} & set(columns))
+    sizes = log_sizes(cluster, lagging) if "lag_bytes" in wanted else {}
+    batches = _first_batches(cluster, lags, wanted, sizes)
+    starts = {tp: first.log_start_offset for found in batches.values() for tp, first in found.items()}
+    starts |= log_start_offsets(cluster, lagging & sizes.keys() - starts.keys())
+    rates = bool({"records_per_second", "catch_up_ms"} & wanted)
     commits = _commits_since(cluster, timestamp_ms - _WINDOW_MS, set(lags)) if rates else None
-    produced = offsets_at(cluster, lagging, timestamp_ms - _WINDOW_MS) if "catch_up_ms" in columns else {}
-    batches = {
+    consumed = [
+        _consumed(row, commits.get((group_id, row.topic_partition)), timestamp_ms) if commits is not None else None
+        for group_id, row in pairs
+    ]
+    # the lag of a group that does not progress does not decrease
+    progressing = {row.topic_partition for (_, row), rate in zip(pairs, consumed) if rate and (row.lag or 0) > 0}
+    produced = offsets_at(cluster, progressing, timestamp_ms - _WINDOW_MS) if "catch_up_ms" in wanted else {}
+    for (group_id, row), rate in zip(pairs, consumed):
+        tp, lag, end = row.topic_partition, row.lag, row.log_end_offset
+        first = batches[group_id].get(tp)
+        log = LogSpan(starts[tp], end, sizes.get(tp)) if tp in starts and end is not None else None
+        yield {
+            "lag_ms": lag_ms(lag, first, timestamp_ms),
+            "lag_bytes": lag_bytes(lag, log, first),
+            "records_per_second": rate,
+            "catch_up_ms": catch_up_ms(lag, rate, _appended(produced.get(tp), end)),
+        }
+
+
+def _first_batches(
+    cluster: Cluster, lags: Mapping[str, Sequence[LagRow]], columns: Collection[str], sizes: Container[TopicPartition]
+) -> dict[str, dict[TopicPartition, FirstBatch]]:
+    """Reads the first record that is not read, by group and partition, where a column needs it.
+
+    Without permission for the sizes, the batch of that record shows the bytes of a record.
+    """
+    return {
         group_id: first_batches(
             cluster,
             {
-                row.topic_partition: max(row.committed.offset, starts[row.topic_partition])
+                row.topic_partition: row.committed.offset
                 for row in rows
-                if row.committed is not None and row.topic_partition in sampled and row.lag
+                if row.committed is not None
+                and (row.lag or 0) > 0
+                and ("lag_ms" in columns or ("lag_bytes" in columns and row.topic_partition not in sizes))
             },
         )
         for group_id, rows in lags.items()
     }
-    for group_id, row in pairs:
-        tp, lag, end = row.topic_partition, row.lag, row.log_end_offset
-        first = batches[group_id].get(tp)
-        log = LogSpan(starts[tp], end, sizes.get(tp)) if tp in starts and end is not None else None
-        commit = None if commits is None else commits.get((group_id, tp))
-        consumed = _consumed(row, commit, timestamp_ms, commits is not None)
-        yield {
-            "lag_ms": lag_ms(lag, first, timestamp_ms),
-            "lag_bytes": lag_bytes(lag, log, first),
-            "records_per_second": consumed,
-            "catch_up_ms": catch_up_ms(lag, consumed, _appended(produced.get(tp), end)),
-        }
 
 
-def _consumed(row: LagRow, first: tuple[int, int] | None, timestamp_ms: int, is_known: bool) -> float | None:
+def _consumed(row: LagRow, first: tuple[int, int] | None, timestamp_ms: int) -> float | None:
     """Growth of the committed offset since the first commit of the window."""
-    if row.committed is None or not is_known:
+    if row.committed is None:
         return None
     return 0.0 if first is None else growth_per_second(*first, row.committed.offset, timestamp_ms)
 

@@ -37,11 +37,12 @@ class LogSpan(NamedTuple):
 
 
 class FirstBatch(NamedTuple):
-    """The record at a position: its timestamp, and the bytes and the number of offsets of its batch."""
+    """The record at a position: its timestamp, the bytes and offsets of its batch, the start of the log."""
 
     timestamp_ms: int
     size: int
     offsets: int
+    log_start_offset: int = 0
 
 
 def lag_rows(

@@ -18,6 +18,7 @@ from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.cli.main import main
+from spark_groupsource.client.admin import delete_records
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import BrokerError, GroupSourceError
@@ -95,6 +96,10 @@ def test_lag_of_a_group_without_members(client: Cluster, cluster: Servers, topic
     commit(client, group, topic, 45)
     (behind, _) = read(client, "lag", group)
     assert 0 < behind["records_per_second"] <= 35
+    delete_records(client, {TopicPartition(topic, 0): 48})
+    (behind, _) = read(client, "lag", group)
+    # the group continues at the start of the log, with two records
+    assert behind["lag"] == 5 and behind["lag_ms"] > 1_000 and 2 * 200 < behind["lag_bytes"] < 50 * 350
     # only the partitions of the topic are requested
     assert len(read(client, "lag", group, topic=topic)) == 2 and read(client, "lag", group, topic="other.*") == []
     offsets = read(client, "offsets", f"{group}|x", topic)

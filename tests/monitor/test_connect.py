@@ -10,6 +10,7 @@ from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 import spark_groupsource as gs
+from spark_groupsource.client.network.connection import BrokerConnection
 from spark_groupsource.errors import ConfigurationError, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.monitor.definitions import TABLES
@@ -34,6 +35,36 @@ def test_lag_of_a_group(cluster: Any, topic: str, group: str) -> None:
         assert [row["partition_count"] for row in found.topics(topic)] == [2]
         assert len(found.partitions(topic)) == 2
         assert group in [row["group"] for row in found.groups()]
+
+
+def test_few_requests_for_many_partitions_and_only_for_the_selected_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    send = BrokerConnection.call
+
+    def counted(connection: BrokerConnection, request: Any, *arguments: Any, **options: Any) -> Any:
+        sent.append(type(request).__name__.removesuffix("Request"))
+        return send(connection, request, *arguments, **options)
+
+    with gs.EmbeddedBroker(topics={"flights": 200, "weather": 3}) as broker, gs.connect(broker) as cluster:
+        broker.produce("flights", range(400))
+        commits = {TopicPartition("flights", n): OffsetAndMetadata(1) for n in range(200)}
+        cluster._client.commit("billing", commits)
+        cluster._client.commit("other", {TopicPartition("weather", 0): OffsetAndMetadata(0)})
+        cluster.group("billing").lag()
+        monkeypatch.setattr(BrokerConnection, "call", counted)
+        offsets = cluster.group("billing").lag(by="offsets")
+        assert len(offsets) == 200
+        assert sorted(sent) == ["DescribeGroups", "ListOffsets", "Metadata", "OffsetFetch"]
+        sent.clear()
+        rows = list(cluster.group("billing").lag())
+        assert all(row["lag"] == 1 and row["lag_ms"] >= 0 and row["lag_bytes"] > 0 for row in rows)
+        # one for the log end offsets, three for the commits of the last minute
+        assert sent.count("Fetch") <= 3 and sent.count("ListOffsets") == 4 and len(sent) < 15
+        sent.clear()
+        # a pattern selects groups before their offsets are requested, a topic the partitions
+        assert len(cluster._read("offsets", group="bil.*", topic="flights")) == 200
+        assert len(cluster._read("offsets", group="bil.*", topic="weath.*")) == 0
+        assert sent.count("OffsetFetch") == 2 and sent.count("ListGroups") == 2
 
 
 def test_a_result_is_bounded_and_escaped() -> None:

@@ -27,6 +27,7 @@ from spark_groupsource.errors import (
     NetworkError,
 )
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
+from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import (
     ListOffsetsRequest,
     ListOffsetsResponse,
@@ -301,23 +302,20 @@ def _list_offsets_request(
     timestamps: Mapping[TopicPartition, int], view: ClusterMetadata, read_committed: bool, settings: ClientSettings
 ) -> ListOffsetsRequest:
     topic_class = ListOffsetsRequest.ListOffsetsTopic
+    rows: dict[str, list[ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition]] = defaultdict(list)
+    for tp, timestamp in sorted(timestamps.items()):
+        rows[tp.topic].append(
+            new_struct(
+                topic_class.ListOffsetsPartition,
+                partition_index=tp.partition,
+                current_leader_epoch=view.leader_epoch(tp),
+                timestamp=timestamp,
+            )
+        )
     return ListOffsetsRequest(
         replica_id=-1,
         isolation_level=int(read_committed),
-        topics=[
-            topic_class(
-                name=topic,
-                partitions=[
-                    topic_class.ListOffsetsPartition(
-                        partition_index=number,
-                        current_leader_epoch=view.leader_epoch(TopicPartition(topic, number)),
-                        timestamp=timestamps[TopicPartition(topic, number)],
-                    )
-                    for number in numbers
-                ],
-            )
-            for topic, numbers in _by_topic(timestamps).items()
-        ],
+        topics=[topic_class(name=topic, partitions=partitions) for topic, partitions in rows.items()],
         timeout_ms=settings.request_timeout_ms,
     )
 

@@ -10,6 +10,7 @@ from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.arrow import AbortedTransaction
 from spark_groupsource.records.header import last_batch
+from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
 EMPTY = memoryview(b"")
@@ -128,10 +129,13 @@ def fetch_request(states: Sequence[PartitionState], settings: ClientSettings, le
     topics: list[tuple[str, UUID | None, list[FetchRequest.FetchTopic.FetchPartition]]] = []
     for state in states:
         tp = state.topic_partition
-        partition = row.FetchPartition(
+        partition = new_struct(
+            row.FetchPartition,
             partition=tp.partition,
             current_leader_epoch=state.leader_epoch,
             fetch_offset=state.position,
+            last_fetched_epoch=-1,
+            log_start_offset=-1,
             partition_max_bytes=settings.max_partition_fetch_bytes,
         )
         if topics and topics[-1][0] == tp.topic:
