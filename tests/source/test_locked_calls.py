@@ -13,6 +13,7 @@ from spark_groupsource.source.locked_calls import LockedCalls
 
 MOVED = BrokerError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "x")
 UNKNOWN = BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "x")
+UNSTABLE = BrokerError(ErrorCode.UNSTABLE_OFFSET_COMMIT, "x")
 FORBIDDEN = BrokerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "x")
 
 
@@ -68,6 +69,13 @@ def test_calls_are_repeated_for_the_timeout_of_the_client() -> None:
     assert brokers.limits == [5_000, 10_000, 20_000, 40_000]
     assert clock.now_ms() > brokers.settings.default_api_timeout_ms == 60_000
     assert (brokers.call_timeout_ms, brokers.locked) == (None, 0)
+
+
+def test_open_transaction_with_offsets_of_the_group_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    brokers = Brokers(ManualClock(), UNSTABLE, failures=1_000)
+    assert brokers.run() == "done"
+    assert set(brokers.limits) == {5_000}
+    assert caplog.text.count("Waiting for an open transaction with offsets of the group: x failed: UNSTABLE") == 1
 
 
 @pytest.mark.parametrize("error", [UNKNOWN, FORBIDDEN, DataLossError("X", "lost")])
