@@ -186,16 +186,19 @@ def test_moved_coordinator_is_looked_up_again(coordinator: FakeBroker) -> None:
     assert names.count("Heartbeat") == 3
 
 
-def test_request_is_not_sent_after_a_lookup_that_used_the_timeout(coordinator: FakeBroker) -> None:
-    clock, find = ManualClock(), coordinator.responses["FindCoordinator"]
-
-    def find_late(request: Any, version: int) -> Any:
-        clock.advance_ms(3_000)
-        return find(request, version)
-
-    coordinator.responses["FindCoordinator"] = find_late
-    settings = client_settings(str(coordinator.address))
+def test_request_is_not_sent_after_a_lookup_that_used_the_timeout(
+    coordinator: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, settings = ManualClock(), client_settings(str(coordinator.address))
     with Cluster(settings.bootstrap, settings, clock) as client:
+        find = client.find_coordinator
+
+        def find_late(group_id: str, timeout_ms: int | None = None) -> Any:
+            node = find(group_id, timeout_ms)
+            clock.advance_ms(3_000)
+            return node
+
+        monkeypatch.setattr(client, "find_coordinator", find_late)
         with pytest.raises(NetworkError, match="group 'g' failed: the lookup took 3000 ms"):
             client.call_coordinator("g", HEARTBEAT, 3_000)
     assert "Heartbeat" not in [name for name, _, _ in coordinator.requests]
