@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # a deadline per example would fail on a busy machine
 hypothesis.settings.register_profile("soak", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("suite", deadline=None, max_examples=15)
-hypothesis.settings.register_profile("check", deadline=None, max_examples=10)
+hypothesis.settings.register_profile("check", deadline=None, max_examples=5)
 hypothesis.settings.load_profile("suite")
 
 startup.configure()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.record_strategies import END, PARSERS, TP, decode, logs, rows_by_columns, rows_by_objects, table
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records import arrow
+from spark_groupsource.records import arrow, arrow_columns
 from spark_groupsource.records.arrow import COLUMNS, AbortedTransaction, columns_schema, decode_fetched, kafka_schema
 from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT
 from spark_groupsource.records.encode import Record, control_key, encode_batch, with_body
@@ -355,19 +355,21 @@ def record_of_headers(count: int) -> bytes:
 
 
 @pytest.mark.parametrize("batches", [1, 3])
-def test_records_with_many_headers_are_several_arrow_batches(batches):
-    headers = (("", None),) * 1_000
+def test_records_with_many_headers_are_several_arrow_batches(monkeypatch, batches):
+    monkeypatch.setattr(arrow, "_MAX_HEADERS", 2_500)
+    headers = (("", None),) * 10
     records = [Record(None, b"%d" % number, 1, headers) for number in range(300)]
     data = b"".join(encode_batch(records, base_offset=300 * number) for number in range(batches))
     found = decode(data, columns=("offset", "headers"))
     assert [batch.num_rows for batch in found.batches] == [250, 50] * batches
     assert table(found, ("offset", "headers"))["offset"].to_pylist() == list(range(300 * batches))
-    assert all(len(each) == 1_000 for batch in found.batches for each in batch.column(1))
+    assert all(len(each) == 10 for batch in found.batches for each in batch.column(1))
     assert [batch.num_rows for batch in decode(data, columns=("offset",)).batches] == [300 * batches]
 
 
-def test_a_record_with_too_many_headers_is_reported_with_the_option():
-    data = record_of_headers(1_000_001)
-    with pytest.raises(CorruptRecordError, match="offset 0 has 1000001 headers.*Set includeHeaders to false"):
+def test_a_record_with_too_many_headers_is_reported_with_the_option(monkeypatch):
+    monkeypatch.setattr(arrow_columns, "MAX_RECORD_HEADERS", 1_000)
+    data = record_of_headers(1_001)
+    with pytest.raises(CorruptRecordError, match="offset 0 has 1001 headers.*Set includeHeaders to false"):
         decode(data)
     assert decode(data, columns=("offset",)).rows == 1

@@ -270,7 +270,7 @@ def test_read_committed_result_is_unchanged_by_passes_and_restarts(tmp_path, see
     transactions = Transactions(store)
     running: set[int] = set()
     for round_number in range(6):
-        for number in range(60):
+        for number in range(scaled(60, 30)):
             producer_id = rng.randrange(1, 5)
             key = b"key %d" % rng.randrange(12)
             value = None if rng.random() < 0.2 else b"%d %d" % (round_number, number)

@@ -9,10 +9,12 @@ import pytest
 
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.records import validation
 from spark_groupsource.records.compression import CODECS, compress
 from spark_groupsource.records.decode import decode_records, records_payload
 from spark_groupsource.records.encode import Record, encode_batch, with_body
 from spark_groupsource.records.header import BatchHeader, check_crc, iter_batches
+from spark_groupsource.records.varint import write_varint
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.log_validator import RejectedBatchError, validate_batch
@@ -312,14 +314,18 @@ def test_a_record_that_expands_beyond_the_limit_is_too_large():
     assert error.code is ErrorCode.MESSAGE_TOO_LARGE and "exceeds the limit of 67108864 bytes" in error.message
 
 
-def test_headers_that_expand_beyond_the_limit_are_too_large():
-    count = 1_000_000
-    body = b"\0\0\0\1\1" + bytes([count << 1 & 0x7F | 0x80, count >> 6 & 0x7F | 0x80, count >> 13]) + b"\0\0" * count
-    length = len(body) << 1
-    varint = bytes([length & 0x7F | 0x80, length >> 7 & 0x7F | 0x80, length >> 14 & 0x7F | 0x80, length >> 21])
-    two = (varint + body) + (varint + body[:2] + b"\2" + body[3:])
-    error = rejected(bomb(two, 2))
-    assert error.code is ErrorCode.MESSAGE_TOO_LARGE and "record headers" in error.message
+def test_headers_that_expand_beyond_the_limit_are_too_large(monkeypatch):
+    count = 20_000
+    monkeypatch.setattr(validation, "_FREE_HEADERS", 2 * count - 1)
+    two = bytearray()
+    for offset_delta in (b"\0", b"\2"):
+        body = bytearray(b"\0\0" + offset_delta + b"\1\1")
+        write_varint(body, count)
+        body += b"\0\0" * count
+        write_varint(two, len(body))
+        two += body
+    error = rejected(bomb(bytes(two), 2))
+    assert error.code is ErrorCode.MESSAGE_TOO_LARGE and f"{2 * count} record headers" in error.message
 
 
 def test_a_batch_that_expands_is_validated_in_small_steps():
