@@ -51,17 +51,29 @@ def taken_files(queues: Sequence[int]) -> Iterator[Path]:
 
 
 class QueuedFiles:
-    """Collects and runs one file after another."""
+    """Imports and runs one test file after another.
+
+    pytest's own collection finds the files and the conftest modules of their directories, and imports no test file.
+    """
 
     def __init__(self, queues: Sequence[int]) -> None:
         self._queues = queues
-        self._current: Path | None = None
+        self._modules: dict[Path, pytest.Module] = {}
+        self._taken: Path | None = None
         self._seconds: dict[str, float] = {}
 
-    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """Ignores every test file but the taken one; pytest's own collection, before the first one, finds none."""
-        is_other = collection_path.name.startswith("test_") and collection_path != self._current
-        return True if is_other else None
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> None:
+        # it would print the number of tests of each file
+        session.config.pluginmanager.getplugin("terminalreporter").report_collect = lambda final=False: None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> pytest.CollectReport | None:
+        """Returns no tests of a file that this process has not taken."""
+        if not isinstance(collector, pytest.Module) or collector.path == self._taken:
+            return None
+        self._modules[collector.path] = collector
+        return pytest.CollectReport(collector.nodeid, "passed", None, [])
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -79,10 +91,12 @@ class QueuedFiles:
         return True
 
     def _items(self, session: pytest.Session) -> Iterator[pytest.Item]:
-        # it would print the number of tests of each file
-        session.config.pluginmanager.getplugin("terminalreporter").report_collect = lambda final=False: None
-        for self._current in taken_files(self._queues):
-            yield from session.perform_collect([str(self._current)])
+        hook = session.config.hook
+        for self._taken in taken_files(self._queues):
+            session.items = list(session.genitems(self._modules[self._taken]))
+            hook.pytest_collection_modifyitems(session=session, config=session.config, items=session.items)
+            hook.pytest_collection_finish(session=session)
+            yield from session.items
 
     def _run(self, item: pytest.Item, following: pytest.Item | None) -> None:
         started = time.monotonic()
