@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from click.testing import CliRunner
 from support.clusters import Cluster
-from support.java_tools import GROUPS, JavaTools, can_describe_all_groups
+from support.java_tools import GROUPS, JavaTools
 from support.members import RdMember
 from support.topics import create_topic
 from support.waiting import wait_until
@@ -152,8 +152,6 @@ def test_the_command_lines_of_kafkas_tool(cluster: Cluster, java: JavaTools, top
         wait_until(lambda: len(member.partitions) == 2, "the member owns the topic")
         for line in (COMMAND_LINES + (REJECTED_LINES if cluster.name == "embedded" else "")).strip().splitlines():
             is_of_all_groups = "--list" in line or "--all-groups" in line
-            if "--describe --all-groups" in line and not can_describe_all_groups(cluster.bootstrap_servers):
-                continue
             results = []
             for who, names in (("theirs", theirs), ("ours", ours)):
                 shown = {**names, "T": topic, "DIR": str(tmp_path / who)}

@@ -16,7 +16,6 @@ from support.java_tools import (
     OFFSETS,
     TOPICS,
     JavaTools,
-    can_describe_all_groups,
 )
 from support.members import JavaMember, JavaProducer, RdMember
 from support.topics import create_topic, produce
@@ -134,9 +133,8 @@ def test_list_and_describe_a_group_with_members(tool: Tool, cluster: Any, filled
         assert [group, "Stable"] in tool(GROUPS, "--list", "--state", "Stable")
         assert [group, "Stable"] not in tool(GROUPS, "--list", "--state", "Empty")
         assert [group, "Classic"] in tool(GROUPS, "--list", "--type")
-        if can_describe_all_groups(cluster.bootstrap_servers):
-            everything = tool(GROUPS, "--describe", "--all-groups")
-            assert len([row for row in everything if row[:2] == [group, filled]]) == 2
+        everything = tool(GROUPS, "--describe", "--all-groups")
+        assert len([row for row in everything if row[:2] == [group, filled]]) == 2
         # operations that a group with members rejects
         reset = ("--reset-offsets", "--group", group, "--all-topics", "--to-earliest", "--execute")
         assert "inactive" in " ".join(" ".join(row) for row in tool(GROUPS, *reset))

@@ -18,9 +18,6 @@ from kafka_jars import java, kafka_jars
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JJavaError, get_return_value
 from real_kafka import ToolRun
-from support.clients import open_cluster
-
-from spark_groupsource.client.admin import list_groups
 
 logging.getLogger("py4j").setLevel(logging.ERROR)
 
@@ -135,9 +132,3 @@ class JavaTools:
     def rows(self, main_class: str, *arguments: str) -> list[list[str]]:
         """Returns the words of each line of output."""
         return [line.split() for line in self.run(main_class, *arguments).splitlines()]
-
-
-def can_describe_all_groups(bootstrap_servers: str) -> bool:
-    """False where a commit without a group has been made: Kafka's tool cannot describe the group without a name."""
-    with open_cluster(bootstrap_servers) as cluster:
-        return all(group.group_id for group in list_groups(cluster))
