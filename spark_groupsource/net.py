@@ -182,6 +182,8 @@ def _connect(address: Address, timeout_ms: int) -> socket.socket:
 
 
 def _tls_remedy(error: ssl.SSLError) -> str:
+    import ssl
+
     if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _OTHER_NAME:
         return (
             "Set kafka.bootstrap.servers and advertised.listeners of the brokers to names in their certificates, or "
@@ -193,6 +195,8 @@ def _tls_remedy(error: ssl.SSLError) -> str:
 
 
 def _is_certificate_alert(error: BaseException | None) -> bool:
+    import ssl
+
     return isinstance(error, ssl.SSLError) and (error.reason or "") in _CERTIFICATE_ALERTS
 
 
@@ -202,7 +206,7 @@ def certificate_rejection(connection: socket.socket, error: NetworkError) -> str
     In TLS 1.3 the handshake of a client ends before the peer has checked the certificate: the first response is the
     alert, or the first request fails. Source: Kafka's SslTransportLayer, state POST_HANDSHAKE.
     """
-    if not isinstance(connection, ssl.SSLSocket):
+    if type(connection) is socket.socket:
         return None
     alert: BaseException | None = error.__cause__
     if not _is_certificate_alert(alert):

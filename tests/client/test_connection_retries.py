@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
@@ -175,6 +177,19 @@ def test_aborted_connection_returns_no_encrypted_bytes() -> None:
             assert bytes(received).rstrip(b"\0") in (b"", b"response")
             with pytest.raises(NetworkError):
                 net.send_all(connection, b"request", 1_000)
+
+
+def test_lost_connection_without_tls_does_not_load_it() -> None:
+    """Loading the module takes memory and time in every worker process."""
+    code = (
+        "import sys\n"
+        "from spark_groupsource.net import Address, certificate_rejection, dial\n"
+        "from spark_groupsource.errors import NetworkError\n"
+        "connection = dial(Address('127.0.0.1', int(sys.argv[1])), 5_000)\n"
+        "assert certificate_rejection(connection, NetworkError('lost')) is None and 'ssl' not in sys.modules\n"
+    )
+    with frozen() as address:
+        subprocess.run([sys.executable, "-c", code, str(address.port)], check=True, timeout=60)
 
 
 # -- deadlines -------------------------------------------------------------------------------------------------------
