@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -48,7 +51,12 @@ Positions = dict[TopicPartition, int]
     metavar="earliest|latest|OFFSET|-N|-TIME|TIME",
     help="First record: an offset; -N, N records before the log end offset of each partition; -10m, a time back (ms, "
     "s, m, h, d); or a time such as 2026-01-31T10:00:00 (UTC without a zone). With --group, for partitions without a "
-    "committed offset.",
+    "committed offset. Also kcat's beginning, end and s@MS.",
+)
+@click.option(
+    "--until",
+    metavar="OFFSET|-N|-TIME|TIME",
+    help="End before this record, in the forms of --from. Default: the log end offsets.",
 )
 @click.option("--last", type=click.IntRange(1), metavar="N", help="The last N records of all partitions, by time.")
 @click.option("--max-messages", type=click.IntRange(1), help="Default: all records up to the log end offsets.")
@@ -78,6 +86,7 @@ def consume(
     topic: str,
     numbers: tuple[int, ...],
     begin: str,
+    until: str | None,
     last: int | None,
     max_messages: int | None,
     follow: bool,
@@ -101,6 +110,8 @@ def consume(
         raise click.UsageError("Options --partition and --last are not for --group.")
     if last and follow:
         raise click.UsageError("Give either --last or --follow.")
+    if until is not None and (group is not None or last or follow):
+        raise click.UsageError("Option --until is not for --group, --last and --follow.")
     header = 0 if schema_header else None
     key = serde("--key-format", key_format, key_schema, header)
     value = serde("--value-format", value_format or ("avro" if schema else "text"), schema, header)
@@ -122,9 +133,12 @@ def consume(
         elif last is not None:
             records = _read_last(cluster, partitions, last)
         else:
-            records = _read_all(cluster, start_positions(cluster, partitions, begin), follow)
+            ends = None if until is None else start_positions(cluster, partitions, until, "--until")
+            records = _read_all(cluster, start_positions(cluster, partitions, begin), follow, ends)
+        is_live = follow or group is not None
         try:
-            _print(islice(records, max_messages), write, printed, is_flushed=follow or group is not None)
+            with _terminates_as_ctrl_c(is_live):
+                _print(islice(records, max_messages), write, printed, is_flushed=is_live)
         except KeyboardInterrupt:
             if not follow:
                 raise
@@ -133,13 +147,26 @@ def consume(
             records.close()
 
 
+@contextmanager
+def _terminates_as_ctrl_c(is_enabled: bool) -> Iterator[None]:
+    """Lets SIGTERM raise KeyboardInterrupt in the main thread."""
+    if not is_enabled or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 def _print(records: Iterator[Row], write: Writer, printed: Positions, is_flushed: bool) -> None:
     """Prints records; `printed` gets the next offset of each partition.
 
     Args:
         is_flushed: whether each record is visible, and may be committed, at once.
     """
-    with Progress("records read") as progress:
+    with Progress("records read", is_shown=not sys.stdout.isatty()) as progress:
         for count, record in enumerate(records, 1):
             sys.stdout.write(write(record))
             if is_flushed:
@@ -150,25 +177,29 @@ def _print(records: Iterator[Row], write: Writer, printed: Positions, is_flushed
         sys.stdout.flush()
 
 
-def start_positions(cluster: Cluster, partitions: list[TopicPartition], begin: str) -> Positions:
-    """Returns the first offsets of ``--from``; one outside the log is moved to its nearest end.
+def start_positions(
+    cluster: Cluster, partitions: list[TopicPartition], begin: str, option: str = "--from"
+) -> Positions:
+    """Returns the offsets of ``--from`` or ``--until``; one outside the log is moved to its nearest end.
 
     Raises: ConfigurationError, BrokerError, NetworkError.
     """
     starts = _offsets(cluster, partitions, EARLIEST)
     ends = _offsets(cluster, partitions, LATEST)
-    if begin == "earliest":
+    if begin in ("earliest", "beginning"):
         return starts
-    if begin == "latest":
+    if begin in ("latest", "end"):
         return ends
     if re.fullmatch(r"-?\d+", begin):
         requested = {tp: int(begin) + (ends[tp] if begin.startswith("-") else 0) for tp in partitions}
         return {tp: min(max(requested[tp], starts[tp]), ends[tp]) for tp in partitions}
-    found = _offsets(cluster, partitions, _timestamp_ms(cluster, begin))
+    found = _offsets(cluster, partitions, _timestamp_ms(cluster, begin, option))
     return {tp: offset if offset >= 0 else ends[tp] for tp, offset in found.items()}
 
 
-def _timestamp_ms(cluster: Cluster, begin: str) -> int:
+def _timestamp_ms(cluster: Cluster, begin: str, option: str) -> int:
+    if re.fullmatch(r"s@\d{1,18}", begin):
+        return int(begin[2:])
     back_ms = match_duration_ms(begin[1:]) if begin.startswith("-") else None
     if back_ms is not None:
         return max(0, cluster.clock.timestamp_ms() - back_ms)
@@ -176,7 +207,7 @@ def _timestamp_ms(cluster: Cluster, begin: str) -> int:
         return datetime_ms(datetime.fromisoformat(begin.replace("Z", "+00:00")))
     except ValueError:
         raise ConfigurationError(
-            f"Option --from must be earliest, an offset or -N, got {begin!r}. Also allowed are latest, a time back "
+            f"Option {option} must be earliest, an offset or -N, got {begin!r}. Also allowed are latest, a time back "
             "such as -10m and a time such as 2026-01-31T10:00:00."
         ) from None
 
@@ -185,10 +216,12 @@ def _offsets(cluster: Cluster, partitions: list[TopicPartition], timestamp: int)
     return {tp: found.offset for tp, found in cluster.list_offsets(dict.fromkeys(partitions, timestamp)).items()}
 
 
-def _read_all(cluster: Cluster, positions: Positions, follow: bool) -> Generator[Row, None, None]:
-    """Yields the records from the positions to the log end offsets, one partition after the other."""
+def _read_all(
+    cluster: Cluster, positions: Positions, follow: bool, until: Positions | None = None
+) -> Generator[Row, None, None]:
+    """Yields the records from the positions to `until` (None: the log end offsets), one partition after the other."""
     while True:
-        ends = _offsets(cluster, list(positions), LATEST)
+        ends = until or _offsets(cluster, list(positions), LATEST)
         for tp in sorted(positions):
             if positions[tp] < ends[tp]:
                 yield from _read(cluster, OffsetRange(tp, positions[tp], ends[tp]))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -14,7 +13,9 @@ import click
 
 from spark_groupsource.cli.common import HELP, cluster_options, open_cluster
 from spark_groupsource.cli.progress import Progress
+from spark_groupsource.cli.record_lines import unescaped
 from spark_groupsource.cli.serdes import FORMATS, Serde, serde
+from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.config_def import INT64_MAX
 from spark_groupsource.errors import ConfigurationError
@@ -23,10 +24,11 @@ from spark_groupsource.records.compression import CODECS, codec_number
 from spark_groupsource.records.encode import Record
 from spark_groupsource.records.partitioner import partition_of_key
 
-_LINES_PER_BATCH = 5_000
+_BLOCK_BYTES = 256 << 10
 _JSON_FIELDS = ("key", "value", "headers", "partition", "timestamp")
 
 Headers = tuple[tuple[str, "bytes | None"], ...]
+_Parse = Callable[[bytes], "_Line"]
 
 
 class _Line(NamedTuple):
@@ -45,6 +47,9 @@ class _Line(NamedTuple):
 @click.option("--partition", type=click.IntRange(0), help="Default: by hash of the key; round-robin without a key.")
 @click.option("--key-separator", metavar="TEXT", help="Text between key and value. Default: no keys.")
 @click.option("--key", "fixed_key", metavar="TEXT", help="Key of every record.")
+@click.option(
+    "--delimiter", default=r"\n", show_default=True, metavar="TEXT", help=r"End of a record, with escapes such as \0."
+)
 @click.option("--header", "headers", multiple=True, metavar="NAME=TEXT", help="Header of each record; may be repeated.")
 @click.option("--null-marker", metavar="TEXT", help="Text that stands for null; a null value is a tombstone.")
 @click.option(
@@ -71,6 +76,7 @@ def produce(
     partition: int | None,
     key_separator: str | None,
     fixed_key: str | None,
+    delimiter: str,
     headers: tuple[str, ...],
     null_marker: str | None,
     as_json: bool,
@@ -81,54 +87,103 @@ def produce(
     schema_id: int | None,
     compression: str,
 ) -> None:
-    """Writes each line of standard input as one record; keys map to partitions as in Kafka's Java producer."""
+    """Writes each line of standard input as one record; keys map to partitions as in Kafka's Java producer.
+
+    Lines are written as they arrive. An invalid line ends the command: the lines before it are written.
+    """
     key_serde = serde("--key-format", key_format, key_schema)
     value_serde = serde("--value-format", value_format or ("avro" if schema else "text"), schema, schema_id)
     fixed = _headers(headers)
-    parse: Callable[[bytes], _Line]
-    if as_json:
-        if key_separator is not None or null_marker is not None:
-            raise click.UsageError("Options --key-separator and --null-marker are not for --json.")
+    if as_json and (key_separator is not None or null_marker is not None):
+        raise click.UsageError("Options --key-separator and --null-marker are not for --json.")
 
-        def parse(line: bytes) -> _Line:
+    def parse(line: bytes) -> _Line:
+        if as_json:
             return _parse_object(line, key_serde, value_serde, fixed, fixed_key)
-    else:
-        null = None if null_marker is None else null_marker.encode()
+        key, value = _key_and_value(line, key_separator)
+        key = fixed_key.encode() if key is None and fixed_key is not None else key
+        encoded = [
+            None if text is None or text == null else each.encode(text)
+            for text, each in ((key, key_serde), (value, value_serde))
+        ]
+        return _Line(encoded[0], encoded[1], fixed)
 
-        def parse(line: bytes) -> _Line:
-            key, value = _key_and_value(line, key_separator)
-            key = fixed_key.encode() if key is None and fixed_key is not None else key
-            encoded = [
-                None if text is None or text == null else each.encode(text)
-                for text, each in ((key, key_serde), (value, value_serde))
-            ]
-            return _Line(encoded[0], encoded[1], fixed)
+    null = None if null_marker is None else null_marker.encode()
+    with open_cluster(bootstrap, command_config) as cluster:
+        chunks = records_of(_standard_input(), unescaped(delimiter).encode())
+        count = _write(cluster, topic, partition, chunks, parse, codec_number(compression))
+    click.echo(f"{count} records written to {topic}", err=True)
 
-    with open_cluster(bootstrap, command_config) as cluster, Progress("records written") as progress:
-        count = len(cluster.describe_topics([topic], refresh=True)[topic].partitions)
-        if partition is not None and partition >= count:
-            raise ConfigurationError(
-                f"Option --partition must be between 0 and {count - 1} for topic {topic}, got {partition}."
-            )
-        producer = BatchProducer(cluster, codec=codec_number(compression))
-        lines = (parse(line.rstrip(b"\r\n")) for line in _standard_input())
-        written = 0
-        while chunk := list(islice(lines, _LINES_PER_BATCH)):
+
+def _write(
+    cluster: Cluster,
+    topic: str,
+    partition: int | None,
+    chunks: Iterable[list[bytes]],
+    parse: _Parse,
+    codec: int,
+) -> int:
+    """Writes each chunk of lines; returns their number.
+
+    Raises: ConfigurationError for an invalid line, after the lines before it have been written.
+    """
+    count = len(cluster.describe_topics([topic], refresh=True)[topic].partitions)
+    if partition is not None and partition >= count:
+        raise ConfigurationError(
+            f"Option --partition must be between 0 and {count - 1} for topic {topic}, got {partition}."
+        )
+    producer = BatchProducer(cluster, codec=codec)
+    written = 0
+    with Progress("records written") as progress:
+        for chunk in chunks:
             batches: dict[TopicPartition, list[Record]] = defaultdict(list)
-            for line in chunk:
-                chosen = line.partition if partition is None else partition
-                if chosen is None:
-                    chosen = written % count if line.key is None else partition_of_key(line.key, count)
-                if chosen >= count:
-                    raise ConfigurationError(
-                        f"Field partition must be between 0 and {count - 1} for topic {topic}, got {chosen}."
-                    )
-                time_ms = cluster.clock.timestamp_ms() if line.timestamp_ms is None else line.timestamp_ms
+            begin, invalid = written, None
+            now_ms = cluster.clock.timestamp_ms()
+            for text in chunk:
+                try:
+                    line = parse(text)
+                    chosen = _partition(line, topic, partition, count, written)
+                except ConfigurationError as error:
+                    invalid = error
+                    break
+                time_ms = now_ms if line.timestamp_ms is None else line.timestamp_ms
                 batches[TopicPartition(topic, chosen)].append(Record(line.key, line.value, time_ms, line.headers))
                 written += 1
-            producer.send(batches)
+            if written > begin:
+                producer.send(batches)
+            if invalid is not None:
+                raise ConfigurationError(
+                    f"Line {written + 1} of the input is invalid: {invalid} The {written} lines before it are written."
+                ) from invalid
             progress.update(written)
-    click.echo(f"{written} records written to {topic}", err=True)
+    return written
+
+
+def _partition(line: _Line, topic: str, fixed: int | None, count: int, number: int) -> int:
+    """Returns the partition of a line. Raises: ConfigurationError for one that does not exist."""
+    chosen = line.partition if fixed is None else fixed
+    if chosen is None:
+        return number % count if line.key is None else partition_of_key(line.key, count)
+    if chosen >= count:
+        raise ConfigurationError(f"Field partition must be between 0 and {count - 1} for topic {topic}, got {chosen}.")
+    return chosen
+
+
+def records_of(stream: BinaryIO, delimiter: bytes) -> Iterator[list[bytes]]:
+    """Yields the records that are available, so that those of a slow input are written at once.
+
+    Raises: ConfigurationError for an empty delimiter.
+    """
+    if not delimiter:
+        raise ConfigurationError("Option --delimiter must not be empty.")
+    rest = b""
+    # a buffered reader: read1 returns what one read of the file returns
+    while block := stream.read1(_BLOCK_BYTES):  # type: ignore[attr-defined]
+        *records, rest = (rest + block).split(delimiter)
+        if records:
+            yield [record.rstrip(b"\r") for record in records] if delimiter == b"\n" else records
+    if rest:
+        yield [rest.rstrip(b"\r") if delimiter == b"\n" else rest]
 
 
 def _parse_object(line: bytes, key_serde: Serde, value_serde: Serde, fixed: Headers, fixed_key: str | None) -> _Line:

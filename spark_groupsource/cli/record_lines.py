@@ -18,6 +18,16 @@ Writer = Callable[[Row], str]
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
 _TOKEN = re.compile(r"%(.)|\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
+
+
+def unescaped(text: str) -> str:
+    """Returns a text with the characters of its escapes, for example ``\\n`` and ``\\x1f``."""
+    return _ESCAPE.sub(lambda found: _character(found[1]), text)
+
+
+def _character(escape: str) -> str:
+    return chr(int(escape[1:], 16)) if len(escape) > 1 else _ESCAPES.get(escape, f"\\{escape}")
 
 
 def value_writer(value: Serde, key: Serde, with_position: bool, null: str, separator: str | None) -> Writer:
@@ -89,7 +99,7 @@ def format_writer(template: str, value: Serde, key: Serde) -> Writer:
         if token is not None:
             parts.append(tokens[token])
         else:
-            parts.append(chr(int(escape[1:], 16)) if len(escape) > 1 else _ESCAPES.get(escape, found[0]))
+            parts.append(_character(escape))
     parts.append(template[position:])
     return lambda row: "".join(part if isinstance(part, str) else part(row) for part in parts)
 

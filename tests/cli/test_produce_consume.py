@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from support.topics import create_topic, produce
 
 from spark_groupsource import EmbeddedBroker
 from spark_groupsource.cli.main import main
+from spark_groupsource.cli.produce import records_of
 
 
 def run(cluster: Cluster, verb: str, topic: str, *arguments: str, stdin: bytes = b"") -> Result:
@@ -170,6 +172,59 @@ def test_a_member_continues_at_its_commits(cluster: Cluster, topic: str, group: 
     )
     assert [line.split()[5] for line in described.stdout.splitlines()[2:]] == ["0", "0"]
     assert "has no active members" in described.stderr
+
+
+def test_an_invalid_line_is_named_and_the_lines_before_it_are_written(embedded: EmbeddedBroker, topic: str) -> None:
+    cluster = Cluster("embedded", embedded.bootstrap_servers)
+    create_topic(cluster.bootstrap_servers, topic)
+    lines = b'{"value": "a"}\r\n{"value": "b"}\nno JSON\n{"value": "c"}\n'
+    result = run(cluster, "produce", topic, "--json", stdin=lines)
+    assert result.exit_code == 1 and result.stderr.startswith("Error: Line 3 of the input is invalid: Each line must")
+    assert result.stderr.endswith("The 2 lines before it are written.\n")
+    assert [r["value"] for r in consumed(cluster, topic)] == ["a", "b"]
+
+
+def test_delimiter_of_records(embedded: EmbeddedBroker, topic: str) -> None:
+    cluster = Cluster("embedded", embedded.bootstrap_servers)
+    create_topic(cluster.bootstrap_servers, topic)
+    assert run(cluster, "produce", topic, "--delimiter", r"\0", stdin=b"two\nlines\0second\0last").exit_code == 0
+    assert [r["value"] for r in consumed(cluster, topic)] == ["two\nlines", "second", "last"]
+    assert "must not be empty" in run(cluster, "produce", topic, "--delimiter", "", stdin=b"x").stderr
+
+
+def test_lines_are_written_as_they_arrive() -> None:
+    class Slow(io.RawIOBase):
+        """Returns a part of a line at each read, as a pipe."""
+
+        parts = [b"a\nb", b"c\n", b"d"]
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            part = self.parts.pop(0) if self.parts else b""
+            buffer[: len(part)] = part
+            return len(part)
+
+    chunks = records_of(io.BufferedReader(Slow()), b"\n")
+    assert next(chunks) == [b"a"] and Slow.parts, "without waiting for more"
+    assert list(chunks) == [[b"bc"], [b"d"]]
+
+
+def test_positions_of_kcat(embedded: EmbeddedBroker, topic: str) -> None:
+    cluster = Cluster("embedded", embedded.bootstrap_servers)
+    create_topic(cluster.bootstrap_servers, topic, config={"retention.ms": "-1"})
+    lines = "".join(json.dumps({"value": str(n), "timestamp": 1_000 * n}) + "\n" for n in range(6))
+    assert run(cluster, "produce", topic, "--json", stdin=lines.encode()).exit_code == 0
+    for arguments, values in {
+        ("--from", "beginning", "--until", "2"): "01",
+        ("--from", "s@2000", "--until", "s@4000"): "23",
+        ("--from", "-2", "--until", "end"): "45",
+        ("--from", "end"): "",
+        ("--until", "1970-01-01T00:00:01"): "0",
+    }.items():
+        assert run(cluster, "consume", topic, *arguments).stdout.split() == list(values), arguments
+    assert run(cluster, "consume", topic, "--until", "2", "--follow").exit_code == 2
 
 
 @pytest.mark.slow
