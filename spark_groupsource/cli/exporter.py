@@ -22,8 +22,11 @@ from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.log_text import log_line
 from spark_groupsource.monitor.selection import parse_selection
 from spark_groupsource.net import parse_addresses
+from spark_groupsource.wire.messages import MetadataRequest
 
-_LEAST_TIMEOUT_MS = 5_000
+# a lost cluster is noticed within an interval: a third until the next probe, and a third until it fails
+_PROBES_PER_INTERVAL = 3
+_LEAST_TIMEOUT_MS = 2_000
 _SLOW_CLIENT_S = 10.0
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -33,11 +36,21 @@ class MetricsPart:
 
     A scrape returns the last result: it sends no request to the cluster, so scrapes cannot pile up. After an error, the
     metrics of the part are absent until the next success.
+
+    Args:
+        probe: one request between two reads; its error is an error of the part.
     """
 
-    def __init__(self, name: str, read: Callable[[], list[Sample]], interval_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        read: Callable[[], list[Sample]],
+        interval_s: float,
+        probe: Callable[[], object] = lambda: None,
+    ) -> None:
         self._name = name
         self._read = read
+        self._probe = probe
         self._interval_s = interval_s
         self._result: tuple[list[Sample], float] | None = None
         self._errors = 0
@@ -62,19 +75,29 @@ class MetricsPart:
         return [*result[0], *own, Sample("groupsource_exporter_read_seconds", label, result[1])]
 
     def _run(self) -> None:
+        pause_s = self._interval_s / _PROBES_PER_INTERVAL
         while True:
             self.update()
-            if self._closing.wait(self._interval_s):
-                return
+            for number in range(_PROBES_PER_INTERVAL):
+                if number and self._result is not None:
+                    self._attempt(self._probe)
+                if self._closing.wait(pause_s):
+                    return
 
     def update(self) -> None:
         """Reads the part once."""
+        self._attempt(self._read_all)
+
+    def _read_all(self) -> None:
         started_ns = monotonic_ns()
+        self._result = (self._read(), (monotonic_ns() - started_ns) / 1e9)
+        if self._error:
+            _log(f"[exporter part={self._name}] Reads succeed again, errors in all: {self._errors}.", logging.INFO)
+        self._error = ""
+
+    def _attempt(self, call: Callable[[], object]) -> None:
         try:
-            self._result = (self._read(), (monotonic_ns() - started_ns) / 1e9)
-            if self._error:
-                _log(f"[exporter part={self._name}] Reads succeed again, errors in all: {self._errors}.", logging.INFO)
-            self._error = ""
+            call()
         except Exception as error:
             # the exporter must survive every error
             known = error if isinstance(error, GroupSourceError) else None
@@ -192,12 +215,17 @@ def exporter(
     groups = None if group is None else parse_selection("--group", group)
     topics = None if topic is None else parse_selection("--topic", topic)
     ending = threading.Event()
-    timeout_ms = max(int(interval_s * 1000), _LEAST_TIMEOUT_MS)
+    probe_timeout_ms = int(interval_s * 1000 / _PROBES_PER_INTERVAL)
+    timeout_ms = max(probe_timeout_ms, _LEAST_TIMEOUT_MS)
     with open_cluster(bootstrap, command_config, timeout_ms) as cluster:
+
+        def probe() -> None:
+            cluster.call_any(MetadataRequest(topics=[], allow_auto_topic_creation=False), probe_timeout_ms)
+
         rebalances = RebalanceMetrics(cluster, groups)
         parts = (
-            MetricsPart("lag", lambda: lag_samples(cluster, topics, groups), interval_s),
-            MetricsPart("rebalances", rebalances.samples, interval_s),
+            MetricsPart("lag", lambda: lag_samples(cluster, topics, groups), interval_s, probe),
+            MetricsPart("rebalances", rebalances.samples, interval_s, probe),
         )
         server = MetricsServer(listen, parts)
         if not server.is_loopback:

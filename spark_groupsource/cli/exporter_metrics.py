@@ -72,7 +72,9 @@ FAMILIES: Mapping[str, Family] = {
     "groupsource_rebalance_phase_seconds": Family(
         "histogram", "Duration of a phase of a rebalance.", ("group", "phase")
     ),
-    "groupsource_exporter_up": Family("gauge", "1 if the last read of this part succeeded.", ("part",)),
+    "groupsource_exporter_up": Family(
+        "gauge", "1 if the last read of this part succeeded, and the cluster has responded since.", ("part",)
+    ),
     "groupsource_exporter_errors_total": Family("counter", "Failed reads of this part.", ("part",)),
     "groupsource_exporter_read_seconds": Family("gauge", "Duration of the last read of this part.", ("part",)),
 }
@@ -148,8 +150,7 @@ def _group_samples(
 ) -> Iterator[Sample]:
     """As kafka_exporter with ``--offset.show-all``: every partition of the topics with a committed offset."""
     name = group.group_id
-    if not group.has_members_unknown:
-        yield Sample("kafka_consumergroup_members", (name,), len(group.members))
+    yield Sample("kafka_consumergroup_members", (name,), len(group.members))
     by_topic: dict[str, dict[int, LagRow]] = {}
     for row in rows:
         if row.committed is not None and row.topic_partition.topic in topics:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from support.clients import group_client, open_cluster, settle
 from support.clusters import Cluster
 from support.commits import commit_as
 from support.topics import create_topic, produce
+from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.cli.exporter import MetricsPart, MetricsServer
@@ -187,6 +189,28 @@ def test_an_error_is_a_metric_and_one_line(capsys: pytest.CaptureFixture[str]) -
         "WARNING [exporter part=lag] Read failed, retrying: No broker.",
         "INFO [exporter part=lag] Reads succeed again, errors in all: 2.",
     ]
+
+
+def test_a_lost_cluster_is_noticed_between_two_reads() -> None:
+    can_end, reads = threading.Event(), []
+
+    def read() -> list[Sample]:
+        reads.append(1)
+        if len(reads) > 1:
+            can_end.wait(60)
+        return [Sample("kafka_brokers", (), 3)]
+
+    def probe() -> None:
+        raise NetworkError("No broker.")
+
+    part = MetricsPart("lag", read, 0.3, probe)
+    part.start()
+    try:
+        wait_until(lambda: part.samples()[0].value == 0 and part.samples()[1].value == 1, "the probe has failed")
+        assert len(part.samples()) == 2, "metrics of the cluster are absent"
+    finally:
+        part.close()
+        can_end.set()
 
 
 def test_before_the_first_read_a_scrape_is_rejected() -> None:
