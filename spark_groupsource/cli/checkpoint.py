@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from spark_groupsource.cli.common import HELP, CommandGroup, cluster_options, open_cluster
+from spark_groupsource.cli.group_tables import reset_csv
 from spark_groupsource.clock import format_timestamp_ms
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.source.checkpoint import Checkpoint, ComparedRow, SourceCheckpoint, compare, read_checkpoint
@@ -29,9 +30,22 @@ def checkpoint() -> None:
 @checkpoint.command()
 @click.argument("directory", metavar="DIR")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def show(directory: str, as_json: bool) -> None:
+@click.option(
+    "--export",
+    is_flag=True,
+    help="Print the offsets after the last committed batch as lines of topic,partition,offset, for "
+    "groups reset-offsets --from-file.",
+)
+@click.option("--source", "index", type=click.IntRange(0), metavar="N", help="With --export. Default: the only source.")
+def show(directory: str, as_json: bool, export: bool, index: int | None) -> None:
     """Shows the last planned and committed batch, the watermark, the offsets and the settings of a checkpoint."""
     found = read_checkpoint(directory)
+    if export:
+        done = found.source(index).committed
+        if done is None:
+            raise ConfigurationError(f"Checkpoint {directory} has no committed batch. There are no offsets to export.")
+        click.echo(reset_csv({"": dict(sorted(done.positions.items()))}, with_group=False), nl=False)
+        return
     click.echo(json.dumps(_as_json(found), indent=1) if as_json else _as_text(found))
 
 

@@ -54,6 +54,7 @@ def test_show_prints_batches_offsets_and_settings(tmp_path: Path) -> None:
     assert "Group: g, generation 4" in shown and "Watermark: 1970-01-01" in shown
     assert ["flights", "1", "20", "4"] in [line.split() for line in shown.splitlines()]
     assert "spark.sql.shuffle.partitions=2" in shown
+    assert run("show", tmp_path, "--export").output == "flights,0,3\nflights,1,4\n\n"
     found = json.loads(run("show", tmp_path, "--json").output)
     assert (found["planned_batch"], found["committed_batch"], found["watermark_ms"]) == (1, 0, 60_000)
     assert found["sources"][0]["offsets"][1]["planned_offset"] == 20
