@@ -28,7 +28,6 @@ from spark_groupsource.cli.tool_form import ReportedError, is_tool_form, print_e
 from spark_groupsource.client.admin import GroupDescription, describe_groups, list_groups
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.log_text import escaped
 from spark_groupsource.monitor.cluster_reads import group_lag
 from spark_groupsource.monitor.estimates import ESTIMATES, estimates
 from spark_groupsource.monitor.lag import LagRow, assignment_text
@@ -151,13 +150,6 @@ def describe(
             name = f"org.apache.kafka.common.errors.GroupIdNotFoundException: Group {missing[0]} not found."
             raise ReportedError(f"Group {missing[0]!r} does not exist.", name)
         existing = [group for group in described.values() if group.state != "Dead"]
-        for group in existing:
-            if group.has_members_unknown and group.state != "Empty":
-                click.echo(
-                    f"Warning: The members of group {escaped(group.group_id)} are not shown: it uses the consumer "
-                    "protocol (KIP-848). Use kafka-consumer-groups.",
-                    err=True,
-                )
         if as_json:
             print_json(row for group in existing for row in _rows(cluster, group, view, with_estimates))
         for group in existing if not as_json else ():
@@ -194,7 +186,7 @@ def _show(cluster: Cluster, group: GroupDescription, view: str, verbose: bool, w
     if view == "offsets":
         more = _estimates(cluster, group, rows) if with_estimates else ()
         click.echo(offsets_table(group, rows, verbose, _ESTIMATE_COLUMNS if with_estimates else (), more), nl=False)
-    elif view == "members" and not group.has_members_unknown:
+    elif view == "members":
         click.echo(members_table(group, verbose), nl=False)
     elif view == "state":
         click.echo(state_table(group, verbose), nl=False)
@@ -212,9 +204,8 @@ def _rows(cluster: Cluster, group: GroupDescription, view: str, with_estimates: 
     if view == "offsets":
         return _offset_rows(cluster, group, with_estimates)
     coordinator = f"{group.coordinator.host}:{group.coordinator.port}"
-    members = None if group.has_members_unknown else len(group.members)
     row = {"group": group.group_id, "coordinator": coordinator, "coordinator_id": group.coordinator.node_id}
-    return [row | {"assignment_strategy": group.protocol, "state": group.state, "members": members}]
+    return [row | {"assignment_strategy": group.protocol, "state": group.state, "members": len(group.members)}]
 
 
 def _offset_rows(cluster: Cluster, group: GroupDescription, with_estimates: bool) -> Iterator[dict[str, Any]]:

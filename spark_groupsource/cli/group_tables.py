@@ -70,23 +70,25 @@ def offsets_table(
 def members_table(group: GroupDescription, verbose: bool = False) -> str:
     """The table of ``--describe --members``; only the header for a group without members."""
     header = ["GROUP", "CONSUMER-ID", "GROUP-INSTANCE-ID", "HOST", "CLIENT-ID", "#PARTITIONS"]
-    header += ["CURRENT-EPOCH", "CURRENT-ASSIGNMENT", "TARGET-EPOCH", "TARGET-ASSIGNMENT"]
-    lines = [header]
-    for member in group.members:
-        lines.append(
-            [group.group_id, member.member_id, member.group_instance_id or "", member.client_host, member.client_id]
-            # epochs and target assignments exist only in the consumer protocol (KIP-848)
-            + [str(len(member.assignment)), MISSING, assignment_text(member.assignment) or MISSING, MISSING, MISSING]
-        )
-    body = lines[1:] = _escaped(lines[1:])
+    header += ["CURRENT-EPOCH", "CURRENT-ASSIGNMENT", "TARGET-EPOCH", "TARGET-ASSIGNMENT", "UPGRADED"]
+    body = _escaped(
+        [group.group_id, member.member_id, member.group_instance_id or "", member.client_host, member.client_id]
+        + [str(len(member.assignment)), _text(member.member_epoch), assignment_text(member.assignment) or MISSING]
+        + [_text(group.target_assignment_epoch), assignment_text(member.target_assignment) or MISSING]
+        + [_text(member.is_upgraded).lower()]
+        for member in group.members
+    )
     widths = [_width(body, 0), _width(body, 1), _width(body, 2, 17), _width(body, 3), _width(body, 4), 15]
-    widths += [15, _width(body, 7, 20), 15, _width(body, 9, 20)]
+    widths += [15, _width(body, 7, 20), 15, _width(body, 9, 20), 0]
+    # the last column is shown while members of the classic protocol are upgraded to the consumer protocol
+    if not {True, False} <= {member.is_upgraded for member in group.members}:
+        widths.pop()
     if not verbose:
         widths = widths[:6]
     if not any(member.group_instance_id for member in group.members):
         widths[2] = -1
     texts = []
-    for line in lines:
+    for line in [header, *body]:
         cells = [f"{cell:<{width}}" for cell, width in zip(line, widths) if width >= 0]
         texts.append(" ".join(cells) + ("" if verbose else " "))
     return "\n" + "\n".join(texts) + "\n"
@@ -96,13 +98,13 @@ def state_table(group: GroupDescription, verbose: bool = False) -> str:
     """The table of ``--describe --state``."""
     coordinator = f"{group.coordinator.host}:{group.coordinator.port}  ({group.coordinator.node_id})"
     header = ["GROUP", "COORDINATOR (ID)", "ASSIGNMENT-STRATEGY", "STATE"]
-    members = MISSING if group.has_members_unknown and group.state != "Empty" else str(len(group.members))
     (line,) = _escaped([[group.group_id, coordinator, group.protocol or MISSING, group.state]])
     widths = [max(15, len(line[0])), max(25, len(coordinator)), 20, 20]
     if verbose:
         header += ["GROUP-EPOCH", "TARGET-ASSIGNMENT-EPOCH"]
-        line += [MISSING, MISSING]
+        line += [_text(group.group_epoch), _text(group.target_assignment_epoch)]
         widths += [15, 25]
+    members = str(len(group.members))
     return f"\n{_pad([*header, '#MEMBERS'], [*widths, 0])}\n{_pad([*line, members], [*widths, 0])}\n"
 
 

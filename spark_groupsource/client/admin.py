@@ -5,7 +5,7 @@ Every function raises NetworkError, and BrokerError for the first topic, group o
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.cluster.metadata import TopicInfo
@@ -20,6 +20,8 @@ from spark_groupsource.errors import (
 from spark_groupsource.model import Node, Subscription, TopicPartition
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
 from spark_groupsource.wire.messages import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
     CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteGroupsRequest,
@@ -35,6 +37,7 @@ from spark_groupsource.wire.messages import (
 )
 
 R = TypeVar("R", bound="Response")
+Described = TypeVar("Described", DescribeGroupsResponse, ConsumerGroupDescribeResponse)
 
 _GROUPS_PER_REQUEST = 200
 
@@ -59,7 +62,11 @@ class GroupListing(NamedTuple):
 
 
 class MemberDescription(NamedTuple):
-    """One member; `subscription` is None and `assignment` empty if they are not of the consumer protocol."""
+    """One member; `subscription` is None and `assignment` empty if they are not of the consumer protocol.
+
+    Of a group of type ``consumer`` (KIP-848), also the member's epoch, the assignment it is to reach, and whether it
+    speaks the new protocol, as far as the broker knows; None for other groups.
+    """
 
     member_id: str
     group_instance_id: str | None
@@ -67,13 +74,15 @@ class MemberDescription(NamedTuple):
     client_host: str
     subscription: Subscription | None
     assignment: tuple[TopicPartition, ...]
+    member_epoch: int | None = None
+    target_assignment: tuple[TopicPartition, ...] = ()
+    is_upgraded: bool | None = None
 
 
 class GroupDescription(NamedTuple):
     """One group; `protocol` is the assignor; `state` is ``Dead`` for a group that does not exist.
 
-    Of a group of the consumer protocol (KIP-848), `has_members_unknown` is True: DescribeGroups does not return it, so
-    its state is that of ListGroups, and its members and assignor are missing.
+    The epochs are those of a group of type ``consumer`` (KIP-848), None for other groups.
     """
 
     group_id: str
@@ -82,7 +91,8 @@ class GroupDescription(NamedTuple):
     protocol: str
     members: tuple[MemberDescription, ...]
     coordinator: Node
-    has_members_unknown: bool = False
+    group_epoch: int | None = None
+    target_assignment_epoch: int | None = None
 
 
 def create_topics(cluster: Cluster, topics: Iterable[NewTopic], *, validate_only: bool = False) -> None:
@@ -189,44 +199,48 @@ def list_groups(cluster: Cluster, states: Sequence[str] = (), types: Sequence[st
 def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, GroupDescription]:
     """Describes groups, many with one request; the state of a group that does not exist is ``Dead``."""
     names = list(dict.fromkeys(group_ids))
-    described: dict[str, GroupDescription] = {}
-    for node, batch in batches_by_coordinator(cluster, names) if len(names) > 1 else ():
-        request = DescribeGroupsRequest(groups=batch, include_authorized_operations=False)
+    described = _describe(
+        cluster, names, lambda g: DescribeGroupsRequest(groups=g, include_authorized_operations=False), _description
+    )
+    missing = [group_id for group_id in names if described[group_id].state == "Dead"]
+    try:
+        # DescribeGroups does not find groups of type consumer (KIP-848)
+        described |= _describe(
+            cluster,
+            missing,
+            lambda g: ConsumerGroupDescribeRequest(group_ids=g, include_authorized_operations=False),
+            _new_protocol_description,
+        )
+    except UnsupportedVersionError:
+        # the broker has no such groups
+        pass
+    return {group_id: described[group_id] for group_id in names}
+
+
+def _describe(
+    cluster: Cluster,
+    group_ids: Sequence[str],
+    request_of: Callable[[list[str]], Request[Described]],
+    description: Callable[[Any, Node], GroupDescription],
+) -> dict[str, GroupDescription]:
+    """Describes groups with one request for each coordinator; those whose coordinator moves, one by one."""
+    found: dict[str, GroupDescription] = {}
+    for node, batch in batches_by_coordinator(cluster, group_ids) if len(group_ids) > 1 else ():
         try:
-            response = cluster.call_address(cluster.node_address(node), request)
+            response = cluster.call_address(cluster.node_address(node), request_of(batch))
         except NetworkError:
             # the groups are described one by one, with retries
             cluster.invalidate_coordinator(batch[0], node)
             continue
         for group in response.groups:
             if group.error_code in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
-                described[group.group_id] = _description(group, node)
-    for group_id in names:
-        if group_id not in described:
-            request = DescribeGroupsRequest(groups=[group_id], include_authorized_operations=False)
+                found[group.group_id] = description(group, node)
+    for group_id in group_ids:
+        if group_id not in found:
+            request = request_of([group_id])
             response = cluster.call_coordinator(group_id, request, errors=lambda a: [g.error_code for g in a.groups])
-            described[group_id] = _description(response.groups[0], cluster.find_coordinator(group_id))
-    if any(group.state == "Dead" for group in described.values()):
-        described |= _described_by_listing(cluster, described)
-    return {group_id: described[group_id] for group_id in names}
-
-
-def _described_by_listing(
-    cluster: Cluster, described: Mapping[str, GroupDescription]
-) -> dict[str, GroupDescription]:
-    """Returns the groups of the consumer protocol (KIP-848) among those that DescribeGroups does not find."""
-    try:
-        listed = list_groups(cluster, types=("consumer",))
-    except (BrokerError, NetworkError, UnsupportedVersionError):
-        # an older broker has no such groups
-        return {}
-    return {
-        g.group_id: described[g.group_id]._replace(
-            state=g.state, protocol_type=PROTOCOL_TYPE, coordinator=g.coordinator, has_members_unknown=True
-        )
-        for g in listed
-        if g.group_id in described and described[g.group_id].state == "Dead"
-    }
+            found[group_id] = description(response.groups[0], cluster.find_coordinator(group_id))
+    return found
 
 
 def batches_by_coordinator(cluster: Cluster, group_ids: Sequence[str]) -> Iterator[tuple[Node, list[str]]]:
@@ -250,6 +264,32 @@ def _description(group: DescribeGroupsResponse.DescribedGroup, coordinator: Node
         group.protocol_data,
         tuple(_member(group.protocol_type, m) for m in group.members),
         coordinator,
+    )
+
+
+def _new_protocol_description(
+    group: ConsumerGroupDescribeResponse.DescribedGroup, coordinator: Node
+) -> GroupDescription:
+    if group.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
+        return GroupDescription(group.group_id, "Dead", "", "", (), coordinator)
+    _check(group.error_code, f"Describing group '{group.group_id}'", group.error_message)
+    members = tuple(
+        MemberDescription(
+            m.member_id,
+            m.instance_id,
+            m.client_id,
+            m.client_host,
+            Subscription(tuple(m.subscribed_topic_names)),
+            tuple(TopicPartition(t.topic_name, n) for t in m.assignment.topic_partitions for n in t.partitions),
+            m.member_epoch,
+            tuple(TopicPartition(t.topic_name, n) for t in m.target_assignment.topic_partitions for n in t.partitions),
+            None if m.member_type < 0 else m.member_type == 1,
+        )
+        for m in group.members
+    )
+    epochs = group.group_epoch, group.assignment_epoch
+    return GroupDescription(
+        group.group_id, group.group_state, PROTOCOL_TYPE, group.assignor_name, members, coordinator, *epochs
     )
 
 

@@ -1,6 +1,7 @@
 """Kafka's request, response and record classes, one for all versions.
 
-kafka-python builds the classes from Kafka's message schemas, and those of log records from the schemas in `resources/`.
+kafka-python builds the classes from Kafka's message schemas; those of log records, and of ConsumerGroupDescribe, which
+it lacks, from the schemas in `resources/`.
 Messages and schemas are imported from that library here only; `sasl_client.py` imports its SASL mechanisms.
 
 A message is built with keyword arguments and encoded at the version that the connection negotiated. A field outside
@@ -132,6 +133,10 @@ if TYPE_CHECKING:
         SaslHandshakeResponse,
     )
 
+    from spark_groupsource.wire.consumer_group_describe import (
+        ConsumerGroupDescribeRequest,
+        ConsumerGroupDescribeResponse,
+    )
     from spark_groupsource.wire.log_record_schemas import (
         GroupMetadataKey,
         GroupMetadataValue,
@@ -197,6 +202,10 @@ _MODULES: Mapping[str, str] = {
     },
     "ConsumerProtocolAssignment": f"{_SCHEMAS}.consumer.metadata",
     "ConsumerProtocolSubscription": f"{_SCHEMAS}.consumer.metadata",
+    **dict.fromkeys(
+        ("ConsumerGroupDescribeRequest", "ConsumerGroupDescribeResponse"),
+        "spark_groupsource.wire.consumer_group_describe",
+    ),
     **dict.fromkeys(
         (
             "GroupMetadataKey",
@@ -269,6 +278,8 @@ __all__ = [
     "ApiVersionsResponse",
     "BaseField",
     "BitField",
+    "ConsumerGroupDescribeRequest",
+    "ConsumerGroupDescribeResponse",
     "ConsumerProtocolAssignment",
     "ConsumerProtocolSubscription",
     "CreateAclsRequest",

@@ -128,20 +128,24 @@ def test_json_has_the_columns_of_the_tables(cluster: Cluster, topic: str, group:
     assert deleted.exit_code == 1 and "GroupIdNotFoundException" in deleted.stderr
 
 
-def test_group_of_the_consumer_protocol_is_not_taken_for_a_missing_one(
-    kafka: RealKafka, topic: str, group: str
-) -> None:
-    """DescribeGroups does not return such a group; its offsets must not be reset while it has members."""
+def test_group_of_type_consumer(kafka: RealKafka, topic: str, group: str, java: JavaTools) -> None:
+    """DescribeGroups does not return such a group; its offsets must not be reset while it has members (KIP-848)."""
     from confluent_kafka import Consumer
 
-    create_topic(kafka.bootstrap_servers, topic)
-    member = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "group.protocol": "consumer"})
+    create_topic(kafka.bootstrap_servers, topic, 11)
+    settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "group.protocol": "consumer"}
+    member = Consumer(settings)
     member.subscribe([topic])
     try:
         wait_until(lambda: member.poll(0.1) or member.assignment(), "the member owns the topic")
-        described = run(kafka.bootstrap_servers, "describe", "--group", group, "--state")
-        assert described.exit_code == 0 and "uses the consumer protocol (KIP-848)" in described.stderr
-        assert described.stdout.split()[-3:] == ["-", "Stable", "-"]
+        for arguments in ([], ["--members", "--verbose"], ["--members"], ["--state", "--verbose"], ["--state"]):
+            expected = run_kafka_tool(
+                java, kafka.bootstrap_servers, "describe", "--group", group, *arguments
+            )
+            described = run(kafka.bootstrap_servers, "describe", "--group", group, *arguments)
+            assert (described.stdout, described.stderr) == expected
+        described = run(kafka.bootstrap_servers, "describe", "--group", group, "--group", "missing", "--state")
+        assert described.exit_code == 1 and " Stable " in described.stdout and "'missing'" in described.stderr
         reset = run(kafka.bootstrap_servers, "reset-offsets", "--group", group, "--topic", topic, "--to-latest")
         assert reset.exit_code == 1 and "the current state is Stable" in reset.stderr
     finally:

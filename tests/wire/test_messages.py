@@ -24,7 +24,7 @@ EXPECTED = """
     AddPartitionsToTxn AddOffsetsToTxn EndTxn TxnOffsetCommit DescribeProducers DescribeTransactions ListTransactions
     DescribeClientQuotas AlterClientQuotas DescribeUserScramCredentials AlterUserScramCredentials
     DescribeAcls CreateAcls DeleteAcls ElectLeaders ListPartitionReassignments ListConfigResources
-    DescribeTopicPartitions WriteTxnMarkers
+    DescribeTopicPartitions WriteTxnMarkers ConsumerGroupDescribe
 """
 
 few = settings(max_examples=scaled(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
