@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Mapping, TypeVar
@@ -27,6 +28,10 @@ _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+class SettingsError(ConfigurationError):
+    """A properties file, one of its settings or an address is invalid."""
 
 
 class CommandGroup(click.Group):
@@ -93,7 +98,7 @@ def open_cluster(
 
     Args:
         timeout_ms: how long each operation may take; None for default.api.timeout.ms.
-    Raises: ConfigurationError for an unreadable file, an unknown setting or an invalid address.
+    Raises: SettingsError for an unreadable file, an unknown setting or an invalid address.
     """
     parsed = client_settings(bootstrap, command_config, timeout_ms)
     with Cluster(parsed.bootstrap, parsed) as cluster:
@@ -102,12 +107,16 @@ def open_cluster(
 
 def client_settings(bootstrap: str, command_config: Path | None, timeout_ms: int | None = None) -> ClientSettings:
     """Parses the options of `cluster_options`; arguments and errors as of `open_cluster`."""
-    settings = client_properties(command_config) if command_config else {}
-    if _is_default("bootstrap"):
-        bootstrap = settings.get("bootstrap.servers", bootstrap)
-    if timeout_ms is not None:
-        settings |= {"default.api.timeout.ms": str(timeout_ms), "request.timeout.ms": str(timeout_ms)}
-    return ClientSettings.parse({**settings, "bootstrap.servers": bootstrap})
+    try:
+        settings = client_properties(command_config) if command_config else {}
+        if _is_default("bootstrap"):
+            bootstrap = settings.get("bootstrap.servers", bootstrap)
+        parsed = ClientSettings.parse({**settings, "bootstrap.servers": bootstrap})
+    except ConfigurationError as error:
+        raise SettingsError(str(error)) from error
+    if timeout_ms is None:
+        return parsed
+    return replace(parsed, default_api_timeout_ms=timeout_ms, request_timeout_ms=timeout_ms)
 
 
 def _is_default(parameter: str) -> bool:

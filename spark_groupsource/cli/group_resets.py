@@ -20,12 +20,12 @@ from spark_groupsource.cli.groups import (
     group_option,
     print_json,
 )
-from spark_groupsource.cli.tool_form import ReportedError, print_error, reject_command_line
+from spark_groupsource.cli.tool_form import JavaLong, ReportedError, java_error, print_error, reject_command_line
 from spark_groupsource.client.admin import describe_groups
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.config_def import INT64_MAX
-from spark_groupsource.errors import ConfigurationError, GroupSourceError
+from spark_groupsource.errors import ErrorCode, GroupSourceError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor.offset_reset import (
     ALL_COMMITTED,
@@ -76,10 +76,10 @@ _Plans = dict[str, Mapping[TopicPartition, int]]
 @click.option("--to-earliest", is_flag=True, help="Reset to the log start offsets.")
 @click.option("--to-latest", is_flag=True, help="Reset to the log end offsets.")
 @click.option("--to-current", is_flag=True, help="Keep the committed offsets; without one, the log end offset.")
-@click.option("--to-offset", type=click.IntRange(-INT64_MAX, INT64_MAX), metavar="N", help="Reset to one offset.")
+@click.option("--to-offset", type=JavaLong(), metavar="N", help="Reset to one offset.")
 @click.option(
     "--shift-by",
-    type=click.IntRange(-INT64_MAX, INT64_MAX),
+    type=JavaLong(),
     metavar="N",
     help="Add N, which may be negative, to the committed offsets.",
 )
@@ -166,7 +166,9 @@ def reset_offsets(
 
 def _target_option(targets: Mapping[str, Any]) -> str:
     """Returns the name of the option that is given. Raises: click.UsageError unless it is exactly one."""
-    given = [name for name in _TARGETS if targets[name.replace("-", "_")] not in (None, False)]
+    values = {name: targets[name.replace("-", "_")] for name in _TARGETS}
+    # 0 is a value
+    given = [name for name, value in values.items() if value is not None and value is not False]
     named = ", ".join(f"--{name}" for name in _TARGETS)
     if not given:
         listed = ", ".join(f"[{name}]" for name in _TARGETS)
@@ -190,13 +192,23 @@ def _target(option: str, targets: Mapping[str, Any], group_id: str, is_single: b
     if option == "shift-by":
         return ResetTarget(TargetKind.SHIFT, value)
     if option == "by-duration":
-        return ResetTarget(TargetKind.TIMESTAMP, SystemClock().timestamp_ms() - parse_iso_duration(value))
+        return _time_target(option, SystemClock().timestamp_ms() - parse_iso_duration(value))
     if option == "to-datetime":
-        return ResetTarget(TargetKind.TIMESTAMP, parse_datetime(value))
+        return _time_target(option, parse_datetime(value))
     if option == "from-file":
         offsets = _read_file(value, group_id if is_single else None).get(group_id)
         return None if offsets is None else ResetTarget(TargetKind.OFFSETS, offsets=offsets)
     return ResetTarget(TargetKind(option.removeprefix("to-")))
+
+
+def _time_target(option: str, timestamp_ms: int) -> ResetTarget:
+    """Raises: ReportedError for a time before 1970: brokers give negative timestamps other meanings."""
+    if not 0 <= timestamp_ms <= INT64_MAX:
+        text = "Instant exceeds minimum or maximum instant"
+        if -INT64_MAX <= timestamp_ms < 0:
+            text = f"java.util.concurrent.ExecutionException: {java_error(ErrorCode.UNSUPPORTED_VERSION)}"
+        raise ReportedError(f"Option --{option} must be a time since 1970.", text)
+    return ResetTarget(TargetKind.TIMESTAMP, timestamp_ms)
 
 
 def parse_iso_duration(text: str) -> int:
@@ -233,7 +245,7 @@ def parse_datetime(text: str) -> int:
 def _read_file(path: str, group_id: str | None) -> dict[str, dict[TopicPartition, int]]:
     """Returns the offsets of each group; `group_id` is that of a file without groups.
 
-    Raises: ReportedError for an unreadable file; ConfigurationError for an invalid line.
+    Raises: ReportedError for an unreadable file or an invalid line; click.UsageError for a negative offset.
     """
     try:
         lines = list(csv.reader(Path(path).read_text("utf-8").splitlines()))
@@ -251,12 +263,16 @@ def _read_file(path: str, group_id: str | None) -> dict[str, dict[TopicPartition
             if not group and group_id is None:
                 raise ValueError("no group")
             found.setdefault(name, {})[TopicPartition(topic, int(partition))] = int(offset)
+            is_negative = int(offset) < 0
         except ValueError as error:
             expected = "topic,partition,offset or group,topic,partition,offset"
-            raise ConfigurationError(
+            text = (
                 f"Line {number} of {path} must be {expected}, got {','.join(line)[:100]!r}. Check --from-file; with "
                 "several groups, each line names its group."
-            ) from error
+            )
+            raise ReportedError(text, text) from error
+        if is_negative:
+            reject_command_line(f"Line {number} of {path} has a negative offset.", "Invalid negative offset")
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from spark_groupsource.cli.common import HELP, F, cluster_options
-from spark_groupsource.cli.tool_form import ToolGroup, reject_command_line
+from spark_groupsource.cli.tool_form import JavaLong, ToolGroup, reject_command_line
 from spark_groupsource.client.admin import list_groups
 from spark_groupsource.client.cluster.client import Cluster
 
@@ -44,7 +44,7 @@ def group_command_options(command: F) -> F:
     command = click.option(
         "--timeout",
         "timeout_ms",
-        type=click.IntRange(1),
+        type=JavaLong(1),
         default=30_000,
         show_default=True,
         metavar="MS",

@@ -14,7 +14,8 @@ from typing import IO, Any, NamedTuple, NoReturn
 
 import click
 
-from spark_groupsource.cli.common import LazyGroup, one_line
+from spark_groupsource.cli.common import LazyGroup, SettingsError, one_line
+from spark_groupsource.config_def import INT64_MAX
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, GroupSourceError
 
 ACTIONS = ("list", "describe", "delete", "reset-offsets", "delete-offsets", "validate-regex")
@@ -41,6 +42,7 @@ _JAVA_ERRORS = {
     ErrorCode.GROUP_AUTHORIZATION_FAILED: _JavaError("GroupAuthorization", "Group authorization failed."),
     ErrorCode.NON_EMPTY_GROUP: _JavaError("GroupNotEmpty", "The group is not empty."),
     ErrorCode.GROUP_ID_NOT_FOUND: _JavaError("GroupIdNotFound", "The group id does not exist."),
+    ErrorCode.UNSUPPORTED_VERSION: _JavaError("UnsupportedVersion", "The version of API is not supported."),
     ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC: _JavaError(
         "GroupSubscribedToTopic",
         "Deleting offsets of a topic is forbidden while the consumer group is actively subscribed to it.",
@@ -54,6 +56,28 @@ class ReportedError(GroupSourceError):
     def __init__(self, text: str, tool_text: str) -> None:
         super().__init__(text)
         self.tool_text = tool_text
+
+
+class JavaLong(click.ParamType):
+    """An integer of 64 bits; Kafka's tool reports another value as an error of the command."""
+
+    name = "integer"
+
+    def __init__(self, minimum: int = -INT64_MAX) -> None:
+        self._minimum = minimum
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = INT64_MAX + 1
+        if self._minimum <= number <= INT64_MAX:
+            return number
+        option = param.opts[0] if param is not None else "the option"
+        raise ReportedError(
+            f"Option {option} must be an integer of at least {self._minimum}, got {value!r}.",
+            f"Cannot parse argument '{value}' of option {option.removeprefix('--')}",
+        )
 
 
 class _InvalidCommandLine(click.ClickException):
@@ -86,6 +110,9 @@ class ToolGroup(LazyGroup):
             return click.Group.invoke(self, ctx)
         except click.UsageError as error:
             raise _InvalidCommandLine(error.format_message()) from error
+        except SettingsError as error:
+            print_error(f"Executing consumer group command failed due to {one_line(error)}")
+            return None
         except ConfigurationError as error:
             raise _InvalidCommandLine(one_line(error)) from error
         except GroupSourceError as error:

@@ -43,6 +43,8 @@ COMMAND_LINES = """
 --reset-offsets --group G1 --all-topics --shift-by -1 --execute
 --reset-offsets --group G1 --all-topics --shift-by -100 --dry-run
 --reset-offsets --group G1 --topic T --shift-by -1 --dry-run
+--reset-offsets --group G2 --topic T --shift-by 0 --dry-run
+--reset-offsets --group G2 --topic T --to-offset 0 --dry-run
 --reset-offsets --group G1 --topic T --to-current --dry-run
 --reset-offsets --group G1 --topic T --to-current --dry-run --export
 --reset-offsets --group G1 --group G2 --topic T --to-current --dry-run --export
@@ -73,6 +75,12 @@ REJECTED_LINES = """
 --describe --group G1 --all-groups
 --describe --group G1 --members --state
 --describe
+--describe --group G1 --timeout soon
+--reset-offsets --group G1 --topic T --to-offset ten --dry-run
+--reset-offsets --group G1 --topic T --by-duration P99999D --dry-run
+--reset-offsets --group G1 --topic T --by-duration P999999999999D --dry-run
+--reset-offsets --group G1 --topic T --to-datetime 1960-01-01T00:00:00.000 --dry-run
+--reset-offsets --group G1 --from-file DIR/negative.csv --dry-run
 --reset-offsets --group G1 --topic T --by-duration soon --dry-run
 --reset-offsets --group G1 --topic T --to-datetime soon --dry-run
 --reset-offsets --group G1 --topic T:x --to-latest --dry-run
@@ -146,6 +154,7 @@ def test_the_command_lines_of_kafkas_tool(cluster: Cluster, java: JavaTools, top
     for who, names in (("theirs", theirs), ("ours", ours)):
         directory = tmp_path / who
         directory.mkdir()
+        (directory / "negative.csv").write_text(f"{topic},0,-3\n")
         (directory / "topics.csv").write_text(f"{topic},0,2\n{topic},1,50\n")
         (directory / "groups.csv").write_text(f"{names['G1']},{topic},0,2\n{names['G2']},{topic},1,5\n")
     with RdMember(cluster.bootstrap_servers, theirs["A"], topic) as member:
