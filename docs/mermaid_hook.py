@@ -1,0 +1,29 @@
+"""mkdocs hook: diagrams without a request to another host.
+
+The theme loads Mermaid from a CDN unless the page has it. `make docs` puts ``mermaid.min.js`` into ``build/`` where npm
+is installed; this hook then adds it to the site.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+_SCRIPT = Path(__file__).resolve().parents[1] / "build" / "mermaid" / "mermaid.min.js"
+_TARGET = "assets/javascripts/mermaid.min.js"
+
+
+def on_config(config: Any) -> Any:
+    """Adds the script to every page."""
+    if _SCRIPT.exists():
+        config.extra_javascript.append(_TARGET)
+    return config
+
+
+def on_post_build(config: Any) -> None:
+    """Copies the script into the site."""
+    if _SCRIPT.exists():
+        target = Path(config.site_dir) / _TARGET
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(_SCRIPT, target)
