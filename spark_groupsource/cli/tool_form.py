@@ -58,26 +58,21 @@ class ReportedError(GroupSourceError):
         self.tool_text = tool_text
 
 
-class JavaLong(click.ParamType):
+class JavaLong(click.IntRange):
     """An integer of 64 bits; Kafka's tool reports another value as an error of the command."""
 
-    name = "integer"
-
     def __init__(self, minimum: int = -INT64_MAX) -> None:
-        self._minimum = minimum
+        super().__init__(minimum, INT64_MAX)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            number = int(value)
-        except ValueError:
-            number = INT64_MAX + 1
-        if self._minimum <= number <= INT64_MAX:
-            return number
-        option = param.opts[0] if param is not None else "the option"
-        raise ReportedError(
-            f"Option {option} must be an integer of at least {self._minimum}, got {value!r}.",
-            f"Cannot parse argument '{value}' of option {option.removeprefix('--')}",
-        )
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            option = param.opts[0] if param is not None else "the option"
+            raise ReportedError(
+                f"Option {option} must be an integer of at least {self.min}, got {value!r}.",
+                f"Cannot parse argument '{value}' of option {option.removeprefix('--')}",
+            ) from error
 
 
 class _InvalidCommandLine(click.ClickException):
