@@ -18,7 +18,7 @@ import click
 
 from spark_groupsource.cli.common import HELP, cluster_options, open_cluster
 from spark_groupsource.cli.progress import Progress
-from spark_groupsource.cli.record_lines import Row, Writer, format_writer, json_writer, value_writer
+from spark_groupsource.cli.record_lines import Row, Writer, encoded, format_writer, json_writer, value_writer
 from spark_groupsource.cli.serdes import FORMATS, serde
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
 from spark_groupsource.client.membership.group_client import GroupClient
@@ -69,7 +69,7 @@ Positions = dict[TopicPartition, int]
     "template",
     metavar="TEXT",
     help="Format string of kcat: %s value, %k key, %t topic, %p partition, %o offset, %T timestamp, %h headers, %S and "
-    "%K lengths; \\n is a line end.",
+    "%K lengths, %R length as int32; \\n is a line end.",
 )
 @click.option("--key-separator", metavar="TEXT", help="Print the key and this text before each value.")
 @click.option("--null-marker", metavar="TEXT", default="", help="Text for null. Default: empty.")
@@ -106,6 +106,8 @@ def consume(
 
     Ends at the log end offsets of its start. Without --group, joins no group and commits nothing.
     """
+    if as_json and "raw" in (key_format, value_format):
+        raise click.UsageError("Format raw is not for --json, which has bytes as base64.")
     if group is not None and (numbers or last):
         raise click.UsageError("Options --partition and --last are not for --group.")
     if last and follow:
@@ -166,15 +168,17 @@ def _print(records: Iterator[Row], write: Writer, printed: Positions, is_flushed
     Args:
         is_flushed: whether each record is visible, and may be committed, at once.
     """
+    # bytes: a value need not be text
+    out = sys.stdout.buffer
     with Progress("records read", is_shown=not sys.stdout.isatty()) as progress:
         for count, record in enumerate(records, 1):
-            sys.stdout.write(write(record))
+            out.write(encoded(write(record)))
             if is_flushed:
-                sys.stdout.flush()
+                out.flush()
             printed[TopicPartition(record["topic"], record["partition"])] = record["offset"] + 1
             if not count % 1_000:
                 progress.update(count)
-        sys.stdout.flush()
+        out.flush()
 
 
 def start_positions(

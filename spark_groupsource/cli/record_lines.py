@@ -30,6 +30,11 @@ def _character(escape: str) -> str:
     return chr(int(escape[1:], 16)) if len(escape) > 1 else _ESCAPES.get(escape, f"\\{escape}")
 
 
+def encoded(text: str) -> bytes:
+    """Returns the output of a writer as bytes, those of format raw as they were."""
+    return text.encode("utf-8", "surrogateescape")
+
+
 def value_writer(value: Serde, key: Serde, with_position: bool, null: str, separator: str | None) -> Writer:
     """Returns a function that prints the value, after the position or the key if it is requested."""
 
@@ -69,14 +74,15 @@ def json_writer(value: Serde, key: Serde) -> Writer:
 def format_writer(template: str, value: Serde, key: Serde) -> Writer:
     """Returns a function that prints a format string of kcat, without a line end of its own.
 
-    Tokens: %s value, %S its length, -1 for null; %k key, %K its length; %t topic, %p partition, %o offset,
-    %T timestamp in epoch ms, %h headers, %% a percent sign.
+    Tokens: %s value, %S its length, -1 for null, %R the same as int32; %k key, %K its length; %t topic, %p partition,
+    %o offset, %T timestamp in epoch ms, %h headers, %% a percent sign.
 
     Raises: ConfigurationError for another token.
     """
     tokens: dict[str, Writer] = {
         "s": lambda row: "" if row["value"] is None else as_text(value, row["value"]),
         "S": lambda row: str(-1 if row["value"] is None else len(row["value"])),
+        "R": lambda row: _int32(-1 if row["value"] is None else len(row["value"])),
         "k": lambda row: "" if row["key"] is None else as_text(key, row["key"]),
         "K": lambda row: str(-1 if row["key"] is None else len(row["key"])),
         "t": lambda row: str(row["topic"]),
@@ -112,6 +118,10 @@ def as_text(converter: Serde, data: bytes) -> str:
     if isinstance(found, dict) and found.keys() == {"base64"}:
         return bytes(data).decode("utf-8", "backslashreplace")
     return json.dumps(found, ensure_ascii=False)
+
+
+def _int32(number: int) -> str:
+    return number.to_bytes(4, "big", signed=True).decode("utf-8", "surrogateescape")
 
 
 def _epoch_ms(time: datetime | None) -> int | None:

@@ -14,7 +14,7 @@ from spark_groupsource.errors import ConfigurationError
 
 # format -> struct of Kafka's serializer; all are big-endian
 _NUMBERS = {"short": ">h", "int": ">i", "long": ">q", "float": ">f", "double": ">d"}
-FORMATS = ("text", "json", "hex", "base64", *_NUMBERS, "avro")
+FORMATS = ("text", "raw", "json", "hex", "base64", *_NUMBERS, "avro")
 _SCHEMA_HEADER = struct.Struct(">bI")
 
 
@@ -47,6 +47,8 @@ def serde(option: str, name: str, schema: Path | None, schema_id: int | None = N
     else:
         others: dict[str, tuple[Encode, Decode]] = {
             "text": (_text_bytes, decode_text),
+            # as they are: `encoded` of record_lines writes the same bytes
+            "raw": (_text_bytes, lambda data: str(data, "utf-8", "surrogateescape")),
             "json": (_json_bytes, json.loads),
             "hex": (lambda value: bytes.fromhex(_text(value)), lambda data: bytes(data).hex()),
             "base64": (lambda value: b64decode(value, validate=True), lambda data: b64encode(data).decode()),

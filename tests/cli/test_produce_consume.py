@@ -135,6 +135,18 @@ def test_formats_of_values(embedded: EmbeddedBroker, topic: str, name: str, line
     assert (result.exit_code, f"Option --value-format is {name}, but a record is not" in result.stderr) == (1, True)
 
 
+def test_bytes_as_they_are(embedded: EmbeddedBroker, topic: str) -> None:
+    """As kcat prints them; %R precedes each value with its length."""
+    cluster = Cluster("embedded", embedded.bootstrap_servers)
+    create_topic(cluster.bootstrap_servers, topic)
+    assert run(cluster, "produce", topic, stdin=b"\xff\xfe\nplain\n").exit_code == 0
+    assert run(cluster, "consume", topic).stdout_bytes == b"\\xff\\xfe\nplain\n"
+    assert run(cluster, "consume", topic, "--value-format", "raw").stdout_bytes == b"\xff\xfe\nplain\n"
+    shown = run(cluster, "consume", topic, "--value-format", "raw", "--format", "%R%s").stdout_bytes
+    assert shown == b"\0\0\0\2\xff\xfe\0\0\0\5plain"
+    assert run(cluster, "consume", topic, "--value-format", "raw", "--json").exit_code == 2
+
+
 def test_avro_with_a_schema(embedded: EmbeddedBroker, topic: str, tmp_path: Path) -> None:
     cluster = Cluster("embedded", embedded.bootstrap_servers)
     create_topic(cluster.bootstrap_servers, topic)
