@@ -56,6 +56,8 @@ soak: java-there $(VENV)/.ready-test
 	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 60
 	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 30 --kafka --applications 3 --assignor cooperative-sticky
 	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 20 --graceful
+	$(BIN)/python tests/chaos/coordinator_moves.py --seed $(SEED) --moves 20
+	$(BIN)/python tests/chaos/coordinator_moves.py --seed $(SEED) --moves 10 --kafka --spark
 	$(BIN)/python tests/chaos/rebalance_causes.py --seed $(SEED) --members own
 	$(BIN)/python tests/chaos/rebalance_causes.py --seed $(SEED) --members foreign --kafka
 	$(BIN)/python tests/chaos/endurance.py

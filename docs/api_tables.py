@@ -7,6 +7,84 @@ from collections.abc import Iterable, Iterator
 from spark_groupsource.broker.api.versions import FEATURES, NOT_SERVED, SERVED
 from spark_groupsource.wire.apis import APIS
 
+# what Kafka does, what this broker does, why
+_BEHAVIOR = (
+    (
+        "A JoinGroup or SyncGroup that is repeated while the first is pending: the first gets no response.",
+        "The first gets REBALANCE_IN_PROGRESS.",
+        "Every request gets a response; the client has sent another one and ignores it.",
+    ),
+    (
+        "The first JoinGroup of a group that is rejected leaves an Empty group with a record.",
+        "It leaves nothing.",
+        "No group was created: ListGroups would show one that nobody has joined.",
+    ),
+    (
+        "A member that names one protocol twice is counted twice, so no other member matches it.",
+        "It is counted once.",
+        "A duplicate is not a conflict.",
+    ),
+    (
+        "Which protocol wins a tied vote is unspecified.",
+        "The smallest name wins.",
+        "The same group gives the same result.",
+    ),
+    (
+        "ListOffsets by timestamp searches one segment, the first whose largest timestamp is not smaller. If its "
+        "records at or after the log start offset are older, nothing is found.",
+        "The search continues in later segments.",
+        "The records exist: after DeleteRecords, a consumer that seeks by time would start at the end of the log.",
+    ),
+    (
+        "A Fetch response with read_committed lists aborted transactions up to an estimated offset, so it may list "
+        "some that begin after its records.",
+        "It lists those that overlap the records.",
+        "Consumers ignore the others; the list is part of the bounded size of a response.",
+    ),
+    (
+        "A Fetch response may end within a batch.",
+        "It ends with a whole batch.",
+        "Clients drop the partial batch.",
+    ),
+    (
+        "A batch with an unknown magic fails the whole Produce request.",
+        "It fails its partition.",
+        "The other partitions of the request are valid.",
+    ),
+    (
+        "The new leader of a partition is the first in-sync replica in the order of its assignment; "
+        "preferred-leader election restores the first.",
+        "The new leader is the next running node after the former one.",
+        "Each node can lead each partition, so there is no assignment.",
+    ),
+    (
+        "A partition has the requested number of replicas.",
+        "Each node of the process is listed as one, in sync while it runs.",
+        "The nodes share one data directory, and each of them can lead.",
+    ),
+    (
+        "The response to EndTxn is sent before the markers are written; the next request may get "
+        "CONCURRENT_TRANSACTIONS.",
+        "It is sent after, unless the transaction has many partitions.",
+        "All partitions of a transaction are in this broker.",
+    ),
+    (
+        "Expired transactions are searched every 10 s.",
+        "Each has a timer.",
+        "A read_committed consumer waits no longer than the transaction timeout.",
+    ),
+    (
+        "Fetch sessions are in eight shards with separate evictions; a session has any number of partitions.",
+        "One shard; all sessions of a node have at most 500,000 partitions.",
+        "One thread serves them; the memory that a client can use is bounded.",
+    ),
+    (
+        "A request has any number of elements, a group any size, a topic any number of producers.",
+        "Each has a limit, see [Security](security.md).",
+        "One client cannot stop the others.",
+    ),
+)
+
 
 def apis_page() -> str:
     """The page as Markdown."""
@@ -54,6 +132,15 @@ def _lines() -> Iterator[str]:
             for name, feature in FEATURES.items()
         ),
     )
+
+
+    yield from (
+        "## Behavior",
+        "",
+        "Kept on purpose. Everything else that differs is an error; tests compare the responses of both brokers.",
+        "",
+    )
+    yield from _table(["Kafka 4.3", "Here", "Reason"], map(list, _BEHAVIOR))
 
 
 def _range(first: int, last: int) -> str:
