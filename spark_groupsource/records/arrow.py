@@ -27,8 +27,8 @@ from spark_groupsource.records.arrow_columns import (
     record_batch,
 )
 from spark_groupsource.records.compression import DEFAULT_MAX_BYTES, SizeLimitError
-from spark_groupsource.records.decode import CONTROL_ABORT, control_type, records_payload
-from spark_groupsource.records.header import BatchHeader, Buffer, check_crc, corrupt_batch, iter_batches
+from spark_groupsource.records.decode import CONTROL_ABORT, check_record_count, control_type, records_payload
+from spark_groupsource.records.header import HEADER_BYTES, BatchHeader, Buffer, check_crc, corrupt_batch, iter_batches
 from spark_groupsource.records.parser import NUMPY_PARSER, Ints, RecordFields, RecordParser, check_headers
 from spark_groupsource.records.slices import record_slices
 
@@ -108,7 +108,7 @@ def _decode(
 
     try:
         for group in _groups(view, headers, layout, max_record_bytes, choose):
-            for batch in _decode_group(group, layout, choose):
+            for batch in _decode_group(group, layout):
                 _parsers.count(batch.num_rows)
                 yield batch
     except CorruptRecordError as error:
@@ -158,9 +158,10 @@ class _Group(NamedTuple):
     """Records to decode together: those of whole Kafka batches, or a slice of one.
 
     Attributes:
-        payload: the decompressed records.
+        payload: the decompressed records, or the part of the response that has them.
         counts: number of records per header.
-        ends: end of the records of each header in `payload`.
+        starts, ends: start and end of the records of each header in `payload`.
+        parser: parses them.
         fields: the positions of the fields, None if they are not parsed yet.
         lowest_offset: the offset after the previous slice of the batch.
     """
@@ -168,9 +169,24 @@ class _Group(NamedTuple):
     headers: list[BatchHeader]
     payload: npt.NDArray[np.uint8]
     counts: Ints
+    starts: Ints
     ends: Ints
+    parser: RecordParser
     fields: RecordFields | None = None
     lowest_offset: int = 0
+
+    def parsed(self) -> RecordFields:
+        """Returns the positions of the fields. Raises: CorruptRecordError."""
+        if self.fields is not None:
+            return self.fields
+        if self.parser.parse_batches is not None:
+            return self.parser.parse_batches(self.payload, self.starts, self.ends, self.counts)
+        return self.parser.parse_all(self.payload, int(self.counts.sum()))
+
+    def single(self, index: int) -> _Group:
+        """Returns the group of one of the headers."""
+        payload, count = self.payload[self.starts[index] : self.ends[index]], self.counts[index : index + 1]
+        return _Group([self.headers[index]], payload, count, _ints([0]), _ints([payload.size]), self.parser)
 
 
 def _select(
@@ -217,31 +233,52 @@ def _select(
 def _groups(
     view: memoryview, headers: list[BatchHeader], layout: Layout, max_record_bytes: int, parser: _NextParser
 ) -> Iterator[_Group]:
-    """Decompresses batches; joins as many as fit in one Arrow batch, and divides larger ones."""
+    """Decompresses batches; joins as many as fit in one Arrow batch, and divides larger ones.
+
+    Uncompressed records are not copied, if the parser skips the headers of the batches between them.
+    """
     members: list[BatchHeader] = []
     payloads: list[bytes | memoryview] = []
     rows = size = 0
+    chosen = parser()
+    is_in_place = False
+    max_bytes = min(_MAX_GROUP_BYTES, max_record_bytes)
     for header in headers:
-        payload = _whole_payload(view, header, layout.max_rows, min(_MAX_GROUP_BYTES, max_record_bytes))
-        added = 0 if payload is None else len(payload)
+        payload: bytes | memoryview | None = b""
+        is_skipping = chosen.parse_batches is not None
+        is_read_in_place = is_skipping and not header.codec and _is_small(header, layout, max_bytes)
+        if is_read_in_place:
+            added = header.size - HEADER_BYTES
+            check_record_count(header, added)
+        else:
+            payload = _whole_payload(view, header, layout, max_bytes)
+            added = 0 if payload is None else len(payload)
         is_full = rows + header.record_count > layout.max_rows or size + added > _MAX_GROUP_BYTES
-        if members and (is_full or payload is None):
-            yield _group(members, payloads)
+        if members and (is_full or payload is None or is_read_in_place != is_in_place):
+            yield _group(view, members, payloads, chosen)
             members, payloads, rows, size = [], [], 0, 0
+            chosen = parser()
         if payload is None:
             yield from _slices_of(view, header, layout, max_record_bytes, parser)
             continue
+        is_in_place = is_read_in_place
         members.append(header)
-        payloads.append(payload)
+        if not is_in_place:
+            payloads.append(payload)
         rows += header.record_count
         size += added
     if members:
-        yield _group(members, payloads)
+        yield _group(view, members, payloads, chosen)
 
 
-def _whole_payload(view: memoryview, header: BatchHeader, max_rows: int, max_bytes: int) -> bytes | memoryview | None:
+def _is_small(header: BatchHeader, layout: Layout, max_bytes: int) -> bool:
+    """Returns whether a batch is decoded at once, unless it expands."""
+    return header.record_count <= layout.max_rows and header.size <= max_bytes
+
+
+def _whole_payload(view: memoryview, header: BatchHeader, layout: Layout, max_bytes: int) -> bytes | memoryview | None:
     """The decompressed records of a batch, None if they are too many to be decoded at once."""
-    if header.record_count > max_rows or header.size > max_bytes:
+    if not _is_small(header, layout, max_bytes):
         return None
     try:
         return records_payload(view, header, max_bytes)
@@ -249,11 +286,25 @@ def _whole_payload(view: memoryview, header: BatchHeader, max_rows: int, max_byt
         return None
 
 
-def _group(members: list[BatchHeader], payloads: list[bytes | memoryview]) -> _Group:
-    joined = payloads[0] if len(payloads) == 1 else b"".join(payloads)
-    counts = np.array([header.record_count for header in members], dtype=np.int64)
-    ends = np.cumsum(np.array([len(payload) for payload in payloads], dtype=np.int64))
-    return _Group(members, np.frombuffer(joined, dtype=np.uint8), counts, ends)
+def _group(
+    view: memoryview, members: list[BatchHeader], payloads: list[bytes | memoryview], parser: RecordParser
+) -> _Group:
+    """Returns the group of batches; without `payloads`, their records are parsed in the response."""
+    counts = _ints([header.record_count for header in members])
+    if payloads:
+        joined: bytes | memoryview = payloads[0] if len(payloads) == 1 else b"".join(payloads)
+        sizes = _ints([len(payload) for payload in payloads])
+        ends = np.cumsum(sizes)
+        return _Group(members, np.frombuffer(joined, dtype=np.uint8), counts, ends - sizes, ends, parser)
+    begin = members[0].position
+    starts = _ints([header.position for header in members]) - (begin - HEADER_BYTES)
+    ends = starts + (_ints([header.size for header in members]) - HEADER_BYTES)
+    received = view[begin : members[-1].position + members[-1].size]
+    return _Group(members, np.frombuffer(received, dtype=np.uint8), counts, starts, ends, parser)
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
 
 
 def _slices_of(
@@ -273,8 +324,8 @@ def _slices_of(
             if found is not None:
                 payload, fields = found
                 count = len(fields.end)
-                one = np.array([[count], [payload.size]], dtype=np.int64)
-                yield _Group([header], payload, one[0], one[1], fields, lowest_offset)
+                bounds = _ints([count]), _ints([0]), _ints([payload.size])
+                yield _Group([header], payload, *bounds, NUMPY_PARSER, fields, lowest_offset)
                 lowest_offset = header.base_offset + int(fields.offset_delta[-1]) + 1
     except CorruptRecordError as error:
         raise _undecodable(header, error) from error
@@ -286,9 +337,9 @@ def _undecodable(header: BatchHeader, error: CorruptRecordError) -> CorruptRecor
     )
 
 
-def _decode_group(group: _Group, layout: Layout, parser: _NextParser) -> Iterator[pa.RecordBatch]:
+def _decode_group(group: _Group, layout: Layout) -> Iterator[pa.RecordBatch]:
     try:
-        selection = _select_records(group, layout, parser)
+        selection = _select_records(group, layout)
         if selection is None:
             return
         ends = _row_ends(selection, layout)
@@ -300,20 +351,16 @@ def _decode_group(group: _Group, layout: Layout, parser: _NextParser) -> Iterato
         if len(group.headers) == 1:
             raise _undecodable(group.headers[0], error) from error
     # decode one batch at a time to find the corrupt one, or to limit the headers
-    begin = 0
-    for header, count, end in zip(group.headers, group.counts, group.ends.tolist()):
-        single = _Group([header], group.payload[begin:end], np.array([count]), np.array([end - begin], dtype=np.int64))
-        yield from _decode_group(single, layout, parser)
-        begin = end
+    for index in range(len(group.headers)):
+        yield from _decode_group(group.single(index), layout)
 
 
-def _select_records(group: _Group, layout: Layout, parser: _NextParser) -> Selection | None:
-    counts = group.counts
-    fields = parser().parse_all(group.payload, int(counts.sum())) if group.fields is None else group.fields
+def _select_records(group: _Group, layout: Layout) -> Selection | None:
+    counts, fields = group.counts, group.parsed()
     last = np.cumsum(counts) - 1
     present = counts > 0
     # compaction leaves batches without records; they have no payload
-    sizes = np.diff(group.ends, prepend=0)
+    sizes = group.ends - group.starts
     if not np.array_equal(fields.end[last[present]], group.ends[present]) or sizes[~present].any():
         raise CorruptRecordError("Invalid record count: it does not match the payload.")
     offsets = _offsets(group, last, fields)

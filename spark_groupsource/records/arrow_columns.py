@@ -88,7 +88,7 @@ class Selection(NamedTuple):
     @property
     def is_received(self) -> bool:
         """True if the payload is a part of the response, whose memory the next response overwrites."""
-        return len(self.batches) == 1 and self.batches[0].codec == 0
+        return self.batches[0].codec == 0
 
 
 def record_batch(selection: Selection, layout: Layout) -> pa.RecordBatch:

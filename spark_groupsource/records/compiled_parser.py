@@ -11,10 +11,9 @@ from typing import Any
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records.parser import MIN_RECORD_BYTES, Bytes, RecordFields, RecordParser
+from spark_groupsource.records.parser import MIN_RECORD_BYTES, Bytes, Ints, RecordFields, RecordParser
 
 _OK = 0
 _VARINT = 1
@@ -44,7 +43,19 @@ def parse_records(payload: Bytes, count: int) -> RecordFields:
     Raises: CorruptRecordError if `payload` is not exactly `count` records.
     """
     table = np.empty((len(RecordFields._fields), count), dtype=np.int64)
-    _check(*_parse(payload, table, False))
+    _check(*_parse(_read_only(payload), 0, payload.size, table, 0, count, False))
+    return RecordFields(*table)
+
+
+def parse_batches(payload: Bytes, starts: Ints, ends: Ints, counts: Ints) -> RecordFields:
+    """Returns the positions of the fields of `counts[n]` records in each part of `payload`.
+
+    The records of record batches are parsed where they were received, with the headers of the batches between them.
+
+    Raises: CorruptRecordError if a part is not exactly its records.
+    """
+    table = np.empty((len(RecordFields._fields), int(counts.sum())), dtype=np.int64)
+    _check(*_parse_parts(_read_only(payload), starts, ends, counts, table))
     return RecordFields(*table)
 
 
@@ -54,12 +65,19 @@ def parse_leading_records(payload: Bytes, limit: int) -> RecordFields:
     Raises: CorruptRecordError if a record is invalid.
     """
     table = np.empty((len(RecordFields._fields), min(limit, payload.size // MIN_RECORD_BYTES)), dtype=np.int64)
-    status, record = _parse(payload, table, True)
+    status, record = _parse(_read_only(payload), 0, payload.size, table, 0, table.shape[1], True)
     _check(status, record)
     return RecordFields(*table[:, :record])
 
 
-COMPILED_PARSER = RecordParser(parse_records, parse_leading_records)
+COMPILED_PARSER = RecordParser(parse_records, parse_leading_records, parse_batches)
+
+
+def _read_only(payload: Bytes) -> Bytes:
+    """Returns a view without the permission to write: numba compiles a function for each kind of array."""
+    view = payload.view()
+    view.setflags(write=False)
+    return view
 
 
 def _check(status: int, record: int) -> None:
@@ -87,11 +105,25 @@ def _varint(payload: Any, at: int, end: int, max_bytes: int) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def _parse(payload: Any, table: npt.NDArray[np.int64], is_open: bool) -> Any:
-    """Returns a status and the number of parsed records; if the payload `is_open`, an incomplete record ends it."""
-    size = payload.size
-    at = 0
-    for record in range(table.shape[1]):
+def _parse_parts(payload: Any, starts: Any, ends: Any, counts: Any, table: Any) -> Any:
+    """Parses the records between each start and end; returns as `_parse`."""
+    first = 0
+    for part in range(starts.size):
+        status, record = _parse(payload, starts[part], ends[part], table, first, counts[part], False)
+        if status != _OK:
+            return status, record
+        first += counts[part]
+    return _OK, first
+
+
+@numba.njit(cache=True, nogil=True)
+def _parse(payload: Any, begin: int, size: int, table: Any, first: int, count: int, is_open: bool) -> Any:
+    """Parses `count` records from `begin` to `size`, to the rows of the table from `first` on.
+
+    Returns a status and the number of parsed rows; if the payload `is_open`, an incomplete record ends it.
+    """
+    at = begin
+    for record in range(first, first + count):
         begin = at
         length, at = _varint(payload, at, size, 5)
         if at < 0:
@@ -128,5 +160,5 @@ def _parse(payload: Any, table: npt.NDArray[np.int64], is_open: bool) -> Any:
         table[_END, record] = end
         at = end
     if at != size and not is_open:
-        return _LEFT_OVER, table.shape[1]
-    return _OK, table.shape[1]
+        return _LEFT_OVER, first + count
+    return _OK, first + count

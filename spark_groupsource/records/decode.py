@@ -40,11 +40,16 @@ def records_payload(buffer: Buffer, header: BatchHeader, max_bytes: int = DEFAUL
     """
     payload = memoryview(buffer)[header.position + HEADER_BYTES : header.position + header.size]
     result = decompress(header.codec, payload, max_bytes) if header.codec else payload
-    if header.record_count * _MIN_RECORD_BYTES > len(result):
-        raise corrupt_batch(
-            header.base_offset, header.position, f"{header.record_count} records in {len(result)} bytes"
-        )
+    check_record_count(header, len(result))
     return result
+
+
+def check_record_count(header: BatchHeader, payload_bytes: int) -> None:
+    """Raises: CorruptRecordError if the decompressed records are too small for the record count."""
+    if header.record_count * _MIN_RECORD_BYTES > payload_bytes:
+        raise corrupt_batch(
+            header.base_offset, header.position, f"{header.record_count} records in {payload_bytes} bytes"
+        )
 
 
 def decode_records(

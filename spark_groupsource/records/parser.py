@@ -73,10 +73,15 @@ class HeaderFields(NamedTuple):
 
 
 class RecordParser(NamedTuple):
-    """A record parser: `parse_all` is `parse_records`, `parse_leading` is `parse_leading_records`."""
+    """A record parser: `parse_all` is `parse_records`, `parse_leading` is `parse_leading_records`.
+
+    `parse_batches` (payload, starts, ends, counts) parses the records between each start and end, without a copy; None
+    if the parser needs the records of several batches in one piece.
+    """
 
     parse_all: Callable[[Bytes, int], RecordFields]
     parse_leading: Callable[[Bytes, int], RecordFields]
+    parse_batches: Callable[[Bytes, Ints, Ints, Ints], RecordFields] | None = None
 
     def __call__(self, payload: Bytes, count: int) -> RecordFields:
         return self.parse_all(payload, count)
