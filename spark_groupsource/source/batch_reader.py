@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -23,6 +23,7 @@ from spark_groupsource.source.position_spec import PositionSpec
 from spark_groupsource.source.schema import SelectedColumns
 from spark_groupsource.source.task_reader import GroupInputPartition, read_task
 from spark_groupsource.source.tracebacks import without_traceback
+from spark_groupsource.source.worker_connection import acknowledge_task
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,10 @@ class GroupBatchReader(DataSourceReader):
         self._columns = columns
         self._driver = driver
         self._parallelism = parallelism
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        acknowledge_task()
+        self.__dict__.update(state)
 
     @without_traceback
     def partitions(self) -> Sequence[InputPartition]:

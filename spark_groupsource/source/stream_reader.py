@@ -26,6 +26,7 @@ from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.schema import SelectedColumns
 from spark_groupsource.source.task_reader import GroupInputPartition, read_task
 from spark_groupsource.source.tracebacks import strip_traceback, without_traceback
+from spark_groupsource.source.worker_connection import acknowledge_task
 
 if TYPE_CHECKING:
     from spark_groupsource.source.reader_process import ReaderProcess
@@ -73,6 +74,10 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_process": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        acknowledge_task()
+        self.__dict__.update(state)
 
     @without_traceback
     def getDefaultReadLimit(self) -> ReadLimit:
