@@ -158,7 +158,25 @@ def test_idle_query_sends_at_most_ten_lookups_per_second():
     lookups, began_ms = query.cluster.lookups, query.clock.now_ms()
     for _ in range(50):
         assert query.trigger() is None
-    assert query.cluster.lookups - lookups <= (query.clock.now_ms() - began_ms) / 100 + 1
+    # and one after 5, 10, 20, 40 and 80 ms each
+    assert query.cluster.lookups - lookups <= (query.clock.now_ms() - began_ms) / 100 + 6
+
+
+def test_a_query_with_records_does_not_wait_before_the_next_lookup():
+    query = Query(group=FakeGroup(assigned={P0: 0}), startingOffsets="earliest")
+    query.trigger()
+    for _ in range(20):
+        assert query.trigger() is None
+    query.cluster.logs[P0] = (0, 20)
+    assert query.trigger() == {P0: (10, 20)}
+    began_ms = query.clock.now_ms()
+    for end in (30, 40, 50):
+        query.cluster.logs[P0] = (0, end)
+        assert query.trigger() == {P0: (end - 10, end)}
+    assert query.clock.now_ms() == began_ms
+    # the first pause after records is short
+    assert query.trigger() is None and query.trigger() is None
+    assert 0 < query.clock.now_ms() - began_ms < 20
 
 
 @pytest.mark.conformance("KC-085")
