@@ -14,8 +14,8 @@ from typing import Callable, Mapping, Protocol, Sequence
 from spark_groupsource.assign import load_assignor
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.membership.assignment import metadata_snapshot
-from spark_groupsource.client.membership.fencing import find_generation, generation_mismatch
 from spark_groupsource.client.membership.group_view import GroupView, MemberView, view_member
+from spark_groupsource.client.membership.member_commits import MemberCommits
 from spark_groupsource.client.membership.member_thread import MemberThread
 from spark_groupsource.client.membership.membership_values import MemberConfig, ReleasedPartitions
 from spark_groupsource.client.membership.rebalance_log import RebalanceEvent, describe_rebalance
@@ -24,11 +24,7 @@ from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import (
-    FENCING_ERRORS,
-    BrokerError,
     ConfigurationError,
-    ErrorCode,
-    GenerationMismatchError,
     GroupSourceError,
     NetworkError,
     UnsupportedVersionError,
@@ -87,6 +83,7 @@ class GroupClient:
         self._is_started = False
         self._is_closed = False
         self.shared = SharedMembership(settings)
+        self._commits = MemberCommits(cluster, self.shared, settings.group_id, self._clock)
         now_ms = self._clock.now_ms()
         self.shared.members += [_create_member(settings, index, now_ms) for index in range(settings.members)]
         self.threads = tuple(MemberThread(member, cluster, self.shared) for member in self.shared.members)
@@ -176,7 +173,7 @@ class GroupClient:
             chosen = {tp: offsets[tp] for tp in member.membership.owned if tp in offsets}
             if chosen:
                 try:
-                    self._commit_for(member, chosen, max_rebalance_wait_ms)
+                    self._commits.commit(member, chosen, max_rebalance_wait_ms)
                 except GroupSourceError as error:
                     failure = failure or error
         if failure is not None:
@@ -188,74 +185,6 @@ class GroupClient:
         Raises: BrokerError, NetworkError.
         """
         return self._cluster.fetch_committed(self._settings.group_id, list(partitions))
-
-    def _commit_for(
-        self,
-        member: LocalMember,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        max_rebalance_wait_ms: int | None,
-    ) -> None:
-        is_last = max_rebalance_wait_ms is None
-        retry = self._cluster.retry(self._cluster.settings.default_api_timeout_ms if is_last else None)
-        rebalance_deadline_ms = None if max_rebalance_wait_ms is None else self._clock.now_ms() + max_rebalance_wait_ms
-        while code := self._try_commit(member, offsets, retry.remaining_ms):
-            error = BrokerError(code, f"Commit by member {member.client_id} of group '{self._settings.group_id}'")
-            is_rebalancing = code == ErrorCode.REBALANCE_IN_PROGRESS
-            if is_rebalancing and rebalance_deadline_ms is not None and self._clock.now_ms() >= rebalance_deadline_ms:
-                raise error
-            retry.backoff_or_raise(error)
-
-    def _try_commit(
-        self, member: LocalMember, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int
-    ) -> int:
-        """Returns 0 or the error code of one request; REBALANCE_IN_PROGRESS if the next generation may commit.
-
-        Raises: GenerationMismatchError if the member has lost its partitions.
-        """
-        group_id, membership = self._settings.group_id, member.membership
-        with self.shared.changed:
-            sent, is_fenced = membership.generation, membership.is_fenced
-            since, cause = membership.owned_since, membership.loss_cause
-        if is_fenced:
-            raise GenerationMismatchError(
-                group_id=group_id,
-                member_id=since.member_id,
-                generation_id=since.generation_id,
-                current_generation=find_generation(self._cluster, group_id, newer_than=since.generation_id),
-                cause=cause,
-            )
-        code = self._cluster.try_commit(
-            group_id,
-            offsets,
-            generation_id=sent.generation_id,
-            member_id=sent.member_id,
-            group_instance_id=membership.config.group_instance_id,
-            timeout_ms=timeout_ms,
-        )
-        if not code:
-            return code
-        with self.shared.changed:
-            # true if a rebalance ended meanwhile that left the partitions to the member, in a new generation
-            can_retry = membership.on_commit_response(code, sent)
-            if code == ErrorCode.REBALANCE_IN_PROGRESS:
-                self.shared.events.noticed(member.client_id, sent.member_id, self._clock.timestamp_ms())
-            self.shared.changed.notify_all()
-        if code not in FENCING_ERRORS:
-            return code
-        if can_retry:
-            return ErrorCode.REBALANCE_IN_PROGRESS
-        fenced = generation_mismatch(
-            self._cluster,
-            group_id=group_id,
-            member_id=sent.member_id,
-            generation_id=sent.generation_id,
-            code=code,
-        )
-        if code == ErrorCode.FENCED_INSTANCE_ID:
-            # the next poll raises it: a JoinGroup of this member would fence the process that replaced it
-            with self.shared.changed:
-                member.failure = fenced
-        raise fenced
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,107 @@
+"""OffsetCommit of group members, each in its own generation.
+
+Source: ConsumerCoordinator.OffsetCommitResponseHandler.
+"""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.membership.fencing import find_generation, generation_mismatch
+from spark_groupsource.client.membership.membership_values import Generation
+from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
+from spark_groupsource.clock import Clock
+from spark_groupsource.errors import FENCING_ERRORS, BrokerError, ErrorCode, GenerationMismatchError
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+
+
+class MemberCommits:
+    """Commits offsets of the members of one process; called by the owner's thread."""
+
+    def __init__(self, cluster: Cluster, shared: SharedMembership, group_id: str, clock: Clock) -> None:
+        self._cluster = cluster
+        self._shared = shared
+        self._group_id = group_id
+        self._clock = clock
+
+    def commit(
+        self,
+        member: LocalMember,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        max_rebalance_wait_ms: int | None,
+    ) -> None:
+        """Commits offsets of one member; retries as `GroupClient.commit`, and raises its errors."""
+        is_last = max_rebalance_wait_ms is None
+        retry = self._cluster.retry(self._cluster.settings.default_api_timeout_ms if is_last else None)
+        rebalance_deadline_ms = None if max_rebalance_wait_ms is None else self._clock.now_ms() + max_rebalance_wait_ms
+        while code := self._try_commit(member, offsets, retry.remaining_ms):
+            error = BrokerError(code, f"Commit by member {member.client_id} of group '{self._group_id}'")
+            is_rebalancing = code == ErrorCode.REBALANCE_IN_PROGRESS
+            if is_rebalancing and rebalance_deadline_ms is not None and self._clock.now_ms() >= rebalance_deadline_ms:
+                raise error
+            retry.backoff_or_raise(error)
+
+    def _try_commit(
+        self, member: LocalMember, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int
+    ) -> int:
+        """Returns 0 or the error code of one request; REBALANCE_IN_PROGRESS if the next generation may commit.
+
+        Raises: GenerationMismatchError if the member has lost its partitions.
+        """
+        membership = member.membership
+        sent = self._generation(member)
+        code = self._cluster.try_commit(
+            self._group_id,
+            offsets,
+            generation_id=sent.generation_id,
+            member_id=sent.member_id,
+            group_instance_id=membership.config.group_instance_id,
+            timeout_ms=timeout_ms,
+        )
+        if not code:
+            return code
+        with self._shared.changed:
+            # true if a rebalance ended meanwhile that left the partitions to the member, in a new generation
+            can_retry = membership.on_commit_response(code, sent)
+            if code == ErrorCode.REBALANCE_IN_PROGRESS:
+                self._shared.events.noticed(member.client_id, sent.member_id, self._clock.timestamp_ms())
+            self._shared.changed.notify_all()
+        if code not in FENCING_ERRORS:
+            return code
+        if can_retry:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        raise self._fenced(member, sent, code)
+
+    def _generation(self, member: LocalMember) -> Generation:
+        """Returns the generation to commit in.
+
+        Raises: GenerationMismatchError if the coordinator no longer accepts that of the member's partitions.
+        """
+        membership = member.membership
+        with self._shared.changed:
+            current, is_fenced = membership.generation, membership.is_fenced
+            since, cause = membership.owned_since, membership.loss_cause
+        if not is_fenced:
+            return current
+        raise GenerationMismatchError(
+            group_id=self._group_id,
+            member_id=since.member_id,
+            generation_id=since.generation_id,
+            current_generation=find_generation(self._cluster, self._group_id, newer_than=since.generation_id),
+            cause=cause,
+        )
+
+    def _fenced(self, member: LocalMember, sent: Generation, code: int) -> GenerationMismatchError:
+        error = generation_mismatch(
+            self._cluster,
+            group_id=self._group_id,
+            member_id=sent.member_id,
+            generation_id=sent.generation_id,
+            code=code,
+        )
+        if code == ErrorCode.FENCED_INSTANCE_ID:
+            # the next poll raises it: a JoinGroup of this member would fence the process that replaced it
+            with self._shared.changed:
+                member.failure = error
+        return error
