@@ -22,8 +22,8 @@ Locks:
 
 Fields without a lock:
 
-* A member thread's connection and coordinator belong to that thread. Another thread may call
-  `BrokerConnection.abort` only, which ends a pending read or write.
+* `CoordinatorConnection` belongs to the member thread. Another thread may call its `abort` only, which ends a pending
+  read or write.
 * `Membership.owned` and `SharedMembership.topics` are written by the owner's thread only, which may read them without
   the lock. Log prefixes read the generation without it: a log line may show the previous one.
 * `LocalMember.last_assigned` and `last_generation_id` are written by the owner's thread between `Membership.complete`

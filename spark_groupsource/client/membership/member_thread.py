@@ -12,6 +12,7 @@ from typing import Any, Callable, Mapping, TypeVar
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.membership.assignment import GroupAssignment, compute_assignment, unassigned
+from spark_groupsource.client.membership.coordinator_connection import CoordinatorConnection
 from spark_groupsource.client.membership.membership_values import (
     Action,
     Generation,
@@ -25,7 +26,6 @@ from spark_groupsource.client.membership.membership_values import (
 )
 from spark_groupsource.client.membership.response_rules import Reaction, Reset, ResponseRule, fatal_error
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
-from spark_groupsource.client.network.connection import BrokerConnection
 from spark_groupsource.client.network.retry import backoff_ms, retry_level
 from spark_groupsource.clock import Instant
 from spark_groupsource.errors import (
@@ -38,11 +38,11 @@ from spark_groupsource.errors import (
     RequestTimeoutError,
     error_name,
 )
-from spark_groupsource.model import Node, Subscription, bounded_names
+from spark_groupsource.model import Subscription, bounded_names
 from spark_groupsource.wire.consumer_protocol import encode_subscription
 from spark_groupsource.wire.group_events import Cause
 from spark_groupsource.wire.member_reasons import POLL_EXPIRED, REJOIN_WITH_MEMBER_ID, UNASSIGNED_PARTITIONS
-from spark_groupsource.wire.messages import DescribeGroupsRequest, Request, Response
+from spark_groupsource.wire.messages import DescribeGroupsRequest, JoinGroupRequest, Request, Response
 
 _log = logging.getLogger(__name__)
 R = TypeVar("R", bound="Response")
@@ -53,11 +53,10 @@ _JOIN_GRACE_MS = 5_000
 _MEMBER_IDS_WAIT_MS = 1_000
 # upper bound of every wait for the shared condition
 _MAX_WAIT_MS = 1_000
-_COORDINATOR_LOOKUP_MS = 5_000
 
 
 class MemberThread:
-    """Thread and connection of one member."""
+    """Thread of one member."""
 
     def __init__(self, member: LocalMember, cluster: Cluster, shared: SharedMembership) -> None:
         self.member = member
@@ -65,13 +64,12 @@ class MemberThread:
         self._cluster = cluster
         self._shared = shared
         self._clock = cluster.clock
-        self._connection: BrokerConnection | None = None
-        self._coordinator: Node | None = None
+        self._coordinator = CoordinatorConnection(member, cluster, shared)
         self._thread = threading.Thread(target=self._run, name=f"group member {member.client_id}", daemon=True)
 
     @property
     def is_connected(self) -> bool:
-        return self._connection is not None
+        return self._coordinator.is_connected
 
     def start(self) -> None:
         """Starts the thread; may be called once."""
@@ -79,9 +77,7 @@ class MemberThread:
 
     def stop(self, timeout_ms: int) -> None:
         """Ends the thread and aborts its pending request; the caller has set `SharedMembership.is_closing`."""
-        connection = self._connection
-        if connection is not None:
-            connection.abort()
+        self._coordinator.abort()
         if self._thread.ident is not None:
             self._thread.join(max(timeout_ms, 1) / 1000)
 
@@ -90,7 +86,7 @@ class MemberThread:
             while self.run_once():
                 pass
         finally:
-            self._disconnect()
+            self._coordinator.disconnect()
 
     def run_once(self) -> bool:
         """Runs one iteration of the loop; returns False once the group client is closing."""
@@ -119,7 +115,7 @@ class MemberThread:
         elif isinstance(action, SendHeartbeat):
             self._send_heartbeat()
         elif isinstance(action, MarkCoordinatorUnknown):
-            self._mark_coordinator_unknown("session timed out without receiving a heartbeat response.")
+            self._coordinator.mark_unknown("session timed out without receiving a heartbeat response.")
         elif isinstance(action, LeaveOnPollTimeout):
             self._leave_on_poll_timeout()
 
@@ -135,50 +131,24 @@ class MemberThread:
     # -- rebalance ---------------------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        shared, membership, member = self._shared, self.membership, self.member
-        with shared.changed:
-            if membership.prepare_needed or shared.is_closing:
-                return
-            topics, assigned, generation_id = shared.topics, member.last_assigned, member.last_generation_id
-        # user code, which may block
-        user_data = {
-            name: assignor.user_data(topics, assigned, generation_id) for name, assignor in member.assignors.items()
-        }
-        with shared.changed:
-            if membership.prepare_needed or shared.is_closing or topics != shared.topics:
-                return
-            reason = membership.rejoin_reason
-            request = membership.join_request(self._protocols(user_data))
-            sent = membership.generation
-            prefix = self.member.log_prefix
-        _log.info("%s Joining the group%s.", prefix, f": {reason}" if reason else "")
+        membership = self.membership
+        prepared = self._join_request()
+        if prepared is None:
+            return
+        request, sent, reason = prepared
         started = self._clock.instant()
         is_static = membership.config.group_instance_id is not None
         response = self._end_rebalance_if_failed(lambda: self._call_join(request, 5 if is_static else 0))
         if response is None:
             return
-        with shared.changed:
+        with self._shared.changed:
             now = self._clock.instant()
             outcome = membership.on_join_response(response, sent, now.now_ms)
             if isinstance(outcome, Joined):
-                generation_id, join_ms = outcome.generation.generation_id, now.now_ms - started.now_ms
-                shared.recorder.joined(generation_id, reason, started.timestamp_ms, now.timestamp_ms, join_ms)
-                if outcome.is_leader:
-                    shared.recorder.led(generation_id, [m[0] for m in outcome.members], now.timestamp_ms)
-                shared.events.contacted(member.client_id, now.now_ms)
-                shared.events.joined(
-                    member.client_id,
-                    outcome.generation.member_id,
-                    reason=reason,
-                    # a static member may be new or have returned: its coordinator knows
-                    is_new=membership.config.group_instance_id is None
-                    and (not sent.member_id or reason.startswith(REJOIN_WITH_MEMBER_ID)),
-                    sent_ms=started.timestamp_ms,
-                    at_ms=now.timestamp_ms,
-                    members=outcome.members,
-                )
+                self._record_joined(outcome, sent, reason, started, now)
         if isinstance(outcome, Joined):
             role = f"leader of {len(outcome.members)} members" if outcome.is_leader else "follower"
+            join_ms = now.now_ms - started.now_ms
             _log.info("%s Joined the group as %s in %d ms.", self.member.log_prefix, role, join_ms)
             if self._sync(outcome) and not sent.member_id:
                 self._find_unassigned()
@@ -186,6 +156,45 @@ class MemberThread:
             self._await_member_ids()
         else:
             self._apply_rule(outcome, outcome.code or response.error_code, "JoinGroup")
+
+    def _join_request(self) -> tuple[JoinGroupRequest, Generation, str] | None:
+        """Returns the JoinGroup request, its generation and its reason; None where the member must not join now."""
+        shared, membership, member = self._shared, self.membership, self.member
+        with shared.changed:
+            if membership.prepare_needed or shared.is_closing:
+                return None
+            topics, assigned, generation_id = shared.topics, member.last_assigned, member.last_generation_id
+        # user code, which may block
+        user_data = {
+            name: assignor.user_data(topics, assigned, generation_id) for name, assignor in member.assignors.items()
+        }
+        with shared.changed:
+            if membership.prepare_needed or shared.is_closing or topics != shared.topics:
+                return None
+            reason = membership.rejoin_reason
+            request = membership.join_request(self._protocols(user_data))
+            sent, prefix = membership.generation, member.log_prefix
+        _log.info("%s Joining the group%s.", prefix, f": {reason}" if reason else "")
+        return request, sent, reason
+
+    def _record_joined(self, joined: Joined, sent: Generation, reason: str, started: Instant, now: Instant) -> None:
+        shared, client_id, generation_id = self._shared, self.member.client_id, joined.generation.generation_id
+        join_ms = now.now_ms - started.now_ms
+        shared.recorder.joined(generation_id, reason, started.timestamp_ms, now.timestamp_ms, join_ms)
+        if joined.is_leader:
+            shared.recorder.led(generation_id, [m[0] for m in joined.members], now.timestamp_ms)
+        shared.events.contacted(client_id, now.now_ms)
+        shared.events.joined(
+            client_id,
+            joined.generation.member_id,
+            reason=reason,
+            # a static member may be new or have returned: its coordinator knows
+            is_new=self.membership.config.group_instance_id is None
+            and (not sent.member_id or reason.startswith(REJOIN_WITH_MEMBER_ID)),
+            sent_ms=started.timestamp_ms,
+            at_ms=now.timestamp_ms,
+            members=joined.members,
+        )
 
     def _await_member_ids(self) -> None:
         """Waits for members of this process that have no member id yet.
@@ -257,7 +266,7 @@ class MemberThread:
             return
         try:
             request = DescribeGroupsRequest(groups=[group_id], include_authorized_operations=False)
-            (group,) = self._call(request, membership.config.heartbeat_interval_ms, 0).groups
+            (group,) = self._coordinator.call(request, membership.config.heartbeat_interval_ms, 0).groups
             if group.error_code or group.group_state != "Stable":
                 # a rebalance is in progress
                 return
@@ -317,7 +326,7 @@ class MemberThread:
     def _apply_rule(self, rule: ResponseRule, code: int, request: str) -> None:
         """Applies the rule of a failed JoinGroup or SyncGroup; the state machine has applied its part."""
         if rule.mark_coordinator_unknown:
-            self._mark_coordinator_unknown(f"error response {error_name(code)} to {request}.")
+            self._coordinator.mark_unknown(f"error response {error_name(code)} to {request}.")
         with self._shared.changed:
             if rule.reaction is Reaction.REJOIN_AFTER_BACKOFF:
                 self._delay_rejoin()
@@ -329,7 +338,7 @@ class MemberThread:
 
     def _call_join(self, request: Request[R], min_version: int) -> R:
         """Sends JoinGroup; the coordinator may respond as late as after the rebalance timeout."""
-        return self._call(request, self._rebalance_wait_ms, min_version)
+        return self._coordinator.call(request, self._rebalance_wait_ms, min_version)
 
     @property
     def _rebalance_wait_ms(self) -> int:
@@ -347,12 +356,12 @@ class MemberThread:
         while True:
             left_ms = deadline_ms - clock.now_ms()
             try:
-                return self._call(request, max(min(settings.request_timeout_ms, left_ms), 1), min_version)
+                return self._coordinator.call(request, max(min(settings.request_timeout_ms, left_ms), 1), min_version)
             except RequestTimeoutError:
                 if clock.now_ms() >= deadline_ms:
                     raise
             # raises if the process of the coordinator does not run
-            self._connected(settings.connect_timeout_ms)
+            self._coordinator.connected(settings.connect_timeout_ms)
 
     def _end_rebalance_if_failed(self, call: Callable[[], R]) -> R | None:
         """Returns the response; None if none was received, which ends the rebalance of this member."""
@@ -399,7 +408,7 @@ class MemberThread:
             timeout_ms = min(self._cluster.settings.request_timeout_ms, membership.session_left_ms(now_ms))
         min_version = 3 if membership.config.group_instance_id is not None else 0
         try:
-            code = self._call(request, timeout_ms, min_version).error_code
+            code = self._coordinator.call(request, timeout_ms, min_version).error_code
         except (NetworkError, BrokerError) as error:
             if isinstance(error, BrokerError) and not error.retriable:
                 raise fatal_error(membership.config.group_id, "FindCoordinator", error.code) from error
@@ -420,7 +429,7 @@ class MemberThread:
         if code:
             _log.info("%s Heartbeat response: %s.", self.member.log_prefix, error_name(code))
         if rule.mark_coordinator_unknown:
-            self._mark_coordinator_unknown(f"error response {error_name(code)} to Heartbeat.")
+            self._coordinator.mark_unknown(f"error response {error_name(code)} to Heartbeat.")
 
     def _record_heartbeat(self, rule: ResponseRule, code: int, generation: Generation, now: Instant) -> None:
         """Records what a heartbeat response says; `generation` is that before the response was applied."""
@@ -458,7 +467,7 @@ class MemberThread:
             self._shared.changed.notify_all()
         if request is not None:
             try:
-                self._call(request, self._cluster.settings.request_timeout_ms, 0)
+                self._coordinator.call(request, self._cluster.settings.request_timeout_ms, 0)
             except GroupSourceError as error:
                 # without the request the coordinator removes the member after the session timeout
                 _log.debug("%s LeaveGroup failed: %s", self.member.log_prefix, error)
@@ -473,53 +482,6 @@ class MemberThread:
             cause=f"another process joined with the same kafka.group.instance.id {config.group_instance_id!r} "
             f"({error_name(code)}), give each process its own",
         )
-
-    # -- coordinator -------------------------------------------------------------------------------------------------
-
-    def _call(self, request: Request[R], timeout_ms: int, min_version: int) -> R:
-        """Sends one request to the coordinator, which becomes unknown if the connection is lost."""
-        connection = self._connected(timeout_ms)
-        try:
-            return connection.call(request, timeout_ms, min_version=min_version)
-        except NetworkError as error:
-            self._mark_coordinator_unknown(str(error))
-            raise
-
-    def _connected(self, timeout_ms: int) -> BrokerConnection:
-        if self._connection is not None and not self._connection.is_closed:
-            if not self._connection.is_expired:
-                return self._connection
-            self._disconnect()
-        lookup_ms = min(_COORDINATOR_LOOKUP_MS, self.membership.config.session_timeout_ms)
-        node = self._cluster.find_coordinator(self.membership.config.group_id, lookup_ms)
-        connection = self._cluster.connect(self._cluster.node_address(node), client_id=self.member.client_id)
-        self._connection, self._coordinator = connection, node
-        with self._shared.changed:
-            if self._shared.is_closing:
-                raise NetworkError("Connecting to the coordinator was canceled: the group client is closing.")
-        try:
-            connection.open(timeout_ms)
-        except NetworkError as error:
-            self._mark_coordinator_unknown(str(error))
-            raise
-        _log.info("%s Connected to coordinator %s.", self.member.log_prefix, node)
-        with self._shared.changed:
-            self.membership.restart_session_timer(self._clock.now_ms())
-        return connection
-
-    def _mark_coordinator_unknown(self, reason: str) -> None:
-        """Disconnects, so that the next request looks the coordinator up; the membership itself is not reset."""
-        _log.info("%s Coordinator is unavailable, rediscovering it: %s", self.member.log_prefix, reason)
-        if self._coordinator is not None:
-            self._cluster.invalidate_coordinator(self.membership.config.group_id, self._coordinator)
-        self._disconnect()
-        with self._shared.changed:
-            self.membership.restart_session_timer(self._clock.now_ms())
-
-    def _disconnect(self) -> None:
-        connection, self._connection, self._coordinator = self._connection, None, None
-        if connection is not None:
-            connection.close()
 
     def _backoff_ms(self) -> int:
         settings = self._cluster.settings
