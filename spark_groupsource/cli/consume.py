@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
@@ -136,7 +136,10 @@ def consume(
             records = _read_last(cluster, partitions, last)
         else:
             ends = None if until is None else start_positions(cluster, partitions, until, "--until")
-            records = _read_all(cluster, start_positions(cluster, partitions, begin), follow, ends)
+            # the other columns cost as much as the value
+            is_plain = not (show or as_json or template is not None or key_separator is not None)
+            columns = ("value",) if is_plain else _COLUMNS
+            records = _read_all(cluster, start_positions(cluster, partitions, begin), follow, ends, columns)
         is_live = follow or group is not None
         try:
             with _terminates_as_ctrl_c(is_live):
@@ -163,7 +166,7 @@ def _terminates_as_ctrl_c(is_enabled: bool) -> Iterator[None]:
 
 
 def _print(records: Iterator[Row], write: Writer, printed: Positions, is_flushed: bool) -> None:
-    """Prints records; `printed` gets the next offset of each partition.
+    """Prints records; `printed` gets the next offset of each partition, if the records have offsets.
 
     Args:
         is_flushed: whether each record is visible, and may be committed, at once.
@@ -175,7 +178,8 @@ def _print(records: Iterator[Row], write: Writer, printed: Positions, is_flushed
             out.write(encoded(write(record)))
             if is_flushed:
                 out.flush()
-            printed[TopicPartition(record["topic"], record["partition"])] = record["offset"] + 1
+            if "offset" in record:
+                printed[TopicPartition(record["topic"], record["partition"])] = record["offset"] + 1
             if not count % 1_000:
                 progress.update(count)
         out.flush()
@@ -221,14 +225,18 @@ def _offsets(cluster: Cluster, partitions: list[TopicPartition], timestamp: int)
 
 
 def _read_all(
-    cluster: Cluster, positions: Positions, follow: bool, until: Positions | None = None
+    cluster: Cluster,
+    positions: Positions,
+    follow: bool,
+    until: Positions | None = None,
+    columns: Sequence[str] = _COLUMNS,
 ) -> Generator[Row, None, None]:
     """Yields the records from the positions to `until` (None: the log end offsets), one partition after the other."""
     while True:
         ends = until or _offsets(cluster, list(positions), LATEST)
         for tp in sorted(positions):
             if positions[tp] < ends[tp]:
-                yield from _read(cluster, OffsetRange(tp, positions[tp], ends[tp]))
+                yield from _read(cluster, OffsetRange(tp, positions[tp], ends[tp]), columns)
         if not follow:
             return
         if all(positions[tp] >= ends[tp] for tp in positions):
@@ -289,7 +297,9 @@ def _owned_positions(
     return known | committed | (start_positions(cluster, initial, begin) if initial else {})
 
 
-def _read(cluster: Cluster, part: OffsetRange) -> Iterator[dict[str, Any]]:
+def _read(
+    cluster: Cluster, part: OffsetRange, columns: Sequence[str] = _COLUMNS
+) -> Iterator[dict[str, Any]]:
     """The records of one range, each as a mapping of column names to values."""
     tp, position = part.topic_partition, part.start
     for block in PartitionFetcher(cluster).fetch_blocks([part]):
@@ -298,7 +308,7 @@ def _read(cluster: Cluster, part: OffsetRange) -> Iterator[dict[str, Any]]:
         decoded = decode_fetched(
             block.data,
             topic_partition=tp,
-            columns=_COLUMNS,
+            columns=columns,
             start_offset=position,
             end_offset=part.end,
             read_committed=cluster.settings.read_committed,

@@ -26,7 +26,7 @@ from spark_groupsource.wire.messages import MetadataRequest
 
 # a lost cluster is noticed within an interval: a third until the next probe, and a third until it fails
 _PROBES_PER_INTERVAL = 3
-_LEAST_TIMEOUT_MS = 2_000
+_LEAST_TIMEOUT_MS, _LEAST_PROBE_TIMEOUT_MS = 5_000, 1_000
 _SLOW_CLIENT_S = 10.0
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -215,8 +215,8 @@ def exporter(
     groups = None if group is None else parse_selection("--group", group)
     topics = None if topic is None else parse_selection("--topic", topic)
     ending = threading.Event()
-    probe_timeout_ms = int(interval_s * 1000 / _PROBES_PER_INTERVAL)
-    timeout_ms = max(probe_timeout_ms, _LEAST_TIMEOUT_MS)
+    third_ms = int(interval_s * 1000 / _PROBES_PER_INTERVAL)
+    timeout_ms, probe_timeout_ms = max(third_ms, _LEAST_TIMEOUT_MS), max(third_ms, _LEAST_PROBE_TIMEOUT_MS)
     with open_cluster(bootstrap, command_config, timeout_ms) as cluster:
 
         def probe() -> None:

@@ -40,12 +40,12 @@ def value_writer(value: Serde, key: Serde, with_position: bool, null: str, separ
 
     def write(row: Row) -> str:
         text = null if row["value"] is None else as_text(value, row["value"])
+        if not with_position and separator is None:
+            return f"{text}\n"
         shown = "-" if row["key"] is None else as_text(key, row["key"])
         if with_position:
             return f"{row['timestamp']} {row['partition']}:{row['offset']} {shown} {text}\n"
-        if separator is not None:
-            return f"{null if row['key'] is None else shown}{separator}{text}\n"
-        return f"{text}\n"
+        return f"{null if row['key'] is None else shown}{separator}{text}\n"
 
     return write
 

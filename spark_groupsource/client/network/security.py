@@ -195,7 +195,7 @@ def check_stores(settings: Mapping[str, str]) -> None:
         if kind != "PEM":
             commands = _CONVERSIONS[store, kind == "PKCS12"].format(path=path)
             raise ConfigurationError(
-                f"Option kafka.ssl.{store}.location names a store in the format {kind}, which only Java reads: {path}. "
+                f"Option kafka.ssl.{store}.location names a store in the format {kind}, but PEM is required: {path}. "
                 f"Convert it to PEM ({commands}), then set kafka.ssl.{store}.location={store}.pem and "
                 f"kafka.ssl.{store}.type=PEM."
             )
