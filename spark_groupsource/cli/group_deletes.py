@@ -18,7 +18,7 @@ from spark_groupsource.cli.groups import (
 from spark_groupsource.cli.tool_form import is_tool_form, java_error, java_message, print_error, reject_command_line
 from spark_groupsource.client.admin import delete_groups, try_delete_offsets
 from spark_groupsource.client.cluster.client import Cluster
-from spark_groupsource.errors import BrokerError, ErrorCode, error_name
+from spark_groupsource.errors import REMEDIES, BrokerError, ErrorCode, error_name
 from spark_groupsource.log_text import escaped
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor.offset_reset import parse_scope
@@ -71,7 +71,10 @@ def delete(
         print_error("Deletion of some consumer groups failed:")
         for name, code in failed.items():
             text = f"* Group '{escaped(name)}' could not be deleted due to: {java_error(code)}"
-            click.echo(text, err=not is_tool_form())
+            if is_tool_form():
+                click.echo(text)
+            else:
+                click.echo(f"{text} {REMEDIES.get(code, '')}".rstrip(), err=True)
         if deleted and not as_json:
             click.echo(f"\nThese consumer groups were deleted successfully: {deleted}")
     elif not as_json:

@@ -26,6 +26,7 @@ import job_support
 from child_processes import start_process
 from confluent_kafka import Producer
 from real_kafka import RealKafka
+from support import startup
 from support.databases import database_url, rows_of_query
 from support.topics import create_topic
 from support.waiting import wait_until
@@ -35,6 +36,9 @@ from spark_groupsource.broker.embedded import EmbeddedBroker
 JOB = Path(job_support.__file__).with_name("upsert_database.py")
 TOPIC, GROUP, PARTITIONS, KEYS = "updates", "upsert", 3, 40
 RECORDS_PER_KILL = 600
+START_AND_PROGRESS_S = 600
+# on a busy machine, Spark's limits for the start of its Python processes are exceeded now and then
+STARTS = 5
 
 
 class Records:
@@ -90,17 +94,18 @@ def run(directory: Path, servers: str, url: str, kills: int, seed: int) -> int:
     for _ in range(kills):
         records.send(RECORDS_PER_KILL)
         goal = applied(url) + randomness.randrange(1, RECORDS_PER_KILL // 2)
-        with job(servers, url, directory) as process:
-
-            def has_progressed(process: subprocess.Popen[str] = process, goal: int = goal) -> bool:
-                assert process.poll() is None, (directory / "log").read_text()[-3_000:]
-                return applied(url) >= goal
-
-            wait_until(has_progressed, f"{goal} records are applied", 180)
-            time.sleep(randomness.uniform(0, 0.3))
-    with job(servers, url, directory, "--available-now") as process:
-        status = process.wait(300)
-    assert status == 0, (directory / "log").read_text()[-3_000:]
+        for _ in range(STARTS):
+            with job(servers, url, directory) as process:
+                what = f"{goal} records are applied, or the job ends"
+                wait_until(lambda: applied(url) >= goal or process.poll() is not None, what, START_AND_PROGRESS_S)
+                time.sleep(randomness.uniform(0, 0.3))
+            if applied(url) >= goal:
+                break
+        assert applied(url) >= goal, f"the job ended {STARTS} times"
+    for _ in range(STARTS):
+        with job(servers, url, directory, "--available-now") as process:
+            if process.wait(START_AND_PROGRESS_S) == 0:
+                break
     assert applied(url) == records.sent
     found = rows_of_query(url, "SELECT key, n, updates FROM rows ORDER BY key")
     differing = [pair for pair in zip(sorted(found), records.expected()) if pair[0] != pair[1]]
@@ -116,9 +121,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
+    startup.configure()
     broker: RealKafka | EmbeddedBroker = RealKafka() if options.kafka else EmbeddedBroker()
     with broker, database_url(options.database) as url, tempfile.TemporaryDirectory() as directory:
-        count = run(Path(directory), broker.bootstrap_servers, url, options.kills, options.seed)
+        try:
+            count = run(Path(directory), broker.bootstrap_servers, url, options.kills, options.seed)
+        except BaseException:
+            print((Path(directory) / "log").read_text(errors="replace")[-5_000:], file=sys.stderr)
+            raise
     print(f"{count} records, {options.kills} kills: each is applied once")
 
 
