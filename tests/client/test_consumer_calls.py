@@ -12,6 +12,7 @@ from support.scripted_group import GROUP, T0, T1, Bench, joined
 
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
 from spark_groupsource.client.cluster.metadata import EpochEndOffset
+from spark_groupsource.client.membership.task_heartbeat import TaskHeartbeat
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.errors import (
@@ -130,6 +131,23 @@ def test_committed_offsets_without_a_response_end_at_the_timeout() -> None:
     with pytest.raises(NetworkError):
         bench.cluster.fetch_committed(GROUP, [T0])
     assert bench.clock.now_ms() <= 1_000 + bench.cluster.settings.default_api_timeout_ms
+
+
+def test_last_heartbeat_of_a_task_does_not_wait_for_a_coordinator_that_was_replaced() -> None:
+    bench = Bench()
+    bench.script.prepare("Heartbeat", *[RequestTimeoutError("No response.")] * 2)
+    heartbeat = TaskHeartbeat(bench.cluster, group_id=GROUP, member_id="m", generation_id=1)
+    heartbeat.check_now()
+    assert bench.clock.now_ms() < 17_000 and len(bench.script.requests("FindCoordinator")) == 3
+
+
+def test_last_heartbeat_of_a_task_fails_after_the_timeout() -> None:
+    bench = Bench()
+    bench.script.prepare("Heartbeat", *[RequestTimeoutError("No response.")] * 100)
+    heartbeat = TaskHeartbeat(bench.cluster, group_id=GROUP, member_id="m", generation_id=1)
+    with pytest.raises(NetworkError):
+        heartbeat.check_now()
+    assert 55_000 < bench.clock.now_ms() <= 62_000
 
 
 # -- settings and closing --------------------------------------------------------------------------------------------

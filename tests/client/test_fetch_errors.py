@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from support.clients import client_settings, open_cluster
@@ -59,6 +62,26 @@ RETRIED = [
     ErrorCode.UNKNOWN_LEADER_EPOCH,
     ErrorCode.UNKNOWN_SERVER_ERROR,
 ]
+
+
+def test_leader_that_accepts_no_connection_is_looked_up_again(broker: FakeLeader) -> None:
+    """As a suspended process, which is replaced after broker.session.timeout.ms."""
+    current = broker.responses["Metadata"]
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+
+        def former(request: Any, version: int) -> Any:
+            response = current(request, version)
+            response.brokers[0].port = frozen.getsockname()[1]
+            if request.topics:
+                broker.responses["Metadata"] = current
+            return response
+
+        broker.responses["Metadata"] = former
+        settings = {"request_timeout_ms": "30000", "socket_connection_setup_timeout_ms": "50"}
+        with open_cluster(str(broker.address), **{**SETTINGS, **settings}) as client:
+            before = time.monotonic()
+            assert fetch(client) == EVERYTHING
+            assert time.monotonic() - before < 25
 
 
 @pytest.mark.conformance("FT-016", "FT-038", "FT-080")

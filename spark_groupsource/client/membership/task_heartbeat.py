@@ -19,6 +19,8 @@ from spark_groupsource.errors import (
 from spark_groupsource.wire.messages import HeartbeatRequest
 
 _ERROR_WAIT_MS = 2 * FIND_TIMEOUT_MS
+# time limit of the first heartbeat after the last record; it doubles with each further one
+_FIRST_WAIT_MS = 5_000
 _log = logging.getLogger(__name__)
 
 # during a rebalance the batch in flight may finish within the rebalance timeout
@@ -102,13 +104,19 @@ class TaskHeartbeat:
         self.check()
         retry = self._cluster.retry()
         while True:
-            code = self.send_heartbeat(retry.remaining_ms)
+            # a coordinator that does not respond may have been replaced
+            bound_ms = min(max(self._interval_ms, _FIRST_WAIT_MS) << min(retry.attempt, 20), retry.remaining_ms)
+            try:
+                code = self.send_heartbeat(bound_ms)
+            except NetworkError as error:
+                retry.backoff_or_raise(error)
+                continue
             if code in _ACCEPTED:
                 return
-            error = self._error(code)
-            if not isinstance(error, BrokerError) or not error.retriable:
-                raise error
-            retry.backoff_or_raise(error)
+            rejected = self._error(code)
+            if not isinstance(rejected, BrokerError) or not rejected.retriable:
+                raise rejected
+            retry.backoff_or_raise(rejected)
 
     def _run(self) -> None:
         while not self._stopping.is_set():

@@ -107,6 +107,8 @@ class PartitionFetcher:
         self._refresh_metadata = False
         self._refreshed_ms = 0
         self._compacted: dict[str, bool] = {}
+        # leader -> number of connections that were not opened in time since the last one that was
+        self._unopened: dict[Address, int] = {}
 
     def fetch_blocks(self, ranges: Sequence[OffsetRange]) -> Iterator[FetchedBlock]:
         """Yields blocks until every range is complete; blocks of a partition are in order of offsets.
@@ -297,15 +299,23 @@ class PartitionFetcher:
                 self._release(leader)
             if leader.connection is None:
                 leader.connection = self._cluster.acquire_connection(leader.address)
+                # the other leaders wait meanwhile, and a leader that does not respond may have been replaced
+                leader.connection.open(self._open_timeout_ms(leader.address))
             leader.sent = leader.connection.send(
                 fetch_request(leader.states, self._settings, len(self._leaders)),
                 self._settings.request_timeout_ms + self._settings.fetch_max_wait_ms,
                 max_version=highest_fetch_version(leader.states),
             )
+            self._unopened.pop(leader.address, None)
         except NetworkError as error:
             self._disconnect(leader)
             return error
         return None
+
+    def _open_timeout_ms(self, address: Address) -> int:
+        """Doubles with each failure up to request.timeout.ms, as in Kafka's client (KIP-601)."""
+        failures = self._unopened[address] = self._unopened.get(address, -1) + 1
+        return min(self._settings.connect_timeout_ms << min(failures, 20), self._settings.request_timeout_ms)
 
     def _receive(self, leader: _Leader) -> tuple[list[FetchedBlock], GroupSourceError | None]:
         """Receives the outstanding response; returns its blocks and the last retriable error."""
