@@ -139,7 +139,10 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
             raise AuthenticationError(f"TLS handshake with {address} failed: {error}. {_tls_remedy(error)}") from error
         if isinstance(error, TimeoutError):
             raise NetworkError(f"TLS handshake with {address} failed: no response within {timeout_ms} ms.") from error
-        raise NetworkError(f"TLS handshake with {address} failed: the peer closed the connection ({error}).") from error
+        raise NetworkError(
+            f"TLS handshake with {address} failed: the peer closed the connection ({error}). Check that the listener "
+            "uses TLS."
+        ) from error
 
 
 def has_tls_listener(address: Address, timeout_ms: int) -> bool:
