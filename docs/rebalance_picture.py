@@ -36,7 +36,7 @@ def _rebalance(generation: int, at_ms: int, cause: Cause, actor: str, joins: dic
     members = {member: [member, "/10.0.0.7", None] for member in owners}
     assignment = {member: {_TOPIC: numbers} for member, numbers in owners.items()}
     waits = [
-        _event(at_ms + time_ms, kind, member, generation - 1)
+        _event(at_ms + time_ms, kind, member, 0)
         for member, delay_ms in joins.items()
         if delay_ms > 500
         for kind, time_ms in ((EventKind.BATCH_WAIT_STARTED, 300), (EventKind.BATCH_WAIT_ENDED, delay_ms - 50))

@@ -104,6 +104,15 @@ class Timeline(NamedTuple):
         waits = (wait for periods in self.partitions.values() for wait in periods[:-1] if wait.owner is None)
         return sum(wait.end_ms - wait.start_ms for wait in waits) / 1000
 
+    def unowned_seconds_of(self, marker: RebalanceMarker) -> float:
+        """Sum over the partitions of the seconds without an owner that the rebalance began or ended."""
+        if marker.unowned_seconds is not None:
+            return marker.unowned_seconds
+        start_ms = marker.started_ms
+        end_ms = self.end_ms if marker.completed_ms is None else marker.completed_ms
+        waits = (wait for periods in self.partitions.values() for wait in periods[:-1] if wait.owner is None)
+        return sum(w.end_ms - w.start_ms for w in waits if w.start_ms <= end_ms and w.end_ms >= start_ms) / 1000
+
     @property
     def moves(self) -> Mapping[TopicPartition, int]:
         """Partition -> number of changes to another owner."""
@@ -151,6 +160,7 @@ class _Builder:
         self._periods: dict[str, list[MemberPeriod]] = {}
         self._states: dict[str, tuple[int, MemberState]] = {}
         self._bands: list[PhaseBand] = []
+        self._unnumbered: list[int] = []
         self._markers: list[RebalanceMarker] = []
         self._joined_ms: int | None = None
         self._batch_started_ms: int | None = None
@@ -268,7 +278,9 @@ class _Builder:
         if self._states.get(name, (0, None))[1] is MemberState.WAITING:
             self._set_state(name, event.at_ms, MemberState.READING if self._owned.get(name) else MemberState.IDLE)
         if self._batch_started_ms is not None:
-            self._add_band(event.generation, Phase.BATCH, self._batch_started_ms, event.at_ms)
+            # the member does not know the generation that the rebalance will produce
+            self._unnumbered.append(len(self._bands))
+            self._bands.append(PhaseBand(None, Phase.BATCH, self._batch_started_ms, event.at_ms))
             self._batch_started_ms = None
 
     def revoked(self, event: GroupEvent) -> None:
@@ -363,6 +375,9 @@ class _Builder:
         marker = self._markers[-1]
         if self._joined_ms is not None:
             self._add_band(event.generation, Phase.SYNC, self._joined_ms, event.at_ms)
+        for at in self._unnumbered:
+            self._bands[at] = self._bands[at]._replace(generation=event.generation)
+        self._unnumbered.clear()
         self._markers[-1] = marker._replace(
             completed_ms=event.at_ms, generation=event.generation, partitions_moved=moved
         )

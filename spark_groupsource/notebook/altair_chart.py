@@ -14,6 +14,10 @@ _WIDTH = 780
 _LABEL_PX = 150
 _HATCH_PX = 6
 _MIN_PX = 1.5
+_CHAR_PX = 6.5
+_MANY_MARKS = 40
+# so that a mark at the start is drawn whole
+_MARGIN_PX = 5
 # a color that is readable on light and dark pages
 _NOTEBOOK_TEXT = "#808080"
 _FONT = "Inter, Segoe UI, Helvetica, Arial, DejaVu Sans, sans-serif"
@@ -46,17 +50,18 @@ def _data(datasets: _Datasets, name: str, values: Sequence[Mapping[str, Any]]) -
 def _chart(picture: Picture, theme: str, datasets: _Datasets) -> Any:
     text = _NOTEBOOK_TEXT if theme == "notebook" else THEMES[theme].text
     zoom = alt.selection_interval(bind="scales", encodings=["x"])
-    scale = alt.Scale(domain=[picture.start_ms, picture.end_ms], type="utc")
-    panels = [_causes(picture, scale, text, datasets)]
+    margin_ms = _MARGIN_PX * (picture.end_ms - picture.start_ms) / _WIDTH
+    scale = alt.Scale(domain=[picture.start_ms - margin_ms, picture.end_ms], type="utc")
+    panels = []
     if picture.partitions:
         panels.append(_rows("partitions", picture.partitions, picture, scale, datasets))
     if picture.members:
         panels.append(_rows("members", picture.members, picture, scale, datasets))
     if picture.lag:
         panels.append(_lag(picture, scale, datasets))
-    times = "%H:%M:%S" if picture.end_ms - picture.start_ms > 8_000 else "%H:%M:%S.%L"
-    axis = alt.Axis(tickCount=8, format=times, grid=False)
-    panels[-1] = panels[-1].encode(x=alt.X("start:T", scale=scale, title=None, axis=axis))
+    shade = _shade(picture, scale, text, datasets)
+    shaded = [alt.layer(*shade, panel).properties(height=panel.height) for panel in panels]
+    panels = [_causes(picture, scale, text, datasets), *shaded, _time_axis(picture, scale, datasets)]
     stacked = [panel.properties(width=_WIDTH).add_params(zoom) for panel in panels]
     chart = alt.vconcat(*stacked, _legend(picture, text, datasets), spacing=6)
     title = alt.TitleParams(picture.title, subtitle=picture.subtitle, anchor="start", offset=12)
@@ -72,8 +77,17 @@ def _chart(picture: Picture, theme: str, datasets: _Datasets) -> Any:
     )
 
 
-def _x(scale: Any) -> Any:
-    return alt.X("start:T", scale=scale, title=None, axis=alt.Axis(labels=False, ticks=False, domain=False, grid=False))
+def _time_axis(picture: Picture, scale: Any, datasets: _Datasets) -> Any:
+    """Draws the labels of the time: a panel of its own, because layers would have to agree about them."""
+    times = "%H:%M:%S" if picture.end_ms - picture.start_ms > 8_000 else "%H:%M:%S.%L"
+    axis = alt.Axis(tickCount=8, format=times, grid=False)
+    base = _data(datasets, "time", [{"start": picture.start_ms}, {"start": picture.end_ms}])
+    x = alt.X("start:T", scale=scale, title=None, axis=axis)
+    return base.mark_point(opacity=0).encode(x=x).properties(height=1)
+
+
+def _x(scale: Any, field: str = "start:T") -> Any:
+    return alt.X(field, scale=scale, title=None, axis=alt.Axis(labels=False, ticks=False, domain=False, grid=False))
 
 
 def _tooltip() -> list[Any]:
@@ -84,14 +98,16 @@ def _causes(picture: Picture, scale: Any, text: str, datasets: _Datasets) -> Any
     marks, free = [], [0.0, 0.0]
     px_per_ms = _WIDTH / (picture.end_ms - picture.start_ms)
     for mark in picture.marks:
-        left = (mark.at_ms - picture.start_ms) * px_per_ms
+        width = len(mark.label) * _CHAR_PX
+        left = min((mark.at_ms - picture.start_ms) * px_per_ms, _WIDTH - width)
         line = next((at for at in (0, 1) if free[at] <= left), None)
         if line is not None:
-            free[line] = left + len(mark.label) * 6.5 + 12
+            free[line] = left + width + 12
         label = "" if line is None else mark.label
-        fixed = {"start": mark.at_ms, "cause": mark.label, "label": label, "line": line or 0}
+        label_ms = picture.start_ms + left / px_per_ms
+        fixed = {"start": mark.at_ms, "label_ms": label_ms, "cause": mark.label, "label": label, "line": line or 0}
         marks.append({**fixed, **dict(_lines(mark.text))})
-    fields = sorted({field for mark in marks for field in mark} - {"start", "line", "label"})
+    fields = sorted({field for mark in marks for field in mark} - {"start", "line", "label", "label_ms"})
     tooltip = [alt.Tooltip(f"{field}:N") for field in fields]
     y = alt.Y("y:Q", scale=alt.Scale(domain=[0, 3]), axis=None)
     base = _data(datasets, "causes", marks).encode(x=_x(scale), tooltip=tooltip)
@@ -105,7 +121,19 @@ def _causes(picture: Picture, scale: Any, text: str, datasets: _Datasets) -> Any
         .mark_rect(clip=True)
         .encode(x=_x(scale), x2="end:T", y=y, y2="y2:Q", color=alt.Color("color:N", scale=None), tooltip=_tooltip())
     )
-    return alt.layer(bands, labels.encode(y=y, text="label:N"), triangles.encode(y=y)).properties(height=56)
+    labels = labels.encode(x=_x(scale, "label_ms:T"), y=y, text="label:N")
+    return alt.layer(bands, labels, triangles.encode(y=y)).properties(height=56)
+
+
+def _shade(picture: Picture, scale: Any, text: str, datasets: _Datasets) -> list[Any]:
+    """Returns a line at the start of each rebalance, and its time in gray."""
+    times = [{"start": mark.at_ms, "end": mark.end_ms} for mark in picture.marks]
+    base = _data(datasets, "rebalances", times).encode(x=_x(scale))
+    opacity = 0.4 if len(times) <= _MANY_MARKS else 0.15
+    return [
+        base.mark_rect(clip=True, color=text, opacity=0.09).encode(x2="end:T"),
+        base.mark_rule(clip=True, color=text, opacity=opacity, strokeWidth=0.8),
+    ]
 
 
 def _is_batch(band: Segment) -> bool:
@@ -149,7 +177,7 @@ def _rows(title: str, rows: Sequence[Row], picture: Picture, scale: Any, dataset
     labels = "".join(f"datum.value == {at + 0.5} ? {_quoted(row.label)} : " for at, row in enumerate(rows)) + "''"
     axis = alt.Axis(
         values=[at + 0.5 for at in range(len(rows))], labelExpr=labels, ticks=False, domain=False, grid=False,
-        minExtent=_LABEL_PX, maxExtent=_LABEL_PX, labelFontSize=min(step - 1, 11), labelOverlap=False,
+        minExtent=_LABEL_PX, maxExtent=_LABEL_PX, labelFontSize=min(step - 1, 11), labelOverlap=False, labelPadding=6,
         titleFontSize=11, titleAngle=0, titleAlign="left", titleAnchor="start", titleX=-_LABEL_PX, titleY=-6,
     )  # fmt: skip
     y = alt.Y("y:Q", scale=alt.Scale(domain=[0, len(rows)], reverse=True, nice=False), axis=axis, title=title)

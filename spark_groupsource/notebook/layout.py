@@ -111,7 +111,7 @@ def picture(timeline: Timeline, generation: int | None = None) -> Picture:
     marks = [_mark(m) for m in timeline.markers if start_ms <= (m.completed_ms or end_ms) and m.started_ms <= end_ms]
     times = f"{clock_text(start_ms)} to {clock_text(end_ms)} UTC"
     return Picture(
-        headline(timeline),
+        headline(timeline, generation),
         " · ".join(filter(None, (times, note))),
         start_ms,
         max(end_ms, start_ms + 1),
@@ -124,13 +124,22 @@ def picture(timeline: Timeline, generation: int | None = None) -> Picture:
     )
 
 
-def headline(timeline: Timeline) -> str:
-    """Returns the title: group, number of rebalances, partition-seconds without an owner."""
-    count, seconds = len(timeline.markers), timeline.unowned_seconds
+def headline(timeline: Timeline, generation: int | None = None) -> str:
+    """Returns the title: group, its rebalances or the one of a generation, partition-seconds without an owner.
+
+    Raises: KeyError for a generation that is not in the timeline.
+    """
     group = escaped(shortened(timeline.group, 60))
+    if generation is None:
+        count, seconds = len(timeline.markers), timeline.unowned_seconds
+        what = f"Group {group}: {count:,} rebalance{'' if count == 1 else 's'}"
+    else:
+        marker = _marker(timeline, generation)
+        seconds = timeline.unowned_seconds_of(marker)
+        actor = f" by {_label(marker.actor, 40)}" if marker.actor else ""
+        what = f"Group {group}, generation {generation}: {marker.cause}{actor}"
     amount = f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
-    rebalances = f"{count:,} rebalance{'' if count == 1 else 's'}"
-    return f"Group {group}: {rebalances}, {amount} partition-seconds without an owner"
+    return f"{what}, {amount} partition-seconds without an owner"
 
 
 def clock_text(at_ms: float) -> str:
@@ -150,14 +159,19 @@ def duration_text(ms: float) -> str:
 def _window(timeline: Timeline, generation: int | None) -> tuple[int, int]:
     if generation is None:
         return timeline.start_ms, timeline.end_ms
-    marker = next((m for m in timeline.markers if m.generation == generation), None)
-    if marker is None:
-        raise KeyError(f"Generation {generation} is not in the timeline of group {timeline.group!r}.")
+    marker = _marker(timeline, generation)
     ends = [band.end_ms for band in timeline.bands if band.generation == generation]
     starts = [band.start_ms for band in timeline.bands if band.generation == generation]
     first, last = min([marker.started_ms, *starts]), max([marker.completed_ms or marker.started_ms, *ends])
     margin = max((last - first) // 4, 20)
     return first - margin, last + margin
+
+
+def _marker(timeline: Timeline, generation: int) -> RebalanceMarker:
+    marker = next((m for m in timeline.markers if m.generation == generation), None)
+    if marker is None:
+        raise KeyError(f"Generation {generation} is not in the timeline of group {timeline.group!r}.")
+    return marker
 
 
 def _within(periods: Iterable[MemberPeriod], start_ms: int, end_ms: int) -> list[MemberPeriod]:
@@ -253,9 +267,10 @@ def _legend(timeline: Timeline, colors: Mapping[str, str], has_rows: bool) -> li
     legend = [(_label(timeline.names.get(name, name)), colors[name], "solid") for name in names[:_LEGEND_OWNERS]]
     if len(names) > _LEGEND_OWNERS:
         legend.append((f"and {len(names) - _LEGEND_OWNERS:,} more members", "#808080", "solid"))
-    if has_rows:
-        legend.append(("nobody reads", UNOWNED_COLOR, "hatch"))
     states = {period.state for periods in timeline.members.values() for period in periods}
+    hatched = ["nobody reads"] * has_rows + [MemberState.EXPIRED.value] * (MemberState.EXPIRED in states)
+    if hatched:
+        legend.append((", ".join(hatched), UNOWNED_COLOR, "hatch"))
     if MemberState.WAITING in states:
         legend.append((MemberState.WAITING.value, colors[names[0]], "light"))
     legend += [(state.value, color, "solid") for state, color in _STATE_COLORS.items() if state in states]

@@ -10,6 +10,7 @@ from spark_groupsource.notebook.layout import Picture, Row, Segment, clock_text
 _LEFT, _RIGHT, _WIDTH = 176, 20, 980
 _CHAR_PX = 6.3
 _MIN_PX = 1.5
+_MANY_MARKS = 40
 _TICK_STEPS_MS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 120_000, 300_000, 600_000,
     900_000, 1_800_000, 3_600_000, 7_200_000, 14_400_000, 43_200_000, 86_400_000,
@@ -64,11 +65,12 @@ def svg(picture: Picture, theme: str = "notebook") -> str:
     height = y + 8
     frame = f'<rect width="{_WIDTH}" height="{height:.0f}" fill="{colors.background}"/>'
     lines = []
+    opacity = 0.4 if len(picture.marks) <= _MANY_MARKS else 0.15
     for mark in picture.marks:
         x, end = max(scale.x(mark.at_ms), _LEFT), min(scale.x(mark.end_ms), _WIDTH - _RIGHT)
         place = f'y="{top + 36:.0f}" height="{axis_y - top - 36:.0f}"'
         lines.append(f'<rect x="{x:.1f}" width="{max(end - x, 0):.1f}" {place} fill-opacity="0.07"/>')
-        lines.append(f'<rect x="{x - 0.4:.1f}" width="0.8" {place} fill-opacity="0.4"/>')
+        lines.append(f'<rect x="{x - 0.4:.1f}" width="0.8" {place} fill-opacity="{opacity}"/>')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:.0f}" width="{_WIDTH}" '
         f'height="{height:.0f}" style="max-width:100%;height:auto;color:{colors.text}" role="img" '

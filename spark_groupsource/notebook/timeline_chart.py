@@ -80,6 +80,10 @@ class TimelineChart:
         self._generation = generation
 
     @property
+    def _headline(self) -> str:
+        return headline(self.timeline, self._generation)
+
+    @property
     def unowned_seconds(self) -> float:
         """Sum over the partitions of the seconds without an owner, between two owners."""
         return self.timeline.unowned_seconds
@@ -107,7 +111,7 @@ class TimelineChart:
     def html(self) -> str:
         """Returns a page with the chart that needs no network."""
         body = _embedded(self.vega_lite()) if _has_vega() else svg(picture(self.timeline, self._generation))
-        return f'<!doctype html><meta charset="utf-8"><title>{escape(headline(self.timeline))}</title>{body}'
+        return f'<!doctype html><meta charset="utf-8"><title>{escape(self._headline)}</title>{body}'
 
     def save(self, path: str | Path, theme: str = "light") -> None:
         """Writes the chart to a file; the suffix is .html, .svg, .png or .json (Vega-Lite).
@@ -126,12 +130,13 @@ class TimelineChart:
         # a frame of its own: scripts of notebooks and of other charts do not meet
         return (
             f'<iframe srcdoc="{escape(self.html())}" style="width:100%;border:0;height:640px;color-scheme:normal" '
-            f'title="{escape(headline(self.timeline))}"></iframe>'
+            f'title="{escape(self._headline)}"></iframe>'
         )
 
     def __repr__(self) -> str:
-        lines = [headline(self.timeline)]
-        for marker in self.timeline.markers[-_SHOWN_REBALANCES:]:
+        lines = [self._headline]
+        markers = [m for m in self.timeline.markers if self._generation in (None, m.generation)]
+        for marker in markers[-_SHOWN_REBALANCES:]:
             took = ""
             if marker.completed_ms is not None:
                 took = f" in {duration_text(marker.completed_ms - marker.started_ms)}"
@@ -139,7 +144,7 @@ class TimelineChart:
             moved = "" if marker.partitions_moved is None else f", {marker.partitions_moved:,} partitions moved"
             number = "?" if marker.generation is None else marker.generation
             lines.append(f"{clock_text(marker.started_ms)}  generation {number}: {marker.cause}{actor}{took}{moved}")
-        omitted = len(self.timeline.markers) - _SHOWN_REBALANCES
+        omitted = len(markers) - _SHOWN_REBALANCES
         return "\n".join(lines + ([f"and {omitted:,} earlier rebalances"] if omitted > 0 else []))
 
 

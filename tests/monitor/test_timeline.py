@@ -37,7 +37,7 @@ def test_an_eager_rebalance() -> None:
     events = [
         *rebalance(1000, 1, {"a": [0, 1]}, ["a"]),
         event(1500, "batch_wait_started", "a", application="job"),
-        event(1900, "batch_wait_ended", "a", application="job", generation=2),
+        event(1900, "batch_wait_ended", "a", application="job"),
         *rebalance(2000, 2, {"a": [0], "b": [1], "c": []}, ["b", "c", "a"]),
         event(2030, "first_record", "b", generation=2, application="job"),
         event(2040, "repeated", "a", generation=2, application="job", records=7),

@@ -82,6 +82,14 @@ def test_headline_rows_and_texts() -> None:
 def test_one_rebalance() -> None:
     drawn = picture(sample(rebalances=3), 3)
     assert drawn.start_ms == START + 18_750 and drawn.end_ms == START + 20_250 and len(drawn.marks) == 1
+    assert drawn.title == (
+        "Group flight-delays, generation 3: JOINED by app-1, 4 partition-seconds without an owner"
+    )
+    chart = TimelineChart(sample(rebalances=3)).rebalance(3)
+    assert repr(chart).splitlines()[0] == drawn.title and len(repr(chart).splitlines()) == 2
+    counted = sample(rebalances=3)
+    unknown = counted.markers[1]._replace(unowned_seconds=None)
+    assert counted.unowned_seconds_of(unknown) == 4
     with pytest.raises(KeyError, match="Generation 9 is not in the timeline of group 'flight-delays'"):
         picture(sample(), 9)
 
@@ -147,7 +155,11 @@ def test_with_the_extra(tmp_path: Path) -> None:
     chart: Any = TimelineChart(sample(rebalances=2))
     page = chart._repr_html_()
     assert page.startswith("<iframe srcdoc=") and 'src="http' not in chart.html()
-    assert chart.altair().to_dict(validate=False)["datasets"]["partitions"]
+    found = chart.altair().to_dict(validate=False)
+    assert found["datasets"]["partitions"] and len(found["datasets"]["rebalances"]) == 2
+    # also without lag, the last panel has the times
+    bare = TimelineChart(sample()._replace(lag=[], members={})).vega_lite()
+    assert bare["vconcat"][-2]["encoding"]["x"]["axis"]["format"] == "%H:%M:%S"
     chart.save(tmp_path / "c.png")
     assert (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
 
