@@ -18,7 +18,7 @@ from nbconvert import HTMLExporter
 from playwright.sync_api import sync_playwright
 
 TOUR = Path(__file__).with_name("tour.ipynb")
-_TIMEOUT_S = 300
+_TIMEOUT_S = 400
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     notebook = nbformat.read(arguments.executed or TOUR, as_version=4)
     if arguments.executed is None:
         folder = {"metadata": {"path": str(arguments.directory)}}
-        NotebookClient(notebook, timeout=_TIMEOUT_S, resources=folder).execute()
+        NotebookClient(notebook, timeout=_TIMEOUT_S, startup_timeout=_TIMEOUT_S, resources=folder).execute()
         nbformat.write(notebook, arguments.directory / "tour-executed.ipynb")
     exporter = HTMLExporter(embed_images=True)
     for theme in ("light", "dark"):
