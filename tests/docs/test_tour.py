@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# of the whole notebook and of a cell: kernels and Python workers of Spark start slowly on a busy machine
+# of the test and of a cell: kernels start slowly on a busy machine
 _TOUR_S, _CELL_S = 900, 400
 
 
@@ -24,13 +24,17 @@ def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.python.authenticate.socketTimeout 120s\n")
-    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "conf"))
     tour: Any = nbformat.read(ROOT / "docs" / "tour.ipynb", as_version=4)
     assert all(cell.outputs == [] for cell in tour.cells if cell.cell_type == "code")
     folder = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(tour, timeout=_CELL_S, startup_timeout=_CELL_S, resources=folder).execute()
+    client = nbclient.NotebookClient(tour, timeout=_CELL_S, startup_timeout=_CELL_S, resources=folder)
+    try:
+        client.execute()
+    except nbclient.exceptions.CellExecutionError as error:
+        # Spark waits 10 s for a new Python worker, which no setting changes
+        if "Python worker failed to connect back" not in str(error):
+            raise
+        client.execute()
     shown = [repr(cell.outputs) for cell in tour.cells if cell.cell_type == "code"]
     assert sum("<table" in text for text in shown) >= 8
     title = r"Group delays: (\d+) rebalances, [\d,.]+ partition-seconds without an owner"
