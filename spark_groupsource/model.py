@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Iterable, Mapping, NamedTuple, Sequence
 
 
@@ -80,14 +81,17 @@ class GroupMember:
 PartitionRacks = Mapping[str, Sequence[Sequence[str]]]
 
 
-def bounded_names(names: Iterable[object], limit: int = 5) -> str:
+def bounded_names(names: Iterable[object], limit: int = 5, *, count: int | None = None) -> str:
     """Joins names for log lines and messages: at most `limit` of them, then the number of the others.
+
+    If `count`, the number of names, is given, the others are not computed.
 
     Example: ``orders-0, orders-1, orders-2, orders-3, orders-4 and 4,995 more``.
     """
-    texts = [str(name) for name in names]
-    omitted = len(texts) - limit
-    return ", ".join(texts[:limit]) + (f" and {omitted:,} more" if omitted > 0 else "")
+    names = iter(names)
+    shown = [str(name) for name in islice(names, limit)]
+    omitted = (sum(1 for _ in names) + len(shown) if count is None else count) - limit
+    return ", ".join(shown) + (f" and {omitted:,} more" if omitted > 0 else "")
 
 
 class ProducerIdAndEpoch(NamedTuple):

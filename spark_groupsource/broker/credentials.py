@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import threading
 from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import Iterable, Mapping, Sequence
@@ -34,6 +35,8 @@ from spark_groupsource.wire.sasl_server import (
     scram_credential,
 )
 
+MAX_USERS = 1_000
+"""SCRAM users that clients can add, because the file is replaced with each change. Kafka has no such limit."""
 _FILE = "scram-credentials.json"
 _JAAS = "listener.name.sasl_plaintext.plain.sasl.jaas.config"
 _JAAS_USER = re.compile(r'user_([^\s=]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^\s;]+)')
@@ -51,6 +54,7 @@ class CredentialStore:
         self._passwords = _plain_users(config.sasl_plain_jaas_config) if PLAIN in self.mechanisms else {}
         self._scram: dict[str, dict[str, ScramCredential]] = {}
         self._path: Path | None = None
+        self._lock = threading.Lock()
 
     def open(self, directory: Path, added: Iterable[str] = ()) -> None:
         """Reads the credentials of `directory`; adds the users `added`, in the format of ``--add-scram``.
@@ -71,7 +75,7 @@ class CredentialStore:
         nonce = secrets.token_urlsafe(24)
         return ScramSaslServer(mechanism, lambda user: self._scram.get(user, {}).get(mechanism), nonce)
 
-    # --- SCRAM users ---
+    # --- SCRAM users: changes may run in any thread ---
 
     @property
     def scram_users(self) -> Mapping[str, Mapping[str, ScramCredential]]:
@@ -80,13 +84,22 @@ class CredentialStore:
 
     def put(self, user: str, mechanism: str, credential: ScramCredential) -> None:
         """Stores a user's credential; replaces the previous one. Raises: StorageError."""
-        self._write({**self._scram, user: {**self._scram.get(user, {}), mechanism: credential}})
+        self.change({(user, mechanism): credential})
 
-    def remove(self, user: str, mechanism: str) -> None:
-        """Removes a credential, which must exist. Raises: StorageError."""
-        remaining = {name: value for name, value in self._scram[user].items() if name != mechanism}
-        others = {name: value for name, value in self._scram.items() if name != user}
-        self._write({**others, user: remaining} if remaining else others)
+    def change(self, changes: Mapping[tuple[str, str], ScramCredential | None]) -> None:
+        """Stores credentials by user and mechanism, None removes one; durable on return.
+
+        Raises: StorageError; nothing is then changed.
+        """
+        with self._lock:
+            users = dict(self._scram)
+            for (user, mechanism), credential in changes.items():
+                changed = {name: value for name, value in users.pop(user, {}).items() if name != mechanism}
+                if credential is not None:
+                    changed[mechanism] = credential
+                if changed:
+                    users[user] = changed
+            self._write(users)
 
     def _read(self, path: Path) -> None:
         try:

@@ -18,6 +18,8 @@ from spark_groupsource.storage.data_directory import DataDirectory
 ALL_NODES = ""
 STATIC_SOURCE, DEFAULT_SOURCE = 4, 5
 NODE_SOURCE, ALL_NODES_SOURCE = 2, 3
+MAX_SETTINGS_BYTES = 65_536
+"""Names and values of the dynamic settings of one node, or of all nodes."""
 # Kafka with eligible leader replicas stores its static value for all nodes at its first start (KIP-966)
 _INITIAL_FOR_ALL_NODES = "min.insync.replicas"
 
@@ -56,11 +58,8 @@ class DynamicSettings:
             return ALL_NODES_SOURCE
         return DEFAULT_SOURCE if self._static.value(name) == key.default else STATIC_SOURCE
 
-    def put(self, name: str, settings: Mapping[str, str], *, validate_only: bool = False) -> None:
-        """Replaces the dynamic settings of one node (its id) or of all nodes (empty name); durable on return.
-
-        Raises: ApiError.
-        """
+    def check(self, name: str, settings: Mapping[str, str]) -> None:
+        """Checks the new dynamic settings of one node (its id) or of all nodes (empty name). Raises: ApiError."""
         changed = {key for key in {*settings, *self.of(name)} if settings.get(key) != self.of(name).get(key)}
         known = {key: BROKER_SETTINGS[key] for key in sorted(changed) if key in BROKER_SETTINGS}
         fixed = [name for name, key in known.items() if not key.dynamic]
@@ -74,8 +73,16 @@ class DynamicSettings:
             changed_config({key: settings[key] for key in known if key in settings}, self._static)
         except ConfigurationError as error:
             raise ApiError(ErrorCode.INVALID_REQUEST, str(error)) from error
-        if validate_only:
-            return
+        size = sum(len(key) + len(value) for key, value in settings.items())
+        if size > MAX_SETTINGS_BYTES:
+            text = f"Dynamic settings may have {MAX_SETTINGS_BYTES:,} bytes, the new ones have {size:,}."
+            raise ApiError(ErrorCode.POLICY_VIOLATION, text)
+
+    def put(self, name: str, settings: Mapping[str, str]) -> None:
+        """Replaces the dynamic settings under one name; durable on return. May run in any thread.
+
+        Raises: ApiError.
+        """
         try:
             self._data.put_broker_settings(name, settings)
         except StorageError as error:

@@ -63,6 +63,7 @@ class Broker:
         self.clock = clock
         self.report = report
         self.data = data
+        self.is_altering_config = False
         self.nodes = RunningNodes()
         self.leaders = Leaders(range(config.node_id, config.node_id + node_count), report)
         self.credentials = CredentialStore(config)
@@ -149,18 +150,31 @@ class Broker:
 
         Raises: ConfigurationError for a stored value that this version rejects.
         """
-        self.config = self.dynamic.effective()
-        self.partitions.set_topic_defaults(self.config.topic)
-        self.cleaner.backoff_ms = self.config.log_cleaner_backoff_ms
+        run_steps(self._apply_dynamic_config_steps())
 
-    def alter_config(self, name: str, settings: Mapping[str, str], *, validate_only: bool = False) -> None:
+    def _apply_dynamic_config_steps(self) -> StorageSteps[None]:
+        self.config = self.dynamic.effective()
+        self.cleaner.backoff_ms = self.config.log_cleaner_backoff_ms
+        yield from self.partitions.set_topic_defaults_steps(self.config.topic)
+
+    def alter_config_steps(
+        self, name: str, settings: Mapping[str, str], *, validate_only: bool = False
+    ) -> StorageSteps[None]:
         """Replaces the dynamic settings of a node (by its id), or of all nodes (empty name), and applies them.
+
+        Must not be called while `is_altering_config`.
 
         Raises: ApiError.
         """
-        self.dynamic.put(name, settings, validate_only=validate_only)
-        if not validate_only:
-            self.apply_dynamic_config()
+        self.dynamic.check(name, settings)
+        if validate_only:
+            return
+        self.is_altering_config = True
+        try:
+            yield partial(self.dynamic.put, name, settings)
+            yield from self._apply_dynamic_config_steps()
+        finally:
+            self.is_altering_config = False
 
     # --- topics ---
 

@@ -23,6 +23,8 @@ class CorruptRange(NamedTuple):
 class CorruptRanges:
     """Every corrupt range of a log that was found, in the order of offsets; each is reported once."""
 
+    __slots__ = ("_ranges", "_report", "_topic_partition")
+
     def __init__(self, topic_partition: TopicPartition, report: Reporter) -> None:
         self._topic_partition = topic_partition
         self._report = report

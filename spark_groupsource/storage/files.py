@@ -29,10 +29,10 @@ class FileCache:
             limit = min(_MAX_OPEN_FILES, soft_limit // _SHARE_OF_DESCRIPTORS) if soft_limit > 0 else _MAX_OPEN_FILES
         self._limit = max(limit, 1)
         self._flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
-        self._open: OrderedDict[Path, int] = OrderedDict()
+        self._open: OrderedDict[str, int] = OrderedDict()
         self._flusher: ThreadPoolExecutor | None = None
 
-    def descriptor(self, path: Path) -> int:
+    def descriptor(self, path: str) -> int:
         """A file descriptor of `path`, valid until the next call; a missing file is created unless read-only."""
         descriptor = self._open.get(path)
         if descriptor is not None:
@@ -57,7 +57,7 @@ class FileCache:
 
     def close_file(self, path: Path) -> None:
         """Closes `path` if it is open; required before it is removed or renamed."""
-        descriptor = self._open.pop(path, None)
+        descriptor = self._open.pop(str(path), None)
         if descriptor is not None:
             os.close(descriptor)
 
@@ -76,7 +76,7 @@ class FileCache:
             os.close(self._open.popitem()[1])
 
 
-def read_exactly(descriptor: int, size: int, position: int, path: Path) -> bytes:
+def read_exactly(descriptor: int, size: int, position: int, path: Path | str) -> bytes:
     """Reads `size` bytes from `position`.
 
     Raises: StorageError when the file is shorter or cannot be read.

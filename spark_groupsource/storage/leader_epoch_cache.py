@@ -34,8 +34,10 @@ _FIRST = (0, 0)
 class LeaderEpochCache:
     """The epochs of the log in `directory`; `latest_epoch` is written into each new batch."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    __slots__ = ("_directory", "_is_stored", "_starts", "latest_epoch")
+
+    def __init__(self, directory: Path | str) -> None:
+        self._directory = str(directory)
         self.latest_epoch = 0
         self._starts: list[tuple[int, int]] | None = None  # (epoch, start offset) in ascending order, None until read
         self._is_stored = True
@@ -117,12 +119,12 @@ class LeaderEpochCache:
 
     def _read_once(self) -> list[tuple[int, int]]:
         if self._starts is None:
-            self._starts = _read(self._directory / CHECKPOINT_NAME)
+            self._starts = _read(Path(self._directory) / CHECKPOINT_NAME)
         return self._starts
 
     def _write(self, starts: list[tuple[int, int]]) -> None:
         lines = [f"{epoch} {start}\n" for epoch, start in starts]
-        replace_file(self._directory / CHECKPOINT_NAME, f"0\n{len(lines)}\n{''.join(lines)}".encode())
+        replace_file(Path(self._directory) / CHECKPOINT_NAME, f"0\n{len(lines)}\n{''.join(lines)}".encode())
         self._starts, self._is_stored = starts or [_FIRST], True
 
 

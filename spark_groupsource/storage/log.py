@@ -52,6 +52,12 @@ class PartitionLog:
         on_roll: called with the base offset of a new segment before it is created.
     """
 
+    __slots__ = (
+        "_base_offsets", "_directory", "_files", "_flushed_offset", "_flushes", "_recovery_point", "_report",
+        "_segments", "_unflushed_batches", "config", "corrupt_ranges", "first_recovered_offset", "has_gaps",
+        "leader_epochs", "log_start_offset", "on_roll", "topic_partition",
+    )  # fmt: skip
+
     def __init__(
         self,
         directory: Path,
@@ -64,13 +70,13 @@ class PartitionLog:
         has_gaps: bool = False,
     ) -> None:
         self.topic_partition = topic_partition
-        self.directory = directory
+        self._directory = str(directory)  # as the path of a segment
         self.config = config
         self.log_start_offset = log_start_offset
         self.has_gaps = has_gaps
         self.corrupt_ranges = CorruptRanges(topic_partition, report)
         self.on_roll: Callable[[int], None] = lambda base_offset: None
-        self.leader_epochs = LeaderEpochCache(directory)
+        self.leader_epochs = LeaderEpochCache(self._directory)
         self._files = files
         self._report = report
         self.first_recovered_offset = 0
@@ -147,6 +153,10 @@ class PartitionLog:
             self._files.close_file(segment.path)
 
     # --- state ---
+
+    @property
+    def directory(self) -> Path:
+        return Path(self._directory)
 
     @property
     def log_end_offset(self) -> int:
@@ -269,7 +279,7 @@ class PartitionLog:
 
     def _new_segment(self, base_offset: int) -> LogSegment:
         is_contiguous = not (self.config.is_compacted or self.has_gaps)
-        return LogSegment(self.directory, base_offset, self._files, self.config.index_interval_bytes, is_contiguous)
+        return LogSegment(self._directory, base_offset, self._files, self.config.index_interval_bytes, is_contiguous)
 
     def _add_segment(self, segment: LogSegment) -> None:
         self._segments.append(segment)

@@ -29,6 +29,8 @@ CreationSteps = StorageSteps[TopicEntry]
 """Creates partitions. The topic is unchanged until the last step, and cannot be changed otherwise."""
 
 _PARTITIONS_PER_STEP, _DELETED_PER_STEP = 50, 500
+MAX_SETTINGS_BYTES = 1_048_576
+"""Approximate memory of the settings of all topics. Kafka has no such limit."""
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
@@ -45,6 +47,8 @@ class LogManager:
         self._names: dict[uuid.UUID, str] = {}
         self._metric_names: dict[str, str] = {}
         self._creating = 0  # partitions
+        self._settings_bytes = 0
+        self._altering: set[str] = set()
         self._producer_count = ProducerCount()
         self._changing: set[str] = set()  # topics whose partitions are being created or deleted
 
@@ -208,6 +212,7 @@ class LogManager:
         self.check_new_topic(name, partition_count, settings)
         explicit = {key: value for key, value in settings.items() if value is not None}
         entry = TopicEntry(name, uuid.uuid4(), partition_count, explicit)
+        self._check_settings_bytes(_settings_bytes(entry))
         return (yield from self._create_partitions(entry, 0))
 
     def add_partitions_steps(self, name: str, partition_count: int) -> CreationSteps:
@@ -220,8 +225,18 @@ class LogManager:
         grown = TopicEntry(name, entry.topic_id, partition_count, entry.settings)
         return (yield from self._create_partitions(grown, entry.partition_count))
 
-    def alter_topic(self, name: str, settings: Mapping[str, str], *, validate_only: bool = False) -> None:
-        """Replaces the settings of a topic, which apply at once; durable on return.
+    def is_altering(self, name: str) -> bool:
+        """Whether `alter_topic_steps` of a topic has not ended."""
+        return name in self._altering
+
+    def alter_topic(self, name: str, settings: Mapping[str, str]) -> None:
+        """As `alter_topic_steps`, at once."""
+        run_steps(self.alter_topic_steps(name, settings))
+
+    def alter_topic_steps(
+        self, name: str, settings: Mapping[str, str], *, validate_only: bool = False
+    ) -> StorageSteps[None]:
+        """Replaces the settings of a topic, which apply at the end; durable then. Not while the topic `is_altering`.
 
         Raises: ApiError.
         """
@@ -231,24 +246,43 @@ class LogManager:
         if name in COORDINATOR_TOPICS and config.cleanup_policy != ("compact",):
             text = f"cleanup.policy of internal topic {name} must be compact."
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)
+        altered = TopicEntry(name, entry.topic_id, entry.partition_count, dict(settings))
+        self._check_settings_bytes(_settings_bytes(altered) - _settings_bytes(entry))
         if validate_only:
             return
+        self._changing.add(name)
+        self._altering.add(name)
         try:
-            self._topics[name] = TopicEntry(name, entry.topic_id, entry.partition_count, dict(settings))
-            self._data.put_topic(self._topics[name])
+            yield partial(self._data.put_topic, altered)
         except StorageError as error:
-            self._topics[name] = entry
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+        finally:
+            self._changing.discard(name)
+            self._altering.discard(name)
+        self._add_topic(altered)
         for topic_partition in entry.partitions:
             self._partitions[topic_partition].log.config = config
 
-    def set_topic_defaults(self, topic_defaults: TopicConfig) -> None:
-        """Replaces the defaults of all topics."""
+    def set_topic_defaults_steps(self, topic_defaults: TopicConfig) -> StorageSteps[None]:
+        """Replaces the defaults of all topics, in steps."""
         self._topic_defaults = topic_defaults
-        for entry in self._topics.values():
+        done = 0
+        for entry in tuple(self._topics.values()):
             config = self.config_of(entry)
-            for topic_partition in entry.partitions:
+            for topic_partition in entry.partitions if self._topics.get(entry.name) is entry else ():
                 self._partitions[topic_partition].log.config = config
+            done += 1 + len(entry.partitions) // 10
+            if done >= _PARTITIONS_PER_STEP:
+                done = 0
+                yield None
+
+    def _check_settings_bytes(self, added: int) -> None:
+        if added > 0 and self._settings_bytes + added > MAX_SETTINGS_BYTES:
+            text = (
+                f"The settings of all topics take {self._settings_bytes:,} bytes, the limit is {MAX_SETTINGS_BYTES:,}. "
+                "Remove settings, or set the defaults of the broker."
+            )
+            raise ApiError(ErrorCode.POLICY_VIOLATION, text)
 
     def delete_topic(self, name: str) -> tuple[TopicPartition, ...]:
         """Deletes a topic and its files; returns its partitions.
@@ -275,6 +309,7 @@ class LogManager:
             self._changing.discard(name)
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         del self._topics[name]
+        self._settings_bytes -= _settings_bytes(entry)
         del self._names[entry.topic_id]
         del self._metric_names[_metric_name(name)]
         removed = [self._partitions.pop(topic_partition) for topic_partition in entry.partitions]
@@ -380,6 +415,8 @@ class LogManager:
         return entry
 
     def _add_topic(self, entry: TopicEntry) -> None:
+        replaced = self._topics.get(entry.name)
+        self._settings_bytes += _settings_bytes(entry) - (0 if replaced is None else _settings_bytes(replaced))
         self._topics[entry.name] = entry
         self._names[entry.topic_id] = entry.name
         self._metric_names[_metric_name(entry.name)] = entry.name
@@ -395,6 +432,11 @@ class LogManager:
             has_gaps=topic_partition in self._data.cleaner_offsets,
         )
         return Partition(entry.topic_id, log, self._report, self._producer_count)
+
+
+def _settings_bytes(entry: TopicEntry) -> int:
+    """The approximate memory of the settings of a topic; an entry of a list takes more than its text."""
+    return sum(len(name) + len(value) + 64 * value.count(",") for name, value in entry.settings.items())
 
 
 def _create_logs(logs: Sequence[PartitionLog]) -> None:

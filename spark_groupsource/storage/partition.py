@@ -78,6 +78,11 @@ class Partition:
         transaction_index: its aborted transactions.
     """
 
+    __slots__ = (
+        "_producer_count", "_producers", "_report", "log", "offline_reason", "topic_id", "topic_partition",
+        "transaction_index",
+    )  # fmt: skip
+
     def __init__(
         self, topic_id: uuid.UUID, log: PartitionLog, report: Reporter, producer_count: ProducerCount | None = None
     ) -> None:

@@ -107,6 +107,8 @@ class ProducerStateManager:
     passed for it. Kafka has no such limit: its quota of new producer ids is per user (KIP-936).
     """
 
+    __slots__ = ("_count", "_ongoing", "_producers", "_verifying")
+
     def __init__(self, count: ProducerCount | None = None) -> None:
         self._count = count or ProducerCount()
         self._producers: dict[int, ProducerStateEntry] = {}  # the one that has written last is the last one

@@ -56,13 +56,19 @@ class LogSegment:
         is_closed: whether the segment accepts no appends, although it may be small.
     """
 
+    __slots__ = (
+        "_file", "_files", "_first_timestamp", "_verified", "base_offset", "index", "is_closed", "is_contiguous",
+        "next_offset", "size",
+    )  # fmt: skip
+
     def __init__(
-        self, directory: Path, base_offset: int, files: FileCache, index_interval_bytes: int, is_contiguous: bool
+        self, directory: Path | str, base_offset: int, files: FileCache, index_interval_bytes: int, is_contiguous: bool
     ) -> None:
         self.base_offset = base_offset
         self.is_contiguous = is_contiguous
-        self.path = directory / f"{base_offset:020d}.log"
-        self.index = SegmentIndex(self.path, base_offset, index_interval_bytes)
+        # a Path takes 500 bytes, and a broker may have thousands of partitions
+        self._file = f"{directory}{os.sep}{base_offset:020d}.log"
+        self.index = SegmentIndex(self._file, base_offset, index_interval_bytes)
         self.is_closed = False
         self.size = 0
         self.next_offset = base_offset
@@ -71,9 +77,14 @@ class LogSegment:
         self._verified = _ByteRanges()
 
     @property
+    def path(self) -> Path:
+        """The file with the batches."""
+        return Path(self._file)
+
+    @property
     def _descriptor(self) -> int:
         try:
-            return self._files.descriptor(self.path)
+            return self._files.descriptor(self._file)
         except OSError as error:
             raise StorageError(f"{self.path} cannot be opened: {error.strerror}. Check permissions.") from error
 
@@ -391,7 +402,7 @@ class LogSegment:
             raise InvalidBatchError(position, str(error), True) from error
 
     def _read(self, position: int, size: int) -> bytes:
-        return read_exactly(self._descriptor, size, position, self.path)
+        return read_exactly(self._descriptor, size, position, self._file)
 
     # --- recovery ---
 
@@ -418,6 +429,8 @@ class LogSegment:
 
 class _ByteRanges:
     """Set of byte ranges; adjacent ranges are merged."""
+
+    __slots__ = ("_starts", "_stops")
 
     def __init__(self) -> None:
         self._starts: list[int] = []

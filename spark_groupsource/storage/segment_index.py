@@ -22,6 +22,8 @@ from spark_groupsource.storage.files import write_exactly
 _OFFSET_ENTRY = struct.Struct(">ii")
 _TIME_ENTRY = struct.Struct(">qi")
 _WRITE_BYTES = 4096
+_NO_ENTRIES = array("q")
+_NO_BYTES = bytearray()
 
 
 class IndexEntry(NamedTuple):
@@ -34,28 +36,28 @@ class IndexEntry(NamedTuple):
 class SegmentIndex:
     """Both indexes of one log file; `max_timestamp` is -1 without timestamps."""
 
-    def __init__(self, log_path: Path, base_offset: int, interval_bytes: int, suffix: str = "") -> None:
+    __slots__ = (
+        "_bytes_since_entry", "_interval_bytes", "_log_path", "_offsets", "_positions", "_sizes", "_suffix",
+        "_timestamp_offsets", "_timestamps", "_unwritten", "_unwritten_times", "base_offset", "max_timestamp",
+        "offset_of_max_timestamp",
+    )  # fmt: skip
+
+    def __init__(self, log_path: Path | str, base_offset: int, interval_bytes: int, suffix: str = "") -> None:
         self.base_offset = base_offset
         self.max_timestamp = -1
         self.offset_of_max_timestamp = base_offset
-        self._log_path, self._suffix = log_path, suffix
+        self._log_path, self._suffix = str(log_path), suffix
         self._interval_bytes = interval_bytes
         self._bytes_since_entry = 0
-        self._offsets = array("q")
-        self._positions = array("q")
-        self._timestamps = array("q")
-        self._timestamp_offsets = array("q")
-        self._unwritten = bytearray()
-        self._unwritten_times = bytearray()
-        self._sizes = [0, 0]  # bytes of the files with complete entries
+        # empty ones are shared until the first entry: most segments of many partitions have none
+        self._offsets = self._positions = self._timestamps = self._timestamp_offsets = _NO_ENTRIES
+        self._unwritten = self._unwritten_times = _NO_BYTES
+        self._sizes = (0, 0)  # bytes of the files with complete entries
 
     @property
     def paths(self) -> tuple[Path, Path]:
-        # not kept: a path takes 400 bytes, and a broker may have thousands of partitions
-        return (
-            self._log_path.with_suffix(f".index{self._suffix}"),
-            self._log_path.with_suffix(f".timeindex{self._suffix}"),
-        )
+        path = Path(self._log_path)
+        return path.with_suffix(f".index{self._suffix}"), path.with_suffix(f".timeindex{self._suffix}")
 
     # --- lookup ---
 
@@ -80,6 +82,7 @@ class SegmentIndex:
         """Adds the batch at `position`, with an entry if enough bytes follow the last entry."""
         self.add_timestamp(last_offset, max_timestamp)
         if self._bytes_since_entry > self._interval_bytes:
+            self._make_writable()
             self._offsets.append(last_offset)
             self._positions.append(position)
             self._unwritten += _OFFSET_ENTRY.pack(last_offset - self.base_offset, position)
@@ -99,12 +102,20 @@ class SegmentIndex:
 
     def add_search_entry(self, offset: int, position: int) -> None:
         """Adds an entry in memory only, at which a search for `offset` and later offsets starts."""
+        self._make_writable()
         at = bisect_left(self._offsets, offset)
         self._offsets.insert(at, offset)
         self._positions.insert(at, position)
 
+    def _make_writable(self) -> None:
+        if self._offsets is _NO_ENTRIES:
+            self._offsets, self._positions = array("q"), array("q")
+            self._timestamps, self._timestamp_offsets = array("q"), array("q")
+            self._unwritten, self._unwritten_times = bytearray(), bytearray()
+
     def _add_time_entry(self) -> None:
         if self.max_timestamp >= 0 and (not self._timestamps or self.max_timestamp > self._timestamps[-1]):
+            self._make_writable()
             self._timestamps.append(self.max_timestamp)
             self._timestamp_offsets.append(self.offset_of_max_timestamp)
             relative = self.offset_of_max_timestamp - self.base_offset
@@ -130,20 +141,24 @@ class SegmentIndex:
 
         Raises: StorageError; the next call writes the same entries at the same position.
         """
+        if not (self._unwritten or self._unwritten_times):
+            return
+        sizes = list(self._sizes)
         for number, (path, entries) in enumerate(zip(self.paths, (self._unwritten, self._unwritten_times))):
             if not entries:
                 continue
             try:
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 try:
-                    write_exactly(descriptor, entries, self._sizes[number])
+                    write_exactly(descriptor, entries, sizes[number])
                 finally:
                     os.close(descriptor)
             except OSError as error:
                 raise StorageError(
                     f"{path} cannot be written: {error.strerror}. Free space or check the disk."
                 ) from error
-            self._sizes[number] += len(entries)
+            sizes[number] += len(entries)
+            self._sizes = (sizes[0], sizes[1])
             entries.clear()
 
     def load(self, log_bytes: int, is_contiguous: bool) -> bool:
@@ -158,6 +173,8 @@ class SegmentIndex:
             return False
         if len(offsets) % _OFFSET_ENTRY.size or len(times) % _TIME_ENTRY.size or (log_bytes and not times):
             return False
+        if offsets or times:
+            self._make_writable()
         last_offset, last_position, last_timestamp = self.base_offset - 1, -1, -1
         for relative, position in _OFFSET_ENTRY.iter_unpack(offsets):
             if self.base_offset + relative <= last_offset or not last_position < position < log_bytes:
@@ -174,7 +191,7 @@ class SegmentIndex:
             self._timestamp_offsets.append(self.base_offset + relative)
         if self._timestamps:
             self.add_timestamp(self._timestamp_offsets[-1], self._timestamps[-1])
-        self._sizes = [len(offsets), len(times)]
+        self._sizes = (len(offsets), len(times))
         return True
 
     def reset(self) -> None:
@@ -182,11 +199,9 @@ class SegmentIndex:
 
         Raises: StorageError.
         """
-        for entries in (self._offsets, self._positions, self._timestamps, self._timestamp_offsets):
-            del entries[:]
-        self._unwritten.clear()
-        self._unwritten_times.clear()
-        self._sizes = [0, 0]
+        self._offsets = self._positions = self._timestamps = self._timestamp_offsets = _NO_ENTRIES
+        self._unwritten = self._unwritten_times = _NO_BYTES
+        self._sizes = (0, 0)
         self._bytes_since_entry = 0
         self.max_timestamp, self.offset_of_max_timestamp = -1, self.base_offset
         for path in self.paths:

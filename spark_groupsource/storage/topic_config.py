@@ -31,7 +31,7 @@ def _topic_setting(name: str, type_: ConfigType, default: Any, doc: str, **attri
     return setting(BrokerConfigKey(name, type_, default, doc, dynamic=True, **attributes))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TopicConfig:
     """Settings of one topic; a topic that does not set a value has the broker's."""
 
@@ -233,7 +233,7 @@ def topic_config(settings: Mapping[str, str | None], defaults: TopicConfig) -> T
             raise unknown_setting(name, TOPIC_SETTINGS, "topic")
         if text is not None:
             values[TOPIC_FIELDS[name]] = key.parse(str(text))
-    return replace(defaults, **values)
+    return replace(defaults, **values) if values else defaults  # one object for most topics
 
 
 def check_topic_config(config: TopicConfig) -> None:

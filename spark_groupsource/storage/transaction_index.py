@@ -60,6 +60,8 @@ def decode_rows(data: bytes) -> list[AbortedTxn]:
 class TransactionIndex:
     """Aborted transactions of one partition, in the order of their markers."""
 
+    __slots__ = ("_ends", "_rows")
+
     def __init__(self, rows: Sequence[AbortedTxn] = ()) -> None:
         self._rows = list(rows)
         self._ends = [row.last_offset for row in self._rows]

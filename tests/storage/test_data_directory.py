@@ -13,6 +13,7 @@ from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.catalog import TopicEntry
 from spark_groupsource.storage.data_directory import DataDirectory
+from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.log_manager import LogManager
 from spark_groupsource.storage.topic_config import TopicConfig
 
@@ -193,12 +194,14 @@ def test_an_error_in_one_log_leaves_the_deletion_of_records_in_the_others(tmp_pa
     manager.create_topic("t", 3, {})
     for number in range(3):
         manager.partition("t", number).append(batch(b"x"), 1_000)
-    first = manager.partition("t", 0).log
+    first, delete_records = manager.partition("t", 0).log, PartitionLog.delete_records
 
-    def fail(before_offset):
-        raise StorageError("The leader epochs cannot be stored: no space left on device.")
+    def fail(log, before_offset):
+        if log is first:
+            raise StorageError("The leader epochs cannot be stored: no space left on device.")
+        return delete_records(log, before_offset)
 
-    monkeypatch.setattr(first, "delete_records", fail)
+    monkeypatch.setattr(PartitionLog, "delete_records", fail)
     errors = manager.set_log_start_offsets({TopicPartition("t", number): 1 for number in (0, 1, 2, 9)})
     assert {each.partition: error.code for each, error in errors.items()} == {
         0: ErrorCode.KAFKA_STORAGE_ERROR, 9: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -39,50 +39,52 @@ _LOADING = (14, 15, 16)
 _DEADLINE_S = 30
 
 
-def _frame(request: Any, version: int) -> bytes:
+def frame(request: Any, version: int) -> bytes:
     return bytes(encode_request(request, version, 1, None))
 
 
-def _call(client: Any, request: Any, version: int) -> Any:
+def call(client: Any, request: Any, version: int) -> Any:
     """The decoded response, None if the broker closes the connection."""
-    answer = client.call(_frame(request, version))
+    answer = client.call(frame(request, version))
     return None if answer is None else decode_response(memoryview(answer), request, version, 1)
 
 
-def _find_coordinator(client: Any, key_type: int, name: str) -> None:
+def find_coordinator(client: Any, key_type: int, name: str) -> None:
     request = FindCoordinatorRequest(key_type=key_type, coordinator_keys=[name])
     deadline_s = time.monotonic() + _DEADLINE_S
-    while _call(client, request, 4).coordinators[0].error_code in _LOADING and time.monotonic() < deadline_s:
+    while call(client, request, 4).coordinators[0].error_code in _LOADING and time.monotonic() < deadline_s:
         time.sleep(0.05)
 
 
-def _commit(group_id: str, topic: str, numbers: range, metadata: str = "") -> bytes:
+def commit_frame(group_id: str, topic: str, numbers: range, metadata: str = "") -> bytes:
     entry = OffsetCommitRequest.OffsetCommitRequestTopic
     partitions = [
         entry.OffsetCommitRequestPartition(partition_index=number, committed_offset=1, committed_metadata=metadata)
         for number in numbers
     ]
     topics = [entry(name=topic, partitions=partitions)]
-    return _frame(OffsetCommitRequest(group_id=group_id, member_id="", topics=topics), 8)
+    return frame(OffsetCommitRequest(group_id=group_id, member_id="", topics=topics), 8)
 
 
 def _fetch_offsets(group_id: str, times: int = 1) -> bytes:
     group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=None)
-    return _frame(OffsetFetchRequest(groups=[group] * times, require_stable=False), 8)
+    return frame(OffsetFetchRequest(groups=[group] * times, require_stable=False), 8)
 
 
-def _begin(client: Any, name: str, topic: str, count: int) -> dict[str, Any]:
+def begin_transaction(
+    client: Any, name: str, topic: str, count: int, timeout_ms: int = 60_000
+) -> dict[str, Any]:
     """Begins a transaction with partitions of a topic; returns its producer."""
-    _find_coordinator(client, _TRANSACTION_KEY, name)
-    init = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=60_000)
-    producer = _call(client, init, 2)
+    find_coordinator(client, _TRANSACTION_KEY, name)
+    init = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=timeout_ms)
+    producer = call(client, init, 2)
     wanted = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=list(range(count)))
     ids = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
     added = AddPartitionsToTxnRequest(
         v3_and_below_transactional_id=name, v3_and_below_topics=[wanted],
         **{f"v3_and_below_{key}": value for key, value in ids.items()},
     )  # fmt: skip
-    _call(client, added, 3)
+    call(client, added, 3)
     return ids
 
 
@@ -90,14 +92,15 @@ def offsets_of_many_partitions(target: Target) -> Outcome:
     """Offsets of many partitions with long metadata in several groups, read 300 times by one request, then deleted."""
     with target.connect() as client:
         client.call(create_topics(1, _PARTITIONS, "committed"))
-        _find_coordinator(client, _GROUP_KEY, "offsets-0")
+        find_coordinator(client, _GROUP_KEY, "offsets-0")
         frames = [
-            _commit(f"offsets-{group}", "committed-0", range(_PARTITIONS), "m" * 100 * group) for group in range(10)
+            commit_frame(f"offsets-{group}", "committed-0", range(_PARTITIONS), "m" * 100 * group)
+            for group in range(10)
         ]
         frames += [_fetch_offsets("offsets-1", 300), _fetch_offsets("offsets-2")]
-        frames.append(_frame(DeleteGroupsRequest(groups_names=[f"offsets-{group}" for group in range(5)]), 1))
-        frames.append(_frame(DeleteTopicsRequest(topic_names=["committed-0"], timeout_ms=1000), 4))
-        frames.append(_frame(DeleteGroupsRequest(groups_names=[f"offsets-{group}" for group in range(10)]), 1))
+        frames.append(frame(DeleteGroupsRequest(groups_names=[f"offsets-{group}" for group in range(5)]), 1))
+        frames.append(frame(DeleteTopicsRequest(topic_names=["committed-0"], timeout_ms=1000), 4))
+        frames.append(frame(DeleteGroupsRequest(groups_names=[f"offsets-{group}" for group in range(10)]), 1))
         return call_all(client, *frames)
 
 
@@ -105,22 +108,22 @@ def transaction_of_many_partitions(target: Target) -> Outcome:
     """A transaction of many partitions, which one request describes 2,000 times, and which then ends."""
     with target.connect() as client:
         client.call(create_topics(1, _PARTITIONS, "transaction"))
-        ids = _begin(client, "large-transaction", "transaction-0", _PARTITIONS)
+        ids = begin_transaction(client, "large-transaction", "transaction-0", _PARTITIONS)
         described = DescribeTransactionsRequest(transactional_ids=["large-transaction"] * 2_000)
         end = EndTxnRequest(transactional_id="large-transaction", committed=True, **ids)
-        outcome = call_all(client, _frame(described, 0), _frame(end, 3), metadata_of(["transaction-0"]))
+        outcome = call_all(client, frame(described, 0), frame(end, 3), metadata_of(["transaction-0"]))
         time.sleep(1)
-        client.call(_frame(DeleteTopicsRequest(topic_names=["transaction-0"], timeout_ms=1000), 4))
+        client.call(frame(DeleteTopicsRequest(topic_names=["transaction-0"], timeout_ms=1000), 4))
         return outcome
 
 
 def many_transactional_ids(target: Target) -> Outcome:
     """20,000 transactional ids of 1,000 characters."""
     with target.connect() as client:
-        _find_coordinator(client, _TRANSACTION_KEY, "id")
+        find_coordinator(client, _TRANSACTION_KEY, "id")
         name = "t" * 1_000
         frames = [
-            _frame(InitProducerIdRequest(transactional_id=f"{name}{number}", transaction_timeout_ms=60_000), 2)
+            frame(InitProducerIdRequest(transactional_id=f"{name}{number}", transaction_timeout_ms=60_000), 2)
             for number in range(20_000)
         ]
         return call_all(client, *frames)
@@ -138,7 +141,7 @@ def producers_of_one_partition(target: Target) -> Outcome:
         ]
         frames = [produce("producers-0", batch) for batch in batches]
         topic = DescribeProducersRequest.TopicRequest(name="producers-0", partition_indexes=[0] * 2_000)
-        return call_all(client, *frames, _frame(DescribeProducersRequest(topics=[topic]), 0))
+        return call_all(client, *frames, frame(DescribeProducersRequest(topics=[topic]), 0))
 
 
 def static_members(target: Target, count: int = 1_000) -> Outcome:
@@ -150,7 +153,7 @@ def static_members(target: Target, count: int = 1_000) -> Outcome:
         members=[identity(member_id="", group_instance_id=f"i{number}") for number in range(count)],
     )  # fmt: skip
     with target.connect() as client:
-        _find_coordinator(client, _GROUP_KEY, "static")
+        find_coordinator(client, _GROUP_KEY, "static")
         for _ in range(2):
             with ExitStack() as held:
                 for number in range(count):
@@ -159,9 +162,9 @@ def static_members(target: Target, count: int = 1_000) -> Outcome:
                         group_instance_id=f"i{number}", protocol_type="consumer", protocols=[protocol],
                     )  # fmt: skip
                     member = held.enter_context(contextlib.closing(socket.create_connection(target.address, 60)))
-                    member.sendall(_frame(request, 5))
+                    member.sendall(frame(request, 5))
                 time.sleep(0.5)
-            client.call(_frame(leave, 3))
+            client.call(frame(leave, 3))
     return Outcome()
 
 
@@ -220,7 +223,7 @@ def skewed_timestamps(target: Target) -> Outcome:
         ]
         topics = [topic(name="skewed-0", partitions=partitions)]
         looked_up = ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=topics, timeout_ms=1000)
-        return call_all(client, *frames, *[_frame(looked_up, 4)] * 20)
+        return call_all(client, *frames, *[frame(looked_up, 4)] * 20)
 
 
 def fetch_sessions(target: Target) -> Outcome:
@@ -243,7 +246,7 @@ def _new_session(topic: str, partitions: int) -> bytes:
         replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=10_000, isolation_level=0, session_id=0, session_epoch=0,
         topics=[wanted(topic=topic, partitions=parts)], forgotten_topics_data=[], rack_id="",
     )  # fmt: skip
-    return _frame(request, 11)
+    return frame(request, 11)
 
 
 def configs_of_many_topics(target: Target) -> Outcome:
@@ -256,7 +259,7 @@ def configs_of_many_topics(target: Target) -> Outcome:
             for number in range(1_000)
         ]
         request = DescribeConfigsRequest(resources=resources, include_synonyms=True, include_documentation=True)
-        return call_all(client, *[_frame(request, 3)] * 3)
+        return call_all(client, *[frame(request, 3)] * 3)
 
 
 def resets_during_responses(target: Target, count: int = 200) -> Outcome:

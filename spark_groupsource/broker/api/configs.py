@@ -20,9 +20,11 @@ from spark_groupsource.broker.dynamic_config import (
 )
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, Steps
+from spark_groupsource.broker.timed_steps import portions
 from spark_groupsource.config_def import BrokerConfigKey, ConfigType, format_value
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.storage.catalog import UNLISTED_TOPICS
+from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.storage.topic_config import TOPIC_FIELDS, TOPIC_SETTINGS
 from spark_groupsource.wire.messages import (
     AlterConfigsRequest,
@@ -52,7 +54,9 @@ _TYPE_CODES = {
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)
 _HOUR_MS = 3_600_000
 _MAX_REPEATED_ENTRIES = 10_000
-_PARTITIONS_PER_STEP = 200
+_MAX_ENTRIES = 120_000
+"""Settings of a DescribeConfigs response, which has up to 200 bytes for each of them."""
+_PER_STEP = 200
 
 _ConfigEntry = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult
 _LogDir = DescribeLogDirsResponse.DescribeLogDirsResult
@@ -75,6 +79,7 @@ def describe_configs(broker: Broker, context: ApiRequestContext, request: Descri
     """
     results = []
     known: dict[object, list[_ConfigEntry]] = {}
+    shared: dict[object, _ConfigEntry] = {}
     seen: set[object] = set()
     size = 0
     for resource in request.resources:
@@ -86,11 +91,17 @@ def describe_configs(broker: Broker, context: ApiRequestContext, request: Descri
         try:
             if identity in seen and size > _MAX_REPEATED_ENTRIES:
                 raise ApiError(ErrorCode.INVALID_REQUEST, "The request contains a resource too many times.")
+            if size > _MAX_ENTRIES:
+                text = f"The response has more than {_MAX_ENTRIES:,} settings. Describe fewer resources per request."
+                raise ApiError(ErrorCode.POLICY_VIOLATION, text)
             topic = broker.partitions.topics.get(resource.resource_name)
             is_topic = resource.resource_type == _TOPIC_RESOURCE and topic is not None
             key = (names, tuple(sorted(topic.settings.items()))) if is_topic and topic is not None else identity
             if key not in known:
-                known[key] = _describe(broker, context, resource, request)
+                known[key] = [
+                    shared.setdefault((resource.resource_type, each.name, each.value, each.config_source), each)
+                    for each in _describe(broker, context, resource, request)
+                ]
             entries = known[key]
         except ApiError as error:
             code, message = error.code, error.message
@@ -257,7 +268,7 @@ def _entry(
 
 def list_config_resources(
     broker: Broker, context: ApiRequestContext, request: ListConfigResourcesRequest
-) -> ListConfigResourcesResponse:
+) -> Steps:
     """Lists the resources with settings: brokers and topics. Version 0 lists client metrics only, which have none."""
     nodes = [str(node.node_id) for node in broker.nodes]
     known = {
@@ -272,7 +283,11 @@ def list_config_resources(
     if not requested <= set(known):
         code = ErrorCode.UNSUPPORTED_VERSION
         return ListConfigResourcesResponse(throttle_time_ms=0, error_code=code, config_resources=[])
-    found = [resource(resource_name=name, resource_type=kind) for kind in sorted(requested) for name in known[kind]]
+    found = []
+    for kind in sorted(requested):
+        for names in portions(known[kind], _PER_STEP):
+            found += [resource(resource_name=name, resource_type=kind) for name in names]
+            yield None
     return ListConfigResourcesResponse(throttle_time_ms=0, error_code=0, config_resources=found)
 
 
@@ -281,21 +296,19 @@ def list_config_resources(
 
 def incremental_alter_configs(
     broker: Broker, context: ApiRequestContext, request: IncrementalAlterConfigsRequest
-) -> IncrementalAlterConfigsResponse:
+) -> Steps:
     """Alters settings of topics and brokers; the changes of one resource succeed or fail together."""
     result = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
-    responses = _alter(
+    responses = yield from _alter(
         broker, context, request.resources, _changed, result, validate_only=request.validate_only
     )
     return IncrementalAlterConfigsResponse(throttle_time_ms=0, responses=responses)
 
 
-def alter_configs(
-    broker: Broker, context: ApiRequestContext, request: AlterConfigsRequest
-) -> AlterConfigsResponse:
+def alter_configs(broker: Broker, context: ApiRequestContext, request: AlterConfigsRequest) -> Steps:
     """Replaces all settings of topics and brokers; a setting that is not named returns to its default."""
     result = AlterConfigsResponse.AlterConfigsResourceResponse
-    responses = _alter(
+    responses = yield from _alter(
         broker, context, request.resources, _replaced, result, validate_only=request.validate_only
     )
     return AlterConfigsResponse(throttle_time_ms=0, responses=responses)
@@ -317,10 +330,11 @@ def _alter(
     response: type[_ResultT],
     *,
     validate_only: bool,
-) -> list[_ResultT]:
+) -> StorageSteps[list[_ResultT]]:
     named = Counter((resource.resource_type, resource.resource_name) for resource in resources)
     results = []
     for resource in resources:
+        yield None
         code: int = ErrorCode.NONE
         message: str | None = None
         try:
@@ -329,15 +343,19 @@ def _alter(
             _check_alterable(resource)
             if resource.resource_type == _BROKER_RESOURCE:
                 _check_node(context, resource)
+                while broker.is_altering_config:
+                    yield _nothing  # until the current request has altered it
                 altered = settings(resource, dict(broker.dynamic.of(resource.resource_name)))
-                broker.alter_config(resource.resource_name, altered, validate_only=validate_only)
+                yield from broker.alter_config_steps(resource.resource_name, altered, validate_only=validate_only)
             else:
+                while broker.partitions.is_altering(resource.resource_name):
+                    yield _nothing
                 entry = broker.partitions.topics.get(resource.resource_name)
                 altered = settings(resource, {} if entry is None else dict(entry.settings))
                 broker.partitions.check_name(resource.resource_name)
                 broker.partitions.check_settings(altered)  # before the topic is looked up, as Kafka does
                 entry = broker.partitions.topic(resource.resource_name)
-                broker.partitions.alter_topic(entry.name, altered, validate_only=validate_only)
+                yield from broker.partitions.alter_topic_steps(entry.name, altered, validate_only=validate_only)
         except ApiError as error:
             code, message = error.code, error.message
         results.append(
@@ -349,6 +367,10 @@ def _alter(
             )
         )
     return results
+
+
+def _nothing() -> None:
+    return None
 
 
 def _check_alterable(resource: _AlteredResource) -> None:
@@ -405,7 +427,7 @@ def describe_log_dirs(broker: Broker, context: ApiRequestContext, request: Descr
         requested = {(topic.topic, number) for topic in request.topics for number in topic.partitions}
     topics: dict[str, list[_LogDir.DescribeLogDirsTopic.DescribeLogDirsPartition]] = {}
     for number, partition in enumerate(broker.partitions):
-        if number % _PARTITIONS_PER_STEP == 0:
+        if number % _PER_STEP == 0:
             yield None
         topic = partition.topic_partition.topic
         if topic in UNLISTED_TOPICS if requested is None else tuple(partition.topic_partition) not in requested:

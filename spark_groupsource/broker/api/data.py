@@ -12,6 +12,7 @@ from typing import Sequence
 from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction, Steps
+from spark_groupsource.broker.timed_steps import portions
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.leader_epoch_cache import UNKNOWN_EPOCH_END
@@ -30,7 +31,7 @@ from spark_groupsource.wire.messages import (
 )
 
 _INLINE_NS = 1_000_000
-_PARTITIONS_PER_STEP = 100
+_PARTITIONS_PER_STEP, _COUNTED_PER_STEP = 100, 2_000
 _PARTITIONS_PER_CHECKPOINT = 500
 _LATEST = -1
 _EARLIEST = -2
@@ -76,7 +77,15 @@ def list_offsets(
 def _list_offsets_steps(broker: Broker, context: ApiRequestContext, request: ListOffsetsRequest) -> Steps:
     committed = request.isolation_level == _READ_COMMITTED
     topics: list[_ListedTopic] = []
-    named = Counter((topic.name, each.partition_index) for topic in request.topics for each in topic.partitions)
+    named: Counter[tuple[str, int]] = Counter()
+    done = 0
+    for topic in request.topics:
+        for some in portions(topic.partitions, _COUNTED_PER_STEP):
+            named.update((topic.name, each.partition_index) for each in some)
+            done += len(some) + 1
+            if done >= _COUNTED_PER_STEP:
+                done = 0
+                yield None
     for topic in request.topics:
         results: list[_ListedPartition] = []
         for requested in {each.partition_index: each for each in topic.partitions}.values():
@@ -107,7 +116,9 @@ def _list_offsets_steps(broker: Broker, context: ApiRequestContext, request: Lis
                 leader_epoch=leader_epoch,
             )
             results.append(entry)
-            if len(results) % _PARTITIONS_PER_STEP == 0:
+            done += 1
+            if done >= _PARTITIONS_PER_STEP:
+                done = 0
                 yield None
         topics.append(_ListedTopic(name=topic.name, partitions=results))
     return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
@@ -141,6 +152,7 @@ def offset_for_leader_epoch(
 ) -> Steps:
     """Returns the end offset of each requested leader epoch."""
     topics: list[_EpochTopic] = []
+    done = 0
     for topic in request.topics:
         results: list[_EpochTopic.EpochEndOffset] = []
         for requested in topic.partitions:
@@ -160,7 +172,9 @@ def offset_for_leader_epoch(
                 error_code=code, partition=requested.partition, leader_epoch=end.epoch, end_offset=end.end_offset
             )
             results.append(entry)
-            if len(results) % _PARTITIONS_PER_STEP == 0:
+            done += 1
+            if done >= _PARTITIONS_PER_STEP:
+                done = 0
                 yield None
         topics.append(_EpochTopic(topic=topic.topic, partitions=results))
     return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)

@@ -29,6 +29,8 @@ from spark_groupsource.wire.messages import ApiMessage
 
 # each handler takes the request class of its API, so the request is Any here
 Handler = Callable[[Broker, ApiRequestContext, Any], "ApiMessage | ResponseAction | Steps"]
+# an element has at least 2 bytes, and takes up to 700 with that of the response
+_LARGE_FRAME_BYTES = 16_384
 _UPDATES = frozenset(
     {
         ApiKey.PRODUCE,
@@ -38,6 +40,9 @@ _UPDATES = frozenset(
         ApiKey.CREATE_PARTITIONS,
         ApiKey.DELETE_RECORDS,
         ApiKey.DELETE_GROUPS,
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
         ApiKey.WRITE_TXN_MARKERS,
     }
 )
@@ -47,11 +52,17 @@ class RunSteps(Protocol):
     """Runs the remaining steps of the request with this token in time slices, and calls `on_result` with their result.
 
     Args: `first`, the value that the first step yielded; `is_update`, whether all steps run even if the client
-    disconnects.
+    disconnects; `is_large`, whether the request and its response may take a large part of the broker's memory.
     """
 
     def __call__(
-        self, token: int, steps: Steps, first: Any, on_result: Callable[[Any], None], is_update: bool
+        self,
+        token: int,
+        steps: Steps,
+        first: Any,
+        on_result: Callable[[Any], None],
+        is_update: bool,
+        is_large: bool = False,
     ) -> None: ...
 
 
@@ -97,7 +108,8 @@ class RequestDispatcher:
             request = decode_request(frame, header, position, INLINE_ELEMENTS)
         except TooManyElementsError:
             steps = self._large_request(context, frame, header, position)
-            self._start(context, steps, creates_topic=context.api_key in USES_TOPICS)
+            is_large = len(frame) > _LARGE_FRAME_BYTES
+            self._start(context, steps, creates_topic=context.api_key in USES_TOPICS, is_large=is_large)
         else:
             self.handle(context, request)
 
@@ -134,7 +146,9 @@ class RequestDispatcher:
         else:
             self._respond(context.token, result)
 
-    def _start(self, context: ApiRequestContext, steps: Steps, creates_topic: bool = False) -> None:
+    def _start(
+        self, context: ApiRequestContext, steps: Steps, creates_topic: bool = False, is_large: bool = False
+    ) -> None:
         """Performs the first step, which is the only one of most requests."""
         token = context.token
         try:
@@ -143,7 +157,8 @@ class RequestDispatcher:
             self._respond(token, end.value)
         else:
             is_update = context.api_key in _UPDATES or creates_topic
-            self._run_steps(token, steps, first, lambda response: self._respond(token, response), is_update)
+            respond = partial(self._respond, token)
+            self._run_steps(token, steps, first, respond, is_update, is_large)
 
     def _respond(self, token: int, response: Any) -> None:
         if response is NO_RESPONSE:

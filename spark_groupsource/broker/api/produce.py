@@ -124,7 +124,8 @@ def _transactional_header(records: Buffer | None) -> BatchHeader | None:
 
 
 def _unacknowledged(failed: list[tuple[TopicPartition, _ProducedPartition]]) -> str:
-    names = bounded_names(f"{partition} ({ErrorCode(result.error_code).name})" for partition, result in failed)
+    named = (f"{partition} ({ErrorCode(result.error_code).name})" for partition, result in failed)
+    names = bounded_names(named, count=len(failed))
     return f"Produce with acks=0 failed for {names}. Set acks=1 in the producer to see the reason."
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from functools import partial
 
-from spark_groupsource.broker.credentials import CredentialStore
+from spark_groupsource.broker.credentials import MAX_USERS, CredentialStore
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext
+from spark_groupsource.broker.requests import ApiRequestContext, Steps
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.wire.messages import (
     AlterClientQuotasRequest,
@@ -35,12 +36,14 @@ from spark_groupsource.wire.messages import (
     SaslHandshakeRequest,
     SaslHandshakeResponse,
 )
-from spark_groupsource.wire.sasl_server import MAX_ITERATIONS, MIN_ITERATIONS, scram_credential
+from spark_groupsource.wire.sasl_server import MAX_ITERATIONS, MIN_ITERATIONS, ScramCredential, scram_credential
 
 _MECHANISMS = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
 _NUMBERS = {name: number for number, name in _MECHANISMS.items()}
 _NO_AUTHORIZER = "No Authorizer is configured on the broker"
 _ENTITY_TYPES = ("user", "client-id", "ip")
+_PER_STEP = 200
+_MAX_CREDENTIAL_BYTES = 2_000
 _Described = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
 _Altered = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
 _Deletion = AlterUserScramCredentialsRequest.ScramCredentialDeletion
@@ -65,10 +68,12 @@ def describe_client_quotas(
 
 def alter_client_quotas(
     broker: Broker, context: ApiRequestContext, request: AlterClientQuotasRequest
-) -> AlterClientQuotasResponse:
+) -> Steps:
     """Accepts the removal of quotas; rejects new ones, because the broker would not enforce them."""
     entries = []
-    for entry in request.entries:
+    for number, entry in enumerate(request.entries, 1):
+        if number % _PER_STEP == 0:
+            yield None
         sets = [operation.key for operation in entry.ops if not operation.remove]
         text = f"Quotas are not supported: cannot set {', '.join(sets)}." if sets else None
         entity = [_Quota.EntityData(entity_type=e.entity_type, entity_name=e.entity_name) for e in entry.entity]
@@ -106,12 +111,14 @@ def delete_acls(broker: Broker, context: ApiRequestContext, request: DeleteAclsR
 
 def describe_scram_credentials(
     broker: Broker, context: ApiRequestContext, request: DescribeUserScramCredentialsRequest
-) -> DescribeUserScramCredentialsResponse:
+) -> Steps:
     """Returns the mechanisms and iterations of users, never the credentials."""
     users = broker.credentials.scram_users
     named = Counter(user.name for user in request.users or ())
     results = []
-    for name in named or sorted(users):
+    for number, name in enumerate(named or sorted(users), 1):
+        if number % _PER_STEP == 0:
+            yield None
         code, text = ErrorCode.NONE, None
         if named[name] > 1:
             code = ErrorCode.DUPLICATE_RESOURCE
@@ -129,33 +136,44 @@ def describe_scram_credentials(
 
 def alter_scram_credentials(
     broker: Broker, context: ApiRequestContext, request: AlterUserScramCredentialsRequest
-) -> AlterUserScramCredentialsResponse:
-    """Adds, replaces and removes credentials; like Kafka, rejects two changes of one user in a request."""
+) -> Steps:
+    """Adds, replaces and removes credentials; like Kafka, rejects two changes of one user in a request.
+
+    All of them are stored at once, by the worker thread.
+    """
     changes: dict[str, list[_Deletion | _Upsertion]] = {}
     for deletion in request.deletions:
         changes.setdefault(deletion.name, []).append(deletion)
     for upsertion in request.upsertions:
         changes.setdefault(upsertion.name, []).append(upsertion)
     results = []
-    for name, entries in changes.items():
+    altered: dict[tuple[str, str], ScramCredential | None] = {}
+    for number, (name, entries) in enumerate(changes.items(), 1):
+        if number % _PER_STEP == 0:
+            yield None
         code, text = ErrorCode.NONE, None
         try:
             if len(entries) > 1:
                 text = "A user credential cannot be altered twice in the same request"
                 raise ApiError(ErrorCode.DUPLICATE_RESOURCE, text)
-            _check(broker.credentials, entries[0])
-            _apply(broker.credentials, entries[0])
+            _check(broker.credentials, entries[0], len(altered))
+            altered[name, _MECHANISMS[entries[0].mechanism]] = _credential(entries[0])
         except ApiError as error:
             code, text = error.code, error.message
-        except StorageError as error:
-            broker.report(f"[user={name}] Storing SCRAM credentials failed: {error}", logging.ERROR)
-            code, text = ErrorCode.KAFKA_STORAGE_ERROR, str(error)
         results.append(_Altered(user=name, error_code=code, error_message=text))
+    if altered:
+        try:
+            yield partial(broker.credentials.change, altered)
+        except StorageError as error:
+            broker.report(f"[broker] Storing SCRAM credentials failed: {error}", logging.ERROR)
+            for result in results:
+                if not result.error_code:
+                    result.error_code, result.error_message = ErrorCode.KAFKA_STORAGE_ERROR, str(error)
     return AlterUserScramCredentialsResponse(throttle_time_ms=0, results=results)
 
 
-def _check(credentials: CredentialStore, entry: _Deletion | _Upsertion) -> None:
-    """Raises: ApiError."""
+def _check(credentials: CredentialStore, entry: _Deletion | _Upsertion, altered: int) -> None:
+    """Checks a change after `altered` others. Raises: ApiError."""
     mechanism = _MECHANISMS.get(entry.mechanism)
     if not entry.name:
         raise ApiError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty")
@@ -169,15 +187,19 @@ def _check(credentials: CredentialStore, entry: _Deletion | _Upsertion) -> None:
         raise ApiError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations")
     elif entry.iterations > MAX_ITERATIONS:
         raise ApiError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iterations")
+    elif len(entry.salt) + len(entry.name) > _MAX_CREDENTIAL_BYTES:
+        text = f"User name and salt must have at most {_MAX_CREDENTIAL_BYTES} bytes"
+        raise ApiError(ErrorCode.UNACCEPTABLE_CREDENTIAL, text)
+    elif entry.name not in credentials.scram_users and len(credentials.scram_users) + altered >= MAX_USERS:
+        raise ApiError(ErrorCode.POLICY_VIOLATION, f"The broker has {MAX_USERS:,} SCRAM users. Remove one first.")
 
 
-def _apply(credentials: CredentialStore, entry: _Deletion | _Upsertion) -> None:
-    mechanism = _MECHANISMS[entry.mechanism]
+def _credential(entry: _Deletion | _Upsertion) -> ScramCredential | None:
+    """The new credential, None for a deletion."""
     if isinstance(entry, _Deletion):
-        credentials.remove(entry.name, mechanism)
-        return
+        return None
     salted, salt = bytes(entry.salted_password), bytes(entry.salt)
-    credentials.put(entry.name, mechanism, scram_credential(mechanism, salted, salt, entry.iterations))
+    return scram_credential(_MECHANISMS[entry.mechanism], salted, salt, entry.iterations)
 
 
 # --- SASL after authentication ---

@@ -38,6 +38,8 @@ _READ_COMMITTED = 1
 _CURRENT_LEADER_SINCE = 16
 _MAX_SESSION_ID = 2**31 - 1
 _INLINE_PARTITIONS = 500
+MAX_DELAYED_PARTITIONS = 60_000
+"""Partitions of all delayed fetches, above which a fetch completes without waiting. Kafka has no such limit."""
 _PARTITIONS_PER_STEP = 100
 _LARGE_READ_BYTES = 1_000_000
 _LARGE_READ_PAUSE_MS = 20
@@ -53,10 +55,14 @@ class _ReadResult(NamedTuple):
 
 
 class _PendingFetch(NamedTuple):
+    """What is left of a request, without its partitions: those of the context are smaller."""
+
     node_id: int
-    request: FetchRequest
     api_version: int
+    max_bytes: int
+    reads_committed: bool
     context: FetchContext
+    partition_count: int  # the session may change
 
 
 class FetchManager:
@@ -91,6 +97,7 @@ class FetchManager:
         self._uncommitted_purgatory: DelayedFetchPurgatory[int] = DelayedFetchPurgatory()
         self._committed_purgatory: DelayedFetchPurgatory[int] = DelayedFetchPurgatory()
         self._delayed: dict[int, _PendingFetch] = {}
+        self._delayed_partitions = 0
         self._appended: dict[int, set[TopicPartition]] = {}  # while the partitions of a request are read
         self._next_large_read_ms = 0
         self.run_steps: Callable[[int, StorageSteps[FetchResponse]], None] = self._respond_at_once
@@ -108,7 +115,8 @@ class FetchManager:
             return FetchResponse(error_code=context.error_code, session_id=0, responses=[])
         if now_ms < self._next_large_read_ms:
             yield in_a_slice
-        pending = _PendingFetch(node_id, request, api_version, context)
+        max_bytes, committed = min(request.max_bytes, self._max_bytes), request.isolation_level == _READ_COMMITTED
+        pending = _PendingFetch(node_id, api_version, max_bytes, committed, context, len(context.partitions))
         appended = self._appended[token] = set()
         try:
             result = yield from self._read(pending)
@@ -116,15 +124,22 @@ class FetchManager:
                 result = yield from self._read(pending)
         finally:
             del self._appended[token]
-        most_bytes = max(min(self._byte_limit(request), self.available_bytes()), 1)
+        most_bytes = max(min(pending.max_bytes, self.available_bytes()), 1)
         missing_bytes = min(request.min_bytes, most_bytes) - result.size
-        if missing_bytes <= 0 or result.has_error or request.max_wait_ms <= 0 or not result.partitions:
+        is_complete = missing_bytes <= 0 or result.has_error or request.max_wait_ms <= 0 or not result.partitions
+        if is_complete or not self._may_delay(pending.partition_count):
             return (yield from self._response(pending, result))
         self._delayed[token] = pending
-        purgatory = self._committed_purgatory if _reads_committed(request) else self._uncommitted_purgatory
+        self._delayed_partitions += pending.partition_count
+        purgatory = self._committed_purgatory if pending.reads_committed else self._uncommitted_purgatory
         purgatory.watch(token, result.partitions, missing_bytes)
         self._timers.set(token, now_ms + request.max_wait_ms)
         return DELAYED
+
+    def _may_delay(self, partitions: int) -> bool:
+        """Whether another fetch may wait; large ones leave half of the partitions to small ones."""
+        limit = MAX_DELAYED_PARTITIONS if partitions <= _INLINE_PARTITIONS else MAX_DELAYED_PARTITIONS // 2
+        return self._delayed_partitions + partitions <= limit
 
     def node_stopped(self, node_id: int) -> None:
         """Drops the sessions of a node."""
@@ -159,21 +174,25 @@ class FetchManager:
     def cancel(self, token: int) -> None:
         """Drops a delayed fetch whose client has disconnected."""
         if self._uncommitted_purgatory.remove(token) or self._committed_purgatory.remove(token):
-            del self._delayed[token]
-            self._timers.cancel(token)
+            self._remove(token)
 
     def _expire(self, token: int) -> None:
         if self._uncommitted_purgatory.remove(token) or self._committed_purgatory.remove(token):
             self._complete(token)
 
     def _complete(self, token: int) -> None:
-        pending = self._delayed.pop(token)
-        self._timers.cancel(token)
+        pending = self._remove(token)
         steps = self._read_and_respond(pending)
         if len(pending.context.partitions) > _INLINE_PARTITIONS:
             self.run_steps(token, steps)
         else:
             self._send(token, run_steps(steps))
+
+    def _remove(self, token: int) -> _PendingFetch:
+        self._timers.cancel(token)
+        pending = self._delayed.pop(token)
+        self._delayed_partitions -= pending.partition_count
+        return pending
 
     def _read_and_respond(self, pending: _PendingFetch) -> StorageSteps[FetchResponse]:
         result = yield from self._read(pending)
@@ -215,15 +234,11 @@ class FetchManager:
 
     # --- reading ---
 
-    def _byte_limit(self, request: FetchRequest) -> int:
-        return min(int(request.max_bytes), self._max_bytes)
-
     def _read(self, pending: _PendingFetch) -> StorageSteps[_ReadResult]:
-        node_id, request, _, context = pending
+        node_id, context, committed = pending.node_id, pending.context, pending.reads_committed
         available = self.available_bytes()
-        limit = min(self._byte_limit(request), available)
+        limit = min(pending.max_bytes, available)
         size, has_error = 0, False
-        committed = _reads_committed(request)
         partitions: list[TopicPartition] = []
         entries: list[tuple[CachedPartition, _PartitionData]] = []
         # unknown partitions come last in the response and do not complete a delayed fetch
@@ -329,10 +344,6 @@ def _is_unchanged(partition: Partition, requested: CachedPartition) -> bool:
         and not requested.has_changes(log.high_watermark, log.log_start_offset)
         and not log.corrupt_ranges
     )
-
-
-def _reads_committed(request: FetchRequest) -> bool:
-    return bool(request.isolation_level == _READ_COMMITTED)
 
 
 def _aborted(partition: Partition, start: int, records: memoryview) -> list[_AbortedTransaction]:

@@ -42,10 +42,12 @@ from spark_groupsource.wire.messages import ApiMessage, Request, SaslAuthenticat
 _PREFIX_BYTES = 4
 _API_KEY = struct.Struct(">h")
 _READ_AHEAD_BYTES = 16_384
-_LARGE_FRAME_BYTES = 65_536
+_SMALL_FRAME_BYTES, _LARGE_FRAME_BYTES = 1_024, 65_536
 _WRITE_BUFFER_BYTES = 262_144
 _WRITE_RESUME_BYTES = 16_384
 _UNAUTHENTICATED_APIS = SASL_APIS | {ApiKey.API_VERSIONS}
+# a response is not larger than a request of another API
+_SMALL_REQUEST_BYTES = 4_096
 # a request of these may have a response that is much larger than itself
 _LARGE_RESPONSES = frozenset(
     {
@@ -99,7 +101,7 @@ class Connection(asyncio.BufferedProtocol):
         self._now_ms = now_ms
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
-        self._frame_bytes = 0  # of the request in progress, if it is large
+        self._frame_bytes = 0  # of the request in progress, unless it is small
         self._token: int | None = None
         self._header = (0, 0)  # version and correlation id of the request in progress
         self._is_write_buffer_full = False
@@ -153,8 +155,8 @@ class Connection(asyncio.BufferedProtocol):
         return self._has_complete_request
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        buffer = self._owner.receive_buffer
-        return buffer[:_READ_AHEAD_BYTES] if self._is_blocked else buffer
+        size = self._owner.requests.read_bytes
+        return self._owner.receive_buffer[: min(size, _READ_AHEAD_BYTES) if self._is_blocked else size]
 
     def buffer_updated(self, nbytes: int) -> None:
         self.last_activity_ms = self._now_ms()
@@ -212,14 +214,18 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None:
             return
         if frame is not None:
-            self._transport.write(frame)
-            self.last_activity_ms = self._now_ms()
-            unsent = self._transport.get_write_buffer_size()
-            if unsent or len(frame) > _WRITE_BUFFER_BYTES:
-                self._owner.responses.set_size(self, unsent)
+            self._write(frame)
         if not self._is_processing:
             self._schedule_next()
             self._limit_reading()
+
+    def _write(self, frame: bytearray | bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(frame)
+        self.last_activity_ms = self._now_ms()
+        unsent = self._transport.get_write_buffer_size()
+        if unsent or len(frame) > _WRITE_BUFFER_BYTES:
+            self._owner.responses.set_size(self, unsent)
 
     def resume(self) -> None:
         self._waits_for_memory = False
@@ -278,7 +284,6 @@ class Connection(asyncio.BufferedProtocol):
             del self._buffer[:end]
             return memoryview(frame)
         whole, self._buffer = self._buffer, self._buffer[end:]
-        self._frame_bytes = end
         return memoryview(whole)[_PREFIX_BYTES:end]
 
     def _schedule_next(self) -> None:
@@ -338,7 +343,9 @@ class Connection(asyncio.BufferedProtocol):
         elif len(data) >= _PREFIX_BYTES + _API_KEY.size:
             (api_key,) = _API_KEY.unpack_from(data, _PREFIX_BYTES)
             self._check_size(api_key, length)
-            if self._owner.responses.is_full and api_key in _LARGE_RESPONSES:
+            if self._owner.responses.is_full and (
+                api_key in _LARGE_RESPONSES or length > _SMALL_REQUEST_BYTES or self.unsent_bytes
+            ):
                 self._waits_for_memory = True
                 self._owner.responses.wait(self)
                 return 0
@@ -370,11 +377,12 @@ class Connection(asyncio.BufferedProtocol):
                     f"API {header.api_key} version {header.api_version} is not supported. Use a client that sends "
                     "ApiVersions first."
                 )
-            self._transport.write(encode_response(unsupported_api_versions(), 0, header.correlation_id))
+            self._write(encode_response(unsupported_api_versions(), 0, header.correlation_id))
             return
         if self.is_unauthenticated and header.api_key in SASL_APIS:
             self._authenticate(header, decode_request(frame, header, position, INLINE_ELEMENTS))
             return
+        self._frame_bytes = len(frame) if len(frame) > _SMALL_FRAME_BYTES else 0
         self._header = (header.api_version, header.correlation_id)
         self._token = token = self._owner.new_token(self)
         context = ApiRequestContext(
@@ -399,9 +407,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _send_authentication(self, authenticator: SaslAuthenticator, frame: bytearray | bytes) -> None:
         """Sends a response; after a failure, later, as the last one."""
-        assert self._transport is not None
         if not authenticator.failure:
-            self._transport.write(frame)
+            self._write(frame)
             return
         text = f"[client={self.peer}] Authentication failed: {authenticator.failure}"
         self._owner.broker.report(text, logging.INFO)

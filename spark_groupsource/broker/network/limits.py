@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Protocol
 
-_SMALL_BYTES = 16_384
+_READ_BYTES, _SMALL_BYTES, _TINY_BYTES = 262_144, 16_384, 1_024
 _STALLED_REQUEST_MS = 5_000
 _STALLED_RESPONSE_MS = 2_000
 _MIN_BYTES_PER_S = 65_536
@@ -67,6 +67,9 @@ class RequestMemory:
 
     Above the limit, connections with small requests are read, and one connection with a large request is admitted at a
     time, so that large requests make progress. Connections that hold memory and send nothing, or slowly, are closed.
+    Above twice the limit, which thousands of connections with small requests can reach, a small request has 1 kB.
+
+    Attributes: `total`, bytes of all connections; `read_bytes`, what a connection may receive at a time.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -76,20 +79,23 @@ class RequestMemory:
         self._admitted: BoundedConnection | None = None
         self._admitted_ms = self._admitted_bytes = 0
         self.total = 0
+        self.read_bytes, self._small_bytes = _READ_BYTES, _SMALL_BYTES
 
     def set_size(self, connection: BoundedConnection, size: int) -> bool:
         """Records the bytes that a connection has received and not handled; returns whether it may be read."""
         self.total += size - self._held.pop(connection, 0)
+        self._small_bytes = _SMALL_BYTES if self.total <= 2 * self._limit else _TINY_BYTES
+        self.read_bytes = _READ_BYTES if self.total <= self._limit else self._small_bytes
         if size:
             self._held[connection] = size
         self._waiting.pop(connection, None)
-        if connection is self._admitted and size <= _SMALL_BYTES:
+        if connection is self._admitted and size <= self._small_bytes:
             self._admitted = None
         if self.total <= self._limit:
             self._admitted = None
             self._resume_all()
             return True
-        if size <= _SMALL_BYTES:
+        if size <= self._small_bytes:
             self._admit_next()
             return True
         if self._admitted is None:
@@ -104,7 +110,7 @@ class RequestMemory:
         if self.total <= self._limit:
             return
         for connection, size in list(self._held.items()):
-            if size <= _SMALL_BYTES or connection in self._waiting or not connection.waits_for_client:
+            if size <= _TINY_BYTES or connection in self._waiting or not connection.waits_for_client:
                 continue
             is_stalled = connection.last_activity_ms <= now_ms - _STALLED_REQUEST_MS
             if connection is self._admitted:

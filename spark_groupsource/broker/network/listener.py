@@ -25,7 +25,7 @@ _ACCEPTED_AT_ONCE = 16
 _ITERATIONS_TO_CLOSE = 4
 """Iterations of the event loop until an accepted connection has a transport, is reported, aborted, and closed."""
 _MAX_RUNNING = 4
-"""Requests that run in time slices at the same time; this bounds the memory of their responses."""
+"""Requests that run in time slices at the same time, at most one of them large: this bounds their memory."""
 _RECEIVE_BUFFER_BYTES = 1 << 18
 
 
@@ -37,6 +37,8 @@ class ResponseRouter:
         self._connections: dict[int, Connection] = {}
         self._steps: dict[int, StepsTask] = {}
         self._waiting: dict[int, Callable[[], StepsTask]] = {}
+        self._waiting_large: dict[int, Callable[[], StepsTask]] = {}
+        self._running_large: int | None = None
         self._updates: set[int] = set()
         self._last_token = 0
 
@@ -53,7 +55,13 @@ class ResponseRouter:
             connection.send_response(response)
 
     def run_steps(
-        self, token: int, steps: Steps, first: Any, on_result: Callable[[Any], None], is_update: bool
+        self,
+        token: int,
+        steps: Steps,
+        first: Any,
+        on_result: Callable[[Any], None],
+        is_update: bool,
+        is_large: bool = False,
     ) -> None:
         """Runs a request in time slices, a few at a time; an error closes its connection. Implements `RunSteps`."""
 
@@ -68,7 +76,8 @@ class ResponseRouter:
             self._end(token)
             self._fail(token, error)
 
-        self._waiting[token] = partial(StepsTask, self._scheduler, steps, on_end, on_error, first)
+        waiting = self._waiting_large if is_large else self._waiting
+        waiting[token] = partial(StepsTask, self._scheduler, steps, on_end, on_error, first)
         if is_update:
             self._updates.add(token)
         self._start_waiting()
@@ -76,7 +85,7 @@ class ResponseRouter:
     def cancel(self, token: int) -> None:
         """Removes a request whose client has disconnected, and drops its remaining steps unless it is an update."""
         self._connections.pop(token, None)
-        if self._waiting.pop(token, None) is not None:
+        if self._waiting.pop(token, None) is not None or self._waiting_large.pop(token, None) is not None:
             self._updates.discard(token)
         elif token in self._steps and token not in self._updates:
             self._steps[token].cancel()
@@ -85,12 +94,20 @@ class ResponseRouter:
     def _end(self, token: int) -> None:
         del self._steps[token]
         self._updates.discard(token)
+        if token == self._running_large:
+            self._running_large = None
         self._start_waiting()
 
     def _start_waiting(self) -> None:
-        while self._waiting and len(self._steps) < _MAX_RUNNING:
-            token = next(iter(self._waiting))
-            self._steps[token] = self._waiting.pop(token)()
+        while len(self._steps) < _MAX_RUNNING:
+            waiting = self._waiting
+            if self._waiting_large and self._running_large is None:
+                waiting = self._waiting_large
+                self._running_large = next(iter(waiting))
+            if not waiting:
+                return
+            token = next(iter(waiting))
+            self._steps[token] = waiting.pop(token)()
 
     def _fail(self, token: int, error: Exception) -> None:
         connection = self._connections.pop(token, None)

@@ -1,0 +1,253 @@
+"""Attacks that fill the bounds of a broker's state: alone, to measure each bound, and together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import islice
+
+from support.attack_frames import create_topics, fetch, half_sent, join_group, metadata_of, produce
+from support.attacks import Client, Outcome, Target
+from support.state_attacks import begin_transaction, commit_frame, find_coordinator, frame
+
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.wire.messages import (
+    FetchRequest,
+    InitProducerIdRequest,
+    ProduceRequest,
+    TxnOffsetCommitRequest,
+)
+
+_TOPIC, _WIDTH = "full-wide-0", 5_000
+_PIPELINED = 50
+_GROUP_KEY, _TRANSACTION_KEY = 0, 1
+Fill = Callable[[Target, ExitStack], None]
+"""Fills one bound; keeps connections open in the stack if the state belongs to them."""
+
+
+def _send_all(client: Client, frames: Iterator[bytes]) -> None:
+    """Sends frames, some at a time, and reads their responses."""
+    while some := list(islice(frames, _PIPELINED)):
+        client.send(b"".join(some))
+        for _ in some:
+            if client.read() is None:
+                return
+
+
+def _wide_topic(target: Target) -> None:
+    with target.connect() as client:
+        client.call(create_topics(1, _WIDTH, "full-wide"))
+
+
+def topics(target: Target, stack: ExitStack) -> None:
+    """Topics with one partition and long names, up to max.broker.partitions."""
+    _wide_topic(target)
+    with target.connect() as client:
+        for number in range(12):
+            client.call(create_topics(1_000, 1, f"{'t' * 200}-{number}"))
+
+
+def group_offsets(target: Target, stack: ExitStack) -> None:
+    """Offsets without metadata, up to group.coordinator.max.state.bytes."""
+    _wide_topic(target)
+    with target.connect() as client:
+        find_coordinator(client, _GROUP_KEY, "g")
+        for number in range(40):
+            client.call(commit_frame(f"full-offsets-{number}", _TOPIC, range(_WIDTH)))
+
+
+def groups(target: Target, stack: ExitStack) -> None:
+    """Groups with one offset, up to group.coordinator.max.state.bytes."""
+    _wide_topic(target)
+    with target.connect() as client:
+        find_coordinator(client, _GROUP_KEY, "g")
+        _send_all(client, (commit_frame(f"full-{number}", _TOPIC, range(1)) for number in range(30_000)))
+
+
+def members(target: Target, stack: ExitStack) -> None:
+    """Groups with one member, up to group.coordinator.max.state.bytes."""
+    with target.connect() as client:
+        find_coordinator(client, _GROUP_KEY, "g")
+        frames = (join_group(f"full-member-{number}", b"m", session_timeout_ms=300_000) for number in range(30_000))
+        _send_all(client, frames)
+
+
+def pending_offsets(target: Target, stack: ExitStack) -> None:
+    """Offsets in open transactions, up to group.coordinator.max.state.bytes."""
+    _wide_topic(target)
+    entry = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+    partitions = [
+        entry.TxnOffsetCommitRequestPartition(
+            partition_index=number, committed_offset=1, committed_leader_epoch=-1, committed_metadata=""
+        )
+        for number in range(_WIDTH)
+    ]
+    with target.connect() as client:
+        find_coordinator(client, _GROUP_KEY, "g")
+        for number in range(30):
+            name = f"full-pending-{number}"
+            ids = begin_transaction(client, name, _TOPIC, 1, 900_000)
+            request = TxnOffsetCommitRequest(
+                transactional_id=name, group_id=name, generation_id=-1, member_id="", group_instance_id=None,
+                topics=[entry(name=_TOPIC, partitions=partitions)], **ids,
+            )  # fmt: skip
+            client.call(frame(request, 3))
+
+
+def producers(target: Target, stack: ExitStack) -> None:
+    """Producers with five batches each, as many as partitions know."""
+    _wide_topic(target)
+    now_ms = int(time.time() * 1000)
+    records = [Record(None, b"v", now_ms)]
+    topic_data = ProduceRequest.TopicProduceData
+
+    def frames() -> Iterator[bytes]:
+        for number in range(10**9, 10**9 + 5_000):
+            for sequence in range(5):
+                parts = [
+                    topic_data.PartitionProduceData(
+                        index=partition,
+                        records=bytes(
+                            encode_batch(
+                                records, producer_id=4 * number + partition, producer_epoch=0, base_sequence=sequence
+                            )
+                        ),
+                    )
+                    for partition in range(4)
+                ]
+                data = [topic_data(name=_TOPIC, partition_data=parts)]
+                yield frame(ProduceRequest(transactional_id=None, acks=-1, timeout_ms=1000, topic_data=data), 8)
+
+    with target.connect() as client:
+        _send_all(client, frames())
+
+
+def transactional_ids(target: Target, stack: ExitStack) -> None:
+    """Transactional ids, as many as the coordinator accepts."""
+    with target.connect() as client:
+        find_coordinator(client, _TRANSACTION_KEY, "id")
+        _send_all(
+            client,
+            (
+                frame(InitProducerIdRequest(transactional_id=f"full-{number}", transaction_timeout_ms=60_000), 2)
+                for number in range(20_000)
+            ),
+        )
+
+
+def transactions(target: Target, stack: ExitStack) -> None:
+    """Transactions of 5,000 partitions, as many as the coordinator accepts."""
+    _wide_topic(target)
+    with target.connect() as client:
+        for number in range(30):
+            begin_transaction(client, f"full-transaction-{number}", _TOPIC, _WIDTH, 900_000)
+
+
+def _fetch_frame(partitions: int, session_epoch: int, max_wait_ms: int, first: int = 0) -> bytes:
+    wanted = FetchRequest.FetchTopic
+    parts = [
+        wanted.FetchPartition(
+            partition=number, current_leader_epoch=-1, fetch_offset=0, log_start_offset=-1, partition_max_bytes=1000
+        )
+        for number in range(first, first + partitions)
+    ]
+    request = FetchRequest(
+        replica_id=-1, max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=10_000, isolation_level=0, session_id=0,
+        session_epoch=session_epoch, topics=[wanted(topic=_TOPIC, partitions=parts)], forgotten_topics_data=[],
+        rack_id="",
+    )  # fmt: skip
+    return frame(request, 11)
+
+
+def fetch_sessions(target: Target, stack: ExitStack) -> None:
+    """Fetch sessions of 4,000 partitions, as many as a node keeps."""
+    _wide_topic(target)
+    with target.connect() as client:
+        _send_all(client, (_fetch_frame(4_000, 0, 0, 900) for _ in range(30)))
+
+
+def delayed_fetches(target: Target, stack: ExitStack) -> None:
+    """100 fetches of 4,000 partitions that wait for records."""
+    _wide_topic(target)
+    request = _fetch_frame(4_000, -1, 600_000, 900)
+    for _ in range(100):
+        stack.enter_context(target.connect()).send(request)
+
+
+def connections(target: Target, stack: ExitStack) -> None:
+    """5,000 connections with an incomplete request of 16 kB each."""
+    data = half_sent(1_000_000, 16_000)
+    for _ in range(5_000):
+        try:
+            stack.enter_context(target.connect()).send(data)
+        except OSError:
+            break
+
+
+def incomplete_requests(target: Target, stack: ExitStack) -> None:
+    """100 incomplete requests of 4 MB."""
+    data = half_sent(100_000_000, 4_000_000)
+    clients = [stack.enter_context(target.connect()) for _ in range(100)]
+    threads = [threading.Thread(target=client.send_available, args=(data,), daemon=True) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+
+def waiting_requests(target: Target, stack: ExitStack) -> None:
+    """1,000 clients that send requests of 60 kB, which are handled in time slices, and read nothing."""
+    data = metadata_of([f"{'n' * 100}-{number}" for number in range(560)])
+    for _ in range(1_000):
+        stack.enter_context(target.connect(receive_bytes=4096)).send_available(data)
+
+
+def large_requests(target: Target, stack: ExitStack) -> None:
+    """20 clients with requests of 99,000 names each, whose responses are as large."""
+    data = metadata_of([f"n-{number}" for number in range(99_000)])
+    clients = [stack.enter_context(target.connect()) for _ in range(20)]
+    threads = [threading.Thread(target=client.call, args=(data,), daemon=True) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+
+def unread_responses(target: Target, stack: ExitStack) -> None:
+    """50 clients that request records and do not read them."""
+    batch = bytes(encode_batch([Record(None, bytes(900_000), int(time.time() * 1000))]))
+    with target.connect() as client:
+        client.call(create_topics(1, 1, "full-bulk"))
+        for _ in range(20):
+            client.call(produce("full-bulk-0", batch))
+    for _ in range(50):
+        stack.enter_context(target.connect(receive_bytes=4096)).send(fetch("full-bulk-0", 50_000_000) * 20)
+    time.sleep(2)
+
+
+STATE: dict[str, Fill] = {
+    each.__name__: each
+    for each in (
+        topics, group_offsets, groups, members, pending_offsets, producers, transactional_ids, transactions,
+        fetch_sessions,
+    )
+}  # fmt: skip
+"""Bounds of what stays when the clients are gone."""
+
+TRANSIENT: dict[str, Fill] = {
+    each.__name__: each
+    for each in (
+        delayed_fetches, connections, incomplete_requests, waiting_requests, large_requests, unread_responses,
+    )
+}  # fmt: skip
+"""Bounds of what belongs to requests and connections."""
+
+
+def fill_all_bounds(target: Target) -> Outcome:
+    """All of them, one after another, and those of requests and connections at the same time."""
+    with ExitStack() as held:
+        for fill in (*STATE.values(), *TRANSIENT.values()):
+            fill(target, held)
+    return Outcome()
