@@ -62,14 +62,14 @@ class BrokerConfig:
         "Time after which an idle connection is closed, in milliseconds.", unit="ms", low=1, high=INT64_MAX,
     )
     queued_max_request_bytes: int = _broker_setting(
-        "queued.max.request.bytes", ConfigType.LONG, 16_777_216,
+        "queued.max.request.bytes", ConfigType.LONG, 8_388_608,
         "Bytes of incomplete and waiting requests of all clients, above which further large requests are not read.",
         unit="bytes", low=1_048_576, high=INT64_MAX, kafka_default=-1,
     )
     max_connections: int = _broker_setting(
-        "max.connections", ConfigType.INT, INT32_MAX,
+        "max.connections", ConfigType.INT, 5_000,
         "Connections of all clients; further ones are closed. Limited to three quarters of the file descriptors.",
-        unit="connections", low=0, high=INT32_MAX,
+        unit="connections", low=0, high=INT32_MAX, kafka_default=INT32_MAX,
     )
     max_connections_per_ip: int = _broker_setting(
         "max.connections.per.ip", ConfigType.INT, INT32_MAX,

@@ -20,6 +20,7 @@ from spark_groupsource.broker.leaders import Leaders, save_first_epoch
 from spark_groupsource.broker.log_maintenance import LogMaintenance
 from spark_groupsource.broker.requests import SendResponse
 from spark_groupsource.broker.running_nodes import RunningNodes
+from spark_groupsource.broker.state_budget import PARTITION_BYTES, StateBudget
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import Node, TopicPartition
@@ -40,6 +41,16 @@ from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.timers import Timers
 
 _PARTITIONS_PER_STEP = 100
+_STATE_BYTES = 83_886_080
+_DEFAULTS = BrokerConfig()
+
+
+def _state_budget(config: BrokerConfig) -> StateBudget:
+    """The memory of all state: 80 MB, and what settings permit in addition to their defaults."""
+    limit = config.group.group_coordinator_max_state_bytes
+    groups = max(limit - _DEFAULTS.group.group_coordinator_max_state_bytes, 0)
+    partitions = max(config.max_broker_partitions - _DEFAULTS.max_broker_partitions, 0)
+    return StateBudget(_STATE_BYTES + groups + partitions * PARTITION_BYTES)
 
 
 class Broker:
@@ -71,7 +82,13 @@ class Broker:
         self.dynamic = DynamicSettings(data, config, self.leaders.node_ids)
         self.partitions = LogManager(data, config.topic, report)
         self.timers = Timers()
-        self.fetch_manager = FetchManager(self.partitions, self.leaders, self.nodes, self.timers, clock, config, send)
+        self.budget = _state_budget(config)
+        producers = self.partitions.producer_count
+        self.budget.add_part(lambda: len(self.partitions) * PARTITION_BYTES + producers.total_bytes)
+        producers.is_budget_full = self.budget.is_full
+        self.fetch_manager = FetchManager(
+            self.partitions, self.leaders, self.nodes, self.timers, clock, config, send, self.budget
+        )
         services = CoordinatorServices(
             self.partitions,
             self.leaders,
@@ -81,6 +98,7 @@ class Broker:
             self.create_topic_steps,
             self.on_append,
             report,
+            self.budget,
         )
         self.group_coordinator = GroupRuntime(services, config, send)
         self.transaction_coordinator = TransactionRuntime(services, config, data.next_producer_id, self._on_marker)
@@ -206,6 +224,9 @@ class Broker:
                 f"The broker has {count:,} partitions, {added:,} more exceed max.broker.partitions={limit}. Delete "
                 "topics or increase the limit."
             )
+            raise ApiError(ErrorCode.POLICY_VIOLATION, text)
+        if name not in INTERNAL_TOPICS and self.budget.is_full(added * PARTITION_BYTES):
+            text = "The broker's memory of groups, transactions, producers and partitions is used. Delete some of them."
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)
 
     def delete_topic(self, name: str) -> None:

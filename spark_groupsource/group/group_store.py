@@ -23,6 +23,8 @@ from spark_groupsource.wire.group_records import (
 
 # approximate memory without names, metadata and assignments
 _GROUP_BYTES, _MEMBER_BYTES, _OFFSET_BYTES = 1_500, 1_000, 400
+FIRST_OFFSET_BYTES = 600
+"""What the first offset of a group takes in addition."""
 _NO_OFFSETS: Mapping[TopicPartition, OffsetValue] = {}
 
 
@@ -81,7 +83,11 @@ class GroupStore:
         for (group_id, topic, partition), value in self.pending.end(producer_id, committed):
             # inline for speed: a transaction may have thousands of offsets of one group
             if group_id != known_group:
-                known_group, stored = group_id, self.offsets.setdefault(group_id, {})
+                known_group = group_id
+                if group_id not in self.offsets:
+                    self.offsets[group_id] = {}
+                    self.size_bytes += FIRST_OFFSET_BYTES
+                stored = self.offsets[group_id]
             topic_partition = TopicPartition(topic, partition)
             known = stored.get(topic_partition)
             if known is None:
@@ -104,11 +110,13 @@ class GroupStore:
                 self.size_bytes -= offset_bytes(topic_partition, known.metadata)
             if not stored:
                 del self.offsets[key.group_id]
+                self.size_bytes -= FIRST_OFFSET_BYTES
 
     def _put(self, group_id: str, topic_partition: TopicPartition, value: OffsetValue) -> None:
         stored = self.offsets.get(group_id)
         if stored is None:
             stored = self.offsets[group_id] = {}
+            self.size_bytes += FIRST_OFFSET_BYTES
         known = stored.get(topic_partition)
         if known is None:
             self.size_bytes += offset_bytes(topic_partition, value.metadata)

@@ -49,7 +49,7 @@ class LogManager:
         self._creating = 0  # partitions
         self._settings_bytes = 0
         self._altering: set[str] = set()
-        self._producer_count = ProducerCount()
+        self.producer_count = ProducerCount()
         self._changing: set[str] = set()  # topics whose partitions are being created or deleted
 
     def open_all(self) -> None:
@@ -431,7 +431,7 @@ class LogManager:
             log_start_offset=self._data.log_start_offsets.get(topic_partition, 0),
             has_gaps=topic_partition in self._data.cleaner_offsets,
         )
-        return Partition(entry.topic_id, log, self._report, self._producer_count)
+        return Partition(entry.topic_id, log, self._report, self.producer_count)
 
 
 def _settings_bytes(entry: TopicEntry) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Mapping, NamedTuple
+from typing import Callable, Mapping, NamedTuple
 
 import google_crc32c
 
@@ -26,6 +26,7 @@ _SEQUENCE_LIMIT = 2**31
 MAX_PRODUCERS, MAX_PRODUCERS_IN_TOTAL = 5_000, 20_000
 """Producers that one partition, and all partitions of a broker, know."""
 _MAX_VERIFYING = 10_000
+_PRODUCER_BYTES, _VERIFYING_BYTES = 900, 300  # with five batches
 _EPOCH_RAISED_BY_MARKER = 2
 _SNAPSHOT_VERSION = 1
 _SNAPSHOT_HEAD = struct.Struct(">hI")
@@ -48,13 +49,20 @@ class ProducerCount:
     """The number of producers that all partitions of a broker know, for a limit.
 
     `verifying` are those whose transaction is being verified. They have a limit of their own: their producer ids may
-    be invented, and must not replace producers that have written.
+    be invented, and must not replace producers that have written. `is_budget_full`, whether other state of the broker
+    uses the memory of further producers.
     """
 
-    __slots__ = ("total", "verifying")
+    __slots__ = ("is_budget_full", "total", "verifying")
 
     def __init__(self) -> None:
         self.total = self.verifying = 0
+        self.is_budget_full: Callable[[], bool] = lambda: False
+
+    @property
+    def total_bytes(self) -> int:
+        """The approximate memory of all producers."""
+        return _PRODUCER_BYTES * self.total + _VERIFYING_BYTES * self.verifying
 
 
 @dataclass
@@ -262,11 +270,15 @@ class ProducerStateManager:
 
     def _make_room(self) -> None:
         """Removes the producers that have written least recently, as far as the limits require it."""
-        for producer_id in list(self._producers) if self._is_full else ():
-            if not self._is_full:
-                break
+        is_full = self._is_full
+        if not is_full and not (self._producers and self._count.is_budget_full()):
+            return
+        for producer_id in list(self._producers):
             if producer_id not in self._ongoing:
                 self._remove(producer_id)
+                is_full = self._is_full
+            if not is_full:  # one is enough for the budget, which other state may use
+                break
 
     @property
     def _is_full(self) -> bool:

@@ -8,14 +8,15 @@ from support.raw_broker import RawConnection, create_topic
 
 from spark_groupsource.broker.coordinators import transaction_runtime
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.group.group_store import offset_bytes
+from spark_groupsource.group.group_store import FIRST_OFFSET_BYTES, offset_bytes
 from spark_groupsource.wire.messages import AddPartitionsToTxnRequest, InitProducerIdRequest, OffsetCommitRequest
 
 
 def _offsets_bytes(context: GroupContext) -> int:
     """The memory of the stored offsets, computed from all of them."""
     offsets = context.shard.store.offsets
-    return sum(offset_bytes(each, value.metadata) for stored in offsets.values() for each, value in stored.items())
+    values = sum(offset_bytes(each, value.metadata) for stored in offsets.values() for each, value in stored.items())
+    return values + FIRST_OFFSET_BYTES * len(offsets)
 
 
 def test_the_memory_of_a_shard_is_the_sum_of_its_parts_after_any_change():

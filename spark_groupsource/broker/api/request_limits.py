@@ -25,9 +25,8 @@ class RequestLimit(NamedTuple):
 
 
 _RECORDS = RequestLimit(None, 40_000)
-_LISTS = RequestLimit(8_388_608, 100_000)
-# a list of partitions of 20,000 topics has as many elements of topics
-_PARTITIONS = RequestLimit(8_388_608, 40_000)
+# a broker has 12,000 partitions by default, and a list of partitions of as many topics has twice as many elements
+_LISTS = RequestLimit(8_388_608, 40_000)
 # member metadata and assignments are stored in one record of the group
 _MEMBERS = RequestLimit(8_388_608, 10_000)
 _SINGLE = RequestLimit(262_144, 1_000)
@@ -50,9 +49,6 @@ _LIMITS: Mapping[int, RequestLimit] = MappingProxyType(
     {
         **{int(key): _SINGLE for key in _SINGLE_APIS},
         int(ApiKey.PRODUCE): _RECORDS,
-        int(ApiKey.FETCH): _PARTITIONS,
-        int(ApiKey.LIST_OFFSETS): _PARTITIONS,
-        int(ApiKey.OFFSET_FETCH): _PARTITIONS,
         int(ApiKey.OFFSET_COMMIT): _OFFSETS,
         int(ApiKey.TXN_OFFSET_COMMIT): _OFFSETS,
         int(ApiKey.JOIN_GROUP): _MEMBERS,

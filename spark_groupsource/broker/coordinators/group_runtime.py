@@ -141,6 +141,7 @@ class GroupRuntime:
         self._state_size = GroupStateSize(
             config.group.group_coordinator_max_state_bytes,
             lambda: (shard.state_machine for shard in self.shards.loaded_shards()),
+            services.budget,
         )
         self._full_reported_ms: int | None = None
         self._complete_response: dict[int, Callable[[Any], None]] = {}
@@ -365,7 +366,8 @@ class GroupRuntime:
             self._full_reported_ms = now_ms
             self._services.report(
                 "[broker] Rejecting new groups and members: the state of all groups exceeds "
-                f"group.coordinator.max.state.bytes={self._config.group_coordinator_max_state_bytes}."
+                f"group.coordinator.max.state.bytes={self._config.group_coordinator_max_state_bytes}, or all state "
+                "exceeds its memory."
             )
 
     # --- decide, append, replay, reply ---

@@ -8,6 +8,7 @@ from typing import Callable, Mapping
 
 from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.broker.running_nodes import RunningNodes
+from spark_groupsource.broker.state_budget import StateBudget
 from spark_groupsource.clock import Clock
 from spark_groupsource.log_text import describe_error
 from spark_groupsource.model import TopicPartition
@@ -21,7 +22,8 @@ class CoordinatorServices:
     """Logs, leaders and timers for a coordinator.
 
     Attributes: `create_topic`, creates a topic (name, partition count, settings) and elects its leaders in steps, which
-    raise ApiError; `on_append`, is called with each partition and the appended bytes, and completes delayed fetches.
+    raise ApiError; `on_append`, is called with each partition and the appended bytes, and completes delayed fetches;
+    `budget`, memory of all state.
     """
 
     partitions: LogManager
@@ -32,6 +34,7 @@ class CoordinatorServices:
     create_topic: Callable[[str, int, Mapping[str, "str | None"]], CreationSteps]
     on_append: Callable[[TopicPartition, int], None]
     report: Reporter
+    budget: StateBudget
 
 
 def report_unexpected(report: Reporter, entity: str, error: Exception) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Callable, Iterable
 
+from spark_groupsource.broker.state_budget import StateBudget
 from spark_groupsource.group import GroupShard
 from spark_groupsource.group.group_store import offset_bytes
 from spark_groupsource.model import TopicPartition
@@ -22,12 +23,15 @@ _MEASURED_AFTER = 64  # the shards are measured when 1/64 of the limit was added
 class GroupStateSize:
     """The memory of all shards.
 
-    Args: `limit_bytes`, the setting group.coordinator.max.state.bytes; `shards`, returns the loaded shards.
+    Args: `limit_bytes`, the setting group.coordinator.max.state.bytes; `shards`, returns the loaded shards; `budget`,
+    of all state.
     """
 
-    def __init__(self, limit_bytes: int, shards: Callable[[], Iterable[GroupShard]]) -> None:
+    def __init__(self, limit_bytes: int, shards: Callable[[], Iterable[GroupShard]], budget: StateBudget) -> None:
         self._limit = limit_bytes
         self._shards = shards
+        self._budget = budget
+        budget.add_part(lambda: self._measured + self._added)
         self._measured = self._added = self._rejected = 0
 
     def may_add(self, shard: GroupShard, request: object) -> bool:
@@ -62,7 +66,7 @@ class GroupStateSize:
 
     @property
     def _is_full(self) -> bool:
-        return self._measured + self._added >= self._limit
+        return self._measured + self._added >= self._limit or self._budget.is_full()
 
     def _measure(self) -> None:
         self._measured, self._added = sum(shard.size_bytes for shard in self._shards()), 0

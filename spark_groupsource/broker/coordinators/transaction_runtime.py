@@ -103,6 +103,7 @@ class TransactionRuntime:
         self._expiration = PeriodicSteps(
             services.timers, services.clock, self.expire_transactional_ids, lambda: _ID_EXPIRATION_INTERVAL_MS
         )
+        services.budget.add_part(self._state_bytes)
         self._reported_incomplete: set[str] = set()
         self._marker_rounds: dict[str, _MarkerRound] = {}  # by transactional id
 
@@ -244,9 +245,12 @@ class TransactionRuntime:
 
     def _check_memory(self, limit: int) -> None:
         """Raises: ApiError if the state of all transactional ids has reached a limit."""
-        if sum(shard.state_machine.size_bytes for shard in self.shards.loaded_shards()) >= limit:
+        if self._state_bytes() >= limit or self._services.budget.is_full():
             text = "The transactional ids and partitions of transactions exceed their memory."
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, text)
+
+    def _state_bytes(self) -> int:
+        return sum(shard.state_machine.size_bytes for shard in self.shards.loaded_shards())
 
     def _own_shard(self, node_id: int, transactional_id: str) -> _Shard:
         partition = self.shards.partition_of(transactional_id).partition

@@ -21,6 +21,7 @@ from spark_groupsource.broker.fetch.sessions import CachedPartition, FetchContex
 from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ResponseAction, SendResponse, in_a_slice
 from spark_groupsource.broker.running_nodes import RunningNodes
+from spark_groupsource.broker.state_budget import DELAYED_PARTITION_BYTES, SESSION_PARTITION_BYTES, StateBudget
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
@@ -81,6 +82,7 @@ class FetchManager:
         clock: Clock,
         config: BrokerConfig,
         send: SendResponse,
+        budget: StateBudget,
     ) -> None:
         self._partitions = partitions
         self._leaders = leaders
@@ -92,8 +94,9 @@ class FetchManager:
         self._send = send
         slots = config.max_incremental_fetch_session_cache_slots
         self._sessions: defaultdict[int, FetchSessionCache] = defaultdict(
-            lambda: FetchSessionCache(slots, _new_session_id)
+            lambda: FetchSessionCache(slots, _new_session_id, budget.is_full)
         )
+        budget.add_part(self._state_bytes)
         self._uncommitted_purgatory: DelayedFetchPurgatory[int] = DelayedFetchPurgatory()
         self._committed_purgatory: DelayedFetchPurgatory[int] = DelayedFetchPurgatory()
         self._delayed: dict[int, _PendingFetch] = {}
@@ -104,6 +107,10 @@ class FetchManager:
 
     def __len__(self) -> int:
         return len(self._delayed)
+
+    def _state_bytes(self) -> int:
+        cached = sum(cache.partition_count for cache in self._sessions.values())
+        return cached * SESSION_PARTITION_BYTES + self._delayed_partitions * DELAYED_PARTITION_BYTES
 
     def fetch(
         self, token: int, node_id: int, request: FetchRequest, api_version: int

@@ -16,6 +16,7 @@ from typing import Callable, Collection, NamedTuple, Sequence, Tuple, Union
 
 from spark_groupsource.broker.fetch.size_order import SizeOrder
 from spark_groupsource.broker.requests import TopicId
+from spark_groupsource.broker.state_budget import SESSION_PARTITION_BYTES
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
@@ -25,8 +26,8 @@ INITIAL_EPOCH = 0
 FINAL_EPOCH = -1
 TOPIC_IDS_SINCE = 13
 MIN_EVICTION_MS = 120_000
-MAX_PARTITIONS = 100_000
-"""Limit of all sessions of a node together, which bounds their memory to about 30 MB. Kafka has no such limit."""
+MAX_PARTITIONS = 50_000
+"""Limit of all sessions of a node together, which bounds their memory to about 17 MB. Kafka has no such limit."""
 _PARTITIONS_PER_STEP = 1_000
 
 _RequestedPartition = FetchRequest.FetchTopic.FetchPartition
@@ -152,15 +153,20 @@ class SessionResponse(NamedTuple):
 class FetchSessionCache:
     """The sessions of one node, `slots` at most; `new_id` returns a random positive number.
 
+    Without memory for more state (`is_budget_full`), no session is created. `partition_count`: of all sessions.
+
     Each `new_context` without an error is followed by one `update_and_respond`, at once or after a delay.
     """
 
-    def __init__(self, slots: int, new_id: Callable[[], int]) -> None:
+    def __init__(
+        self, slots: int, new_id: Callable[[], int], is_budget_full: Callable[[int], bool] = lambda added_bytes: False
+    ) -> None:
+        self._is_budget_full = is_budget_full
         self._slots = slots
         self._new_id = new_id
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()  # least recently used first
         self._evictable_by_size: SizeOrder[int] = SizeOrder()
-        self._partition_count = 0
+        self.partition_count = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -206,7 +212,7 @@ class FetchSessionCache:
             self._remove(session)
             return FetchContext((yield from _merge({}, request, by_id)).values())
         self._touch(session, now_ms)
-        if self._partition_count > MAX_PARTITIONS:
+        if self.partition_count > MAX_PARTITIONS:
             self._remove(session)
             return FetchContext(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         session.epoch = next_epoch(session.epoch)
@@ -270,7 +276,7 @@ class FetchSessionCache:
         """
         if size > MAX_PARTITIONS:
             return False
-        while len(self._sessions) >= self._slots or self._partition_count + size > MAX_PARTITIONS:
+        while len(self._sessions) >= self._slots or self.partition_count + size > MAX_PARTITIONS:
             oldest = next(iter(self._sessions.values()), None)
             if oldest is None:
                 return False
@@ -281,12 +287,12 @@ class FetchSessionCache:
             if smaller is None:
                 return False
             self._remove(self._sessions[smaller])
-        return True
+        return not self._is_budget_full(size * SESSION_PARTITION_BYTES)
 
     def _touch(self, session: FetchSession, now_ms: int) -> None:
         self._sessions.move_to_end(session.session_id)
         session.last_used_ms = now_ms
-        self._partition_count += len(session.partitions) - session.size
+        self.partition_count += len(session.partitions) - session.size
         session.size = len(session.partitions)
         # a larger session does not evict a young one, else clients would evict each other in turn
         if now_ms - session.created_ms > MIN_EVICTION_MS:
@@ -295,7 +301,7 @@ class FetchSessionCache:
     def _remove(self, session: FetchSession) -> None:
         del self._sessions[session.session_id]
         self._evictable_by_size.discard(session.session_id)
-        self._partition_count -= session.size
+        self.partition_count -= session.size
 
 
 def _merge(
