@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import struct
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, suppress
 
 import pytest
 from support import attack_frames, attacks
@@ -12,14 +14,19 @@ from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, fetch, metadata, produce
 from support.waiting import wait_until
 
-from spark_groupsource.broker.api import topics
+from spark_groupsource.broker.api import topics, users
 from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.broker.fetch import delayed_fetch
 from spark_groupsource.broker.network.limits import ConnectionCounts, RequestMemory, ResponseMemory
-from spark_groupsource.errors import RemoteProtocolError
+from spark_groupsource.broker.network.listener import ResponseRouter
+from spark_groupsource.broker.network.scheduler import Scheduler
+from spark_groupsource.errors import ErrorCode, RemoteProtocolError
+from spark_groupsource.storage import log_manager
 from spark_groupsource.wire.decoder import TooManyElementsError
 from spark_groupsource.wire.element_count import has_more_elements
 from spark_groupsource.wire.frames import decode_request, encode_request, read_request_header
 from spark_groupsource.wire.messages import (
+    AlterUserScramCredentialsRequest,
     ApiVersionsRequest,
     CreateTopicsRequest,
     DescribeGroupsResponse,
@@ -82,6 +89,18 @@ def test_the_next_large_request_is_read_after_the_first():
     assert [memory.set_size(peer, 90 * KB) for peer in peers] == [True, True, False]
     memory.set_size(peers[1], 0)
     assert [peer.resumed for peer in peers] == [0, 0, 1]
+
+
+def test_above_twice_the_limit_only_tiny_requests_are_read():
+    memory, (large, *small) = RequestMemory(100 * KB), [Peer(str(number)) for number in range(12)]
+    assert memory.set_size(large, 90 * KB) and memory.read_bytes == 256 * KB
+    assert all(memory.set_size(peer, 10 * KB) for peer in small) and memory.read_bytes == 16 * KB
+    tiny = Peer("tiny")
+    assert memory.set_size(Peer("admitted"), 1 * KB) and memory.set_size(tiny, 1 * KB) and memory.read_bytes == 1 * KB
+    assert memory.set_size(Peer("next"), 2 * KB)  # admitted
+    assert not memory.set_size(Peer("other"), 2 * KB)
+    memory.set_size(large, 0)
+    assert memory.read_bytes == 16 * KB
 
 
 def test_a_connection_that_holds_memory_and_sends_nothing_is_closed():
@@ -375,3 +394,70 @@ def test_a_request_creates_a_limited_number_of_partitions_and_topics(monkeypatch
         names = [MetadataRequest.MetadataRequestTopic(name=f"auto-{number}") for number in range(3)]
         found = connection.call(MetadataRequest(topics=names, allow_auto_topic_creation=True), 4).topics
         assert [each.error_code for each in found] == [0, 0, 3]
+
+
+def test_a_fetch_beyond_the_partitions_of_delayed_fetches_does_not_wait(broker, monkeypatch):
+    with RawConnection(broker.bootstrap_servers) as connection:
+        end = fetch(connection, "t", 0).high_watermark
+        monkeypatch.setattr(delayed_fetch, "MAX_DELAYED_PARTITIONS", 0)
+        began_s = time.monotonic()
+        assert fetch(connection, "t", end, max_wait_ms=15_000).error_code == 0
+        assert time.monotonic() - began_s < 10
+
+
+def test_one_large_request_runs_at_a_time():
+    running: list[str] = []
+    most = 0
+
+    def steps(name: str):
+        nonlocal most
+        running.append(name)
+        most = max(most, sum(each.startswith("large") for each in running))
+        yield None
+        running.remove(name)
+        return None
+
+    async def run() -> None:
+        ended: list[object] = []
+        router = ResponseRouter(Scheduler(lambda: None))
+        for number in range(3):
+            router.run_steps(number, steps(f"large {number}"), None, ended.append, True, True)
+            router.run_steps(10 + number, steps(f"small {number}"), None, ended.append, True)
+        while len(ended) < 6:
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert most == 1 and not running
+
+
+def test_clients_before_login_hold_bounded_memory_and_are_closed():
+    config = {
+        "sasl.enabled.mechanisms": "SCRAM-SHA-256", "authentication.timeout.ms": "1000",
+        "queued.max.request.bytes": "1048576",
+    }  # fmt: skip
+    data = struct.pack(">ihhih", 500_000, 36, 1, 1, -1) + bytes(30_000)
+    with EmbeddedBroker(config=config) as broker, ExitStack() as held:
+        target = attacks.Target(broker.bootstrap_servers, None)
+        clients = [held.enter_context(target.connect()) for _ in range(200)]
+        for client in clients:
+            client.socket.setblocking(False)
+            with suppress(OSError):
+                client.socket.send(data)
+        wait_until(lambda: broker.call(lambda _: broker._server._limits.requests.total) > 1_048_576, "bytes are held")
+        assert broker.call(lambda _: broker._server._limits.requests.total) < 4_000_000
+        wait_until(lambda: broker.call(lambda _: broker.connection_count) == 0, "all are closed")
+
+
+def test_settings_and_users_are_bounded(broker, monkeypatch):
+    monkeypatch.setattr(log_manager, "MAX_SETTINGS_BYTES", 100)
+    monkeypatch.setattr(users, "MAX_USERS", 1)
+    upsertion = AlterUserScramCredentialsRequest.ScramCredentialUpsertion
+    with RawConnection(broker.bootstrap_servers) as connection:
+        created = [create_topic(connection, f"settings-{number}", retention_ms="1000000") for number in range(10)]
+        assert [each.error_code for each in created] == [0] * 5 + [ErrorCode.POLICY_VIOLATION] * 5
+        upsertions = [
+            upsertion(name=name, mechanism=1, iterations=4096, salt=b"s", salted_password=bytes(32)) for name in "ab"
+        ]
+        request = AlterUserScramCredentialsRequest(deletions=[], upsertions=upsertions)
+        codes = [each.error_code for each in connection.call(request, 0).results]
+        assert codes == [0, ErrorCode.POLICY_VIOLATION]

@@ -8,12 +8,20 @@ import threading
 import pytest
 from support.raw_broker import RawConnection, create_topic
 
+from spark_groupsource.broker.api import data, placement, transactions
 from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.wire.messages import (
+    AddPartitionsToTxnRequest,
+    AlterConfigsRequest,
+    AlterUserScramCredentialsRequest,
     DeleteTopicsRequest,
+    DescribeTopicPartitionsRequest,
     FindCoordinatorRequest,
     InitProducerIdRequest,
+    ListOffsetsRequest,
     MetadataRequest,
+    OffsetForLeaderEpochRequest,
 )
 
 
@@ -52,7 +60,32 @@ def _delete(connection):
     assert connection.call(request, 4).responses[0].error_code == 0
 
 
-@pytest.mark.parametrize("change", [_create, _create_automatically, _find_coordinators, _delete])
+def _alter_configs(connection):
+    resource = AlterConfigsRequest.AlterConfigsResource
+    configs = [resource.AlterableConfig(name="flush.ms", value="1000")]
+    unknown = [resource.AlterableConfig(name="some.setting", value="x")]
+    resources = [
+        resource(resource_type=2, resource_name="old", configs=configs),
+        resource(resource_type=4, resource_name="", configs=unknown),
+    ]
+    request = AlterConfigsRequest(resources=resources, validate_only=False)
+    assert [each.error_code for each in connection.call(request, 2).responses] == [0, 0]
+
+
+def _alter_users(connection):
+    upsertion = AlterUserScramCredentialsRequest.ScramCredentialUpsertion
+    upsertions = [
+        upsertion(name=f"user{number}", mechanism=1, iterations=4096, salt=b"salt", salted_password=bytes(32))
+        for number in range(3)
+    ]
+    request = AlterUserScramCredentialsRequest(deletions=[], upsertions=upsertions)
+    assert [each.error_code for each in connection.call(request, 0).results] == [0, 0, 0]
+
+
+_CHANGES = [_create, _create_automatically, _find_coordinators, _delete, _alter_configs, _alter_users]
+
+
+@pytest.mark.parametrize("change", _CHANGES)
 def test_the_event_loop_does_not_wait_for_the_files_of_topics(flushing_threads, change):
     with EmbeddedBroker() as broker, RawConnection(broker.bootstrap_servers) as connection:
         create_topic(connection, "old")
@@ -72,3 +105,48 @@ def test_requests_wait_for_a_coordinator_topic_that_another_one_creates():
             connection.__exit__()
     # correlation id, tagged fields of the header, throttle time, error code
     assert [answer[9:11] for answer in answers] == [b"\0\0"] * 3
+
+
+_NAMES = [f"t{number}" for number in range(2_000)]
+
+
+def _list_offsets():
+    topic = ListOffsetsRequest.ListOffsetsTopic
+    wanted = [topic.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=-1)]
+    topics = [topic(name=name, partitions=wanted) for name in _NAMES]
+    return data.list_offsets, ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=topics, timeout_ms=0)
+
+
+def _offsets_for_leader_epochs():
+    topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+    wanted = [topic.OffsetForLeaderPartition(partition=0, current_leader_epoch=-1, leader_epoch=0)]
+    topics = [topic(topic=name, partitions=wanted) for name in _NAMES]
+    return data.offset_for_leader_epoch, OffsetForLeaderEpochRequest(replica_id=-1, topics=topics)
+
+
+def _describe_topics():
+    topics = [DescribeTopicPartitionsRequest.TopicRequest(name=name) for name in _NAMES]
+    request = DescribeTopicPartitionsRequest(topics=topics, response_partition_limit=2_000, cursor=None)
+    return placement.describe_topic_partitions, request
+
+
+def _add_to_transaction():
+    topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+    request = AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id="t", v3_and_below_producer_id=1, v3_and_below_producer_epoch=0,
+        v3_and_below_topics=[topic(name=name, partitions=[0]) for name in _NAMES],
+    )  # fmt: skip
+    return transactions.add_partitions, request
+
+
+def test_requests_for_many_topics_of_one_partition_are_handled_in_steps():
+    def steps_of(handler, request):
+        def count(broker):
+            context = ApiRequestContext(1, 0, 4, "", "", 1)
+            return sum(1 for _ in handler(broker, context, request))
+
+        return count
+
+    with EmbeddedBroker() as broker:
+        for make in (_list_offsets, _offsets_for_leader_epochs, _describe_topics, _add_to_transaction):
+            assert broker.call(steps_of(*make())) >= 8, make.__name__

@@ -8,6 +8,8 @@ from support.raw_broker import RawConnection, create_topic
 
 from spark_groupsource.broker.coordinators import transaction_runtime
 from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.broker.state_budget import StateBudget
+from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.group_store import FIRST_OFFSET_BYTES, offset_bytes
 from spark_groupsource.wire.messages import AddPartitionsToTxnRequest, InitProducerIdRequest, OffsetCommitRequest
 
@@ -89,3 +91,26 @@ def test_transactional_ids_are_bounded_and_known_ones_can_be_used_still(small, m
     assert init(1).error_code == 0
     assert _add_partitions(small, "t0", producers[0], "t", list(range(20))) == 0
     assert _add_partitions(small, "t2", producers[2], "t", [0]) == 15
+
+
+def test_all_state_shares_a_budget():
+    budget = StateBudget(1_000)
+    parts = [300, 500]
+    for number in range(2):
+        budget.add_part(lambda number=number: parts[number])
+    assert budget.used_bytes == 800 and not budget.is_full(200) and budget.is_full(201)
+
+
+def test_above_the_budget_nothing_is_added_and_what_is_known_can_be_used(monkeypatch):
+    config = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
+    with EmbeddedBroker(config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "t", 10)
+        init = InitProducerIdRequest(transactional_id="known", transaction_timeout_ms=10_000)
+        assert connection.call(init, 2).error_code in (0, 14, 15) and _commit(connection, "g", range(5)) <= {0, 14}
+        monkeypatch.setattr(StateBudget, "is_full", lambda self, added_bytes=0: True)
+        assert create_topic(connection, "other").error_code == ErrorCode.POLICY_VIOLATION
+        assert _commit(connection, "g", range(5, 6)) == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
+        assert _commit(connection, "g", range(5)) == {0}
+        other = InitProducerIdRequest(transactional_id="other", transaction_timeout_ms=10_000)
+        assert connection.call(other, 2).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert connection.call(init, 2).error_code == 0

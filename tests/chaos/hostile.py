@@ -31,6 +31,7 @@ from child_processes import start_process, stop_process
 from real_kafka import RealKafka
 from support.attacks import ATTACKS, Outcome, Target
 from support.chaos.neighbors import KINDS, Neighbors, Reading
+from support.full_bounds import fill_all_bounds
 from support.hostile_frames import run_examples, send_hostile
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, produce, unexpected_errors
@@ -65,6 +66,7 @@ _LABELS = {
     "fetch_100000_partitions": "Fetch and Produce of 100,000 partitions",
     "long_names": "strings of 40,000 bytes",
     "invalid_batches": "eight invalid record batches",
+    "fill_all_bounds": "all bounds of memory filled at the same time",
     **{name: text for name, (_, text) in STATE_ATTACKS.items()},
 }
 _RECOVERY_S = 60.0
@@ -138,7 +140,10 @@ def _fuzz(seed: int) -> Callable[[Target], Outcome]:
 
         def run(sent: list[bytes], waits: bool) -> None:
             nonlocal closed
-            closed += send_hostile(target.address, sent, waits)
+            try:
+                closed += send_hostile(target.address, sent, waits)
+            except OSError:  # hypothesis would repeat the example
+                closed += 1
 
         run_examples(_FUZZ_EXAMPLES, seed, run)
         return Outcome(0, closed)
@@ -216,7 +221,7 @@ def run(options: argparse.Namespace, directory: Path) -> list[str]:
     """Runs the attacks, prints the table and returns the problems."""
     randomness = random.Random(options.seed)
     attacks = {**ATTACKS, "long_names": long_names, "invalid_batches": invalid_batches}
-    attacks |= {name: attack for name, (attack, _) in STATE_ATTACKS.items()}
+    attacks |= {name: attack for name, (attack, _) in STATE_ATTACKS.items()} | {"fill_all_bounds": fill_all_bounds}
     chosen = [name for name in options.only or attacks if name not in options.without]
     rows = {name: Row() for name in (IDLE, FUZZ, *chosen)}
     problems: list[str] = []

@@ -1,15 +1,24 @@
-"""Attacks that fill the bounds of a broker's state: alone, to measure each bound, and together."""
+"""Attacks that fill the bounds of a broker's memory: alone, to measure each bound, and together.
+
+    PYTHONPATH=jobs:tests python tests/support/full_bounds.py [NAME ...]
+
+prints what each bound costs on a new broker, as the table of docs/security.md.
+"""
 
 from __future__ import annotations
 
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import islice
+from pathlib import Path
 
 from support.attack_frames import create_topics, fetch, half_sent, join_group, metadata_of, produce
 from support.attacks import Client, Outcome, Target
+from support.raw_broker import BrokerProcess
 from support.state_attacks import begin_transaction, commit_frame, find_coordinator, frame
 
 from spark_groupsource.records.encode import Record, encode_batch
@@ -41,11 +50,17 @@ def _wide_topic(target: Target) -> None:
         client.call(create_topics(1, _WIDTH, "full-wide"))
 
 
-def topics(target: Target, stack: ExitStack) -> None:
-    """Topics with one partition and long names, up to max.broker.partitions."""
+def partitions(target: Target, stack: ExitStack) -> None:
+    """12,000 partitions"""
     _wide_topic(target)
     with target.connect() as client:
-        for number in range(12):
+        client.call(create_topics(1, 7_000, "full-wider"))
+
+
+def topics(target: Target, stack: ExitStack) -> None:
+    """2,000 topics with one partition and names of 200 characters"""
+    with target.connect() as client:
+        for number in range(2):
             client.call(create_topics(1_000, 1, f"{'t' * 200}-{number}"))
 
 
@@ -96,7 +111,7 @@ def pending_offsets(target: Target, stack: ExitStack) -> None:
             client.call(frame(request, 3))
 
 
-def producers(target: Target, stack: ExitStack) -> None:
+def producers(target: Target, stack: ExitStack, count: int = 20_000) -> None:
     """Producers with five batches each, as many as partitions know."""
     _wide_topic(target)
     now_ms = int(time.time() * 1000)
@@ -104,7 +119,7 @@ def producers(target: Target, stack: ExitStack) -> None:
     topic_data = ProduceRequest.TopicProduceData
 
     def frames() -> Iterator[bytes]:
-        for number in range(10**9, 10**9 + 5_000):
+        for number in range(10**9, 10**9 + count // 4):
             for sequence in range(5):
                 parts = [
                     topic_data.PartitionProduceData(
@@ -180,10 +195,10 @@ def connections(target: Target, stack: ExitStack) -> None:
     """5,000 connections with an incomplete request of 16 kB each."""
     data = half_sent(1_000_000, 16_000)
     for _ in range(5_000):
-        try:
-            stack.enter_context(target.connect()).send(data)
-        except OSError:
-            break
+        with suppress(OSError):
+            client = stack.enter_context(target.connect())
+            client.socket.setblocking(False)
+            client.socket.send(data)
 
 
 def incomplete_requests(target: Target, stack: ExitStack) -> None:
@@ -201,7 +216,10 @@ def waiting_requests(target: Target, stack: ExitStack) -> None:
     """1,000 clients that send requests of 60 kB, which are handled in time slices, and read nothing."""
     data = metadata_of([f"{'n' * 100}-{number}" for number in range(560)])
     for _ in range(1_000):
-        stack.enter_context(target.connect(receive_bytes=4096)).send_available(data)
+        client = stack.enter_context(target.connect(receive_bytes=4096))
+        client.socket.setblocking(False)
+        with suppress(OSError):
+            client.socket.send(data)
 
 
 def large_requests(target: Target, stack: ExitStack) -> None:
@@ -230,7 +248,7 @@ def unread_responses(target: Target, stack: ExitStack) -> None:
 STATE: dict[str, Fill] = {
     each.__name__: each
     for each in (
-        topics, group_offsets, groups, members, pending_offsets, producers, transactional_ids, transactions,
+        partitions, topics, group_offsets, groups, members, pending_offsets, producers, transactional_ids, transactions,
         fetch_sessions,
     )
 }  # fmt: skip
@@ -246,8 +264,52 @@ TRANSIENT: dict[str, Fill] = {
 
 
 def fill_all_bounds(target: Target) -> Outcome:
-    """All of them, one after another, and those of requests and connections at the same time."""
+    """Fills the memory of all state, then those of requests and connections at the same time."""
     with ExitStack() as held:
-        for fill in (*STATE.values(), *TRANSIENT.values()):
+        producers(target, held, 2_000)
+        for fill in (transactions, fetch_sessions, group_offsets):
             fill(target, held)
+        threads = [threading.Thread(target=fill, args=(target, held), daemon=True) for fill in TRANSIENT.values()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
     return Outcome()
+
+
+def measure(name: str) -> tuple[float, float, float]:
+    """Fills one bound of a new broker; returns its memory before, at most, and 6 s afterwards, in MB."""
+    settings = ("offsets.topic.num.partitions=5", "transaction.state.log.num.partitions=5")
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        broker = stack.enter_context(BrokerProcess(Path(directory) / "data", *settings))
+        target = Target(broker.bootstrap_servers, broker.process.pid)
+        time.sleep(1)
+        before = peak = target.memory_mb()
+        is_done = threading.Event()
+
+        def watch() -> None:
+            nonlocal peak
+            while not is_done.wait(0.01):
+                peak = max(peak, target.memory_mb())
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        with ExitStack() as held:
+            (STATE | TRANSIENT)[name](target, held)
+            time.sleep(6)  # until the broker has returned free pages
+            after = target.memory_mb()
+        is_done.set()
+        watcher.join()
+    return before, peak, after
+
+
+def main() -> None:
+    print("| bound | before | at most | 6 s later |\n|---|--:|--:|--:|")
+    for name in sys.argv[1:] or [*STATE, *TRANSIENT]:
+        description = ((STATE | TRANSIENT)[name].__doc__ or "").rstrip(".")
+        before, peak, after = measure(name)
+        print(f"| {description} | {before:.0f} MB | {peak:.0f} MB | {after:.0f} MB |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

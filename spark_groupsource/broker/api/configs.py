@@ -424,7 +424,11 @@ def describe_log_dirs(broker: Broker, context: ApiRequestContext, request: Descr
     """Describes the only data directory: the size of each partition, total and usable bytes."""
     requested = None
     if request.topics is not None:
-        requested = {(topic.topic, number) for topic in request.topics for number in topic.partitions}
+        requested = set()
+        for topic in request.topics:
+            for numbers in portions(topic.partitions, _PER_STEP):
+                requested.update((topic.topic, number) for number in numbers)
+                yield None
     topics: dict[str, list[_LogDir.DescribeLogDirsTopic.DescribeLogDirsPartition]] = {}
     for number, partition in enumerate(broker.partitions):
         if number % _PER_STEP == 0:

@@ -184,8 +184,11 @@ def delete_records(broker: Broker, context: ApiRequestContext, request: DeleteRe
     """Moves log start offsets forward; offset -1 is the high watermark. Stores them for some partitions at a time."""
     topics: list[_DeletedTopic] = []
     named: dict[str, dict[int, _RequestedDeletion]] = {}  # the last of duplicates counts
-    for topic in request.topics:
-        named.setdefault(topic.name, {}).update((each.partition_index, each) for each in topic.partitions)
+    for number, topic in enumerate(request.topics, 1):
+        for some in portions(topic.partitions, _COUNTED_PER_STEP):
+            named.setdefault(topic.name, {}).update((each.partition_index, each) for each in some)
+        if number % _COUNTED_PER_STEP == 0 or len(topic.partitions) >= _COUNTED_PER_STEP:
+            yield None
     for name, wanted in named.items():
         results: list[_DeletedPartition] = []
         partitions = list(wanted.values())

@@ -14,6 +14,7 @@ from typing import Generator, Sequence
 from spark_groupsource.broker.api.topics import TOPIC_OPERATIONS, partition_fields
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, Steps
+from spark_groupsource.broker.timed_steps import portions
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.catalog import INTERNAL_TOPICS, UNLISTED_TOPICS
@@ -45,7 +46,7 @@ _Elected = ElectLeadersResponse.ReplicaElectionResult
 
 def describe_topic_partitions(
     broker: Broker, context: ApiRequestContext, request: DescribeTopicPartitionsRequest
-) -> DescribeTopicPartitionsResponse:
+) -> Steps:
     """Returns partitions in the order of topic names from the cursor, up to the limits of client and broker.
 
     An incomplete response contains the cursor of the next one.
@@ -57,7 +58,10 @@ def describe_topic_partitions(
         return _page([_describe(topic.name, code, operations=_NO_OPERATIONS) for topic in request.topics], None)
     left = max(min(request.response_partition_limit, _MAX_PARTITIONS), 1)
     topics: list[_Topic] = []
-    for name in sorted(each for each in named or broker.partitions.topics.keys() - UNLISTED_TOPICS if each >= start):
+    names = sorted(each for each in named or broker.partitions.topics.keys() - UNLISTED_TOPICS if each >= start)
+    for number, name in enumerate(names, 1):
+        if number % _PARTITIONS_PER_STEP == 0:
+            yield None
         if left <= 0:
             return _page(topics, _Cursor(topic_name=name, partition_index=0))
         try:
@@ -69,7 +73,10 @@ def describe_topic_partitions(
         included = entry.partitions[first : first + left]
         described = _describe(name, ErrorCode.NONE)
         described.topic_id = entry.topic_id
-        described.partitions = [_describe_partition(broker, each) for each in included]
+        for some in portions(included, _PARTITIONS_PER_STEP):
+            # a topic may have been deleted since the previous step
+            described.partitions += [_describe_partition(broker, each) for each in some if each in broker.partitions]
+            yield None
         topics.append(described)
         left -= len(included)
         if first + len(included) < entry.partition_count:

@@ -83,13 +83,16 @@ def add_partitions(broker: Broker, context: ApiRequestContext, request: AddParti
     topics = request.v3_and_below_topics
     requested: set[TopicPartition] = set()
     refused: set[TopicPartition] = set()
+    done = 0
     for topic in topics:
         for numbers in portions(topic.partitions, _PARTITIONS_PER_STEP):
             named = [TopicPartition(topic.name, number) for number in numbers]
             requested.update(named)
             is_internal = topic.name in INTERNAL_TOPICS
             refused.update(each for each in named if is_internal or each not in broker.partitions)
-            if len(requested) % _PARTITIONS_PER_STEP == 0:
+            done += len(numbers) + 1
+            if done >= _PARTITIONS_PER_STEP:
+                done = 0
                 yield None
     if refused:
         code = ErrorCode.OPERATION_NOT_ATTEMPTED
@@ -113,6 +116,9 @@ def add_partitions(broker: Broker, context: ApiRequestContext, request: AddParti
             added += 1
             if added % _PARTITIONS_PER_STEP == 0:
                 yield None
+        added += 1
+        if added % _PARTITIONS_PER_STEP == 0:
+            yield None
         results.append(new_struct(_AddedTopic, name=topic.name, results_by_partition=entries))
     return AddPartitionsToTxnResponse(throttle_time_ms=0, results_by_topic_v3_and_below=results)
 

@@ -42,7 +42,7 @@ _MECHANISMS = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
 _NUMBERS = {name: number for number, name in _MECHANISMS.items()}
 _NO_AUTHORIZER = "No Authorizer is configured on the broker"
 _ENTITY_TYPES = ("user", "client-id", "ip")
-_PER_STEP = 200
+_PER_STEP, _NAMES_PER_STEP = 200, 2_000
 _MAX_CREDENTIAL_BYTES = 2_000
 _Described = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
 _Altered = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
@@ -142,10 +142,10 @@ def alter_scram_credentials(
     All of them are stored at once, by the worker thread.
     """
     changes: dict[str, list[_Deletion | _Upsertion]] = {}
-    for deletion in request.deletions:
-        changes.setdefault(deletion.name, []).append(deletion)
-    for upsertion in request.upsertions:
-        changes.setdefault(upsertion.name, []).append(upsertion)
+    for number, entry in enumerate((*request.deletions, *request.upsertions), 1):
+        changes.setdefault(entry.name, []).append(entry)
+        if number % _NAMES_PER_STEP == 0:
+            yield None
     results = []
     altered: dict[tuple[str, str], ScramCredential | None] = {}
     for number, (name, entries) in enumerate(changes.items(), 1):
