@@ -2,7 +2,7 @@
 
     PYTHONPATH=jobs:tests python tests/chaos/hostile.py --minutes 10
     PYTHONPATH=jobs:tests python tests/chaos/hostile.py --kafka                # a real Apache Kafka, for comparison
-    PYTHONPATH=jobs:tests python tests/chaos/hostile.py --markdown             # the table of docs/security.md
+    PYTHONPATH=jobs:tests python tests/chaos/hostile.py --document docs/security.md    # both, and writes the table
     PYTHONPATH=jobs:tests python tests/chaos/hostile.py --bootstrap HOST:PORT [--pid PID]
 
 Every attack runs at least once, in random order, and again until the time is up. Printed are, for each attack, the
@@ -42,6 +42,7 @@ from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import JoinGroupRequest, MetadataRequest, OffsetCommitRequest
 
 LIMIT_MS, LIMIT_MB = 100.0, 256.0
+_TABLE_HEADER = "| attack | embedded: longest wait | memory | refused | Kafka: longest wait | memory | refused |"
 IDLE, FUZZ = "none", "fuzz"
 _LABELS = {
     IDLE: "no attack",
@@ -217,13 +218,13 @@ def attack(target: Target, neighbors: Neighbors, run: Callable[[Target], Outcome
     return reading.failures
 
 
-def run(options: argparse.Namespace, directory: Path) -> list[str]:
-    """Runs the attacks, prints the table and returns the problems."""
+def run(options: argparse.Namespace, directory: Path, rows: dict[str, Row]) -> list[str]:
+    """Runs the attacks, fills `rows` and returns the problems."""
     randomness = random.Random(options.seed)
     attacks = {**ATTACKS, "long_names": long_names, "invalid_batches": invalid_batches}
     attacks |= {name: attack for name, (attack, _) in STATE_ATTACKS.items()} | {"fill_all_bounds": fill_all_bounds}
     chosen = [name for name in options.only or attacks if name not in options.without]
-    rows = {name: Row() for name in (IDLE, FUZZ, *chosen)}
+    rows |= {name: Row() for name in (IDLE, FUZZ, *chosen)}
     problems: list[str] = []
     with ExitStack() as stack:
         broker = _broker(options, directory, stack)
@@ -233,8 +234,6 @@ def run(options: argparse.Namespace, directory: Path) -> list[str]:
         os.nice(5)  # of three processes on two cores, this one waits
         deadline_s = time.monotonic() + options.minutes * 60
         problems += attack(target, neighbors, _idle, rows[IDLE])
-        # also of a run that is interrupted
-        stack.callback(_print_markdown if options.markdown else _print_table, rows)
         for name in _schedule(chosen, randomness, deadline_s):
             function = _fuzz(randomness.randrange(2**32)) if name == FUZZ else attacks[name]
             began_s = time.monotonic()
@@ -288,13 +287,22 @@ def _print_table(rows: dict[str, Row]) -> None:
     print(f"worst {worst_ms:.0f} ms, peak {max(row.peak_mb for row in rows.values()):.0f} MB", flush=True)
 
 
-def _print_markdown(rows: dict[str, Row]) -> None:
-    """Prints the table of docs/security.md: one column of times, the attacks in words."""
-    print("| attack | longest wait | memory | refused |\n|---|--:|--:|--:|")
-    for name, row in rows.items():
-        if row.runs:
-            worst_ms = max(row.worst_ms.values())
-            print(f"| {_LABELS[name]} | {worst_ms:,.0f} ms | {row.peak_mb:,.0f} MB | {row.refused} |", flush=True)
+def _document(path: Path, embedded: dict[str, Row], kafka: dict[str, Row]) -> None:
+    """Replaces the table of a page by one of both brokers: one column of times, the attacks in words."""
+
+    def cells(row: Row | None) -> str:
+        if row is None or not row.runs:
+            return " not measured |  |  |"
+        return f" {max(row.worst_ms.values()):,.0f} ms | {row.peak_mb:,.0f} MB | {row.refused} |"
+
+    before, header, rest = path.read_text().partition(_TABLE_HEADER)
+    assert header, f"{path} has no line {_TABLE_HEADER!r}"
+    after = rest.splitlines(keepends=True)
+    while after and (after[0].startswith("|") or not after[0].strip()):
+        del after[0]
+    lines = [header, "|---|--:|--:|--:|--:|--:|--:|"]
+    lines += [f"| {_LABELS[name]} |{cells(row)}{cells(kafka.get(name))}" for name, row in embedded.items()]
+    path.write_text(before + "\n".join(lines) + "\n" + "".join(["\n" * bool(after), *after]))
 
 
 def _exceeded(rows: dict[str, Row], limit_ms: float | None, limit_mb: float | None) -> list[str]:
@@ -309,30 +317,45 @@ def _exceeded(rows: dict[str, Row], limit_ms: float | None, limit_mb: float | No
     return exceeded
 
 
+def _measured(options: argparse.Namespace) -> tuple[list[str], dict[str, Row]]:
+    """Runs the attacks on one broker and prints the table, also of a run that is interrupted."""
+    options = argparse.Namespace(**vars(options))
+    if options.pause_s is None:
+        options.pause_s = 10.0 if options.kafka else 0.0
+    if not options.kafka and not options.bootstrap:
+        options.limit_ms = LIMIT_MS if options.limit_ms is None else options.limit_ms
+        options.limit_mb = LIMIT_MB if options.limit_mb is None else options.limit_mb
+    rows: dict[str, Row] = {}
+    try:
+        with tempfile.TemporaryDirectory(prefix="groupsource-hostile-") as directory:
+            return run(options, Path(directory), rows), rows
+    finally:
+        if rows:
+            _print_table(rows)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--only", nargs="*", default=[], metavar="ATTACK")
     parser.add_argument("--without", nargs="*", default=[], metavar="ATTACK")
-    parser.add_argument("--markdown", action="store_true", help="print the table in the form of docs/security.md")
-    parser.add_argument("--pause-s", type=float, help="after each attack; default: 10 with --kafka, else 0")
+    parser.add_argument("--pause-s", type=float, help="after each attack; default: 10 on a real Kafka, else 0")
     where = parser.add_mutually_exclusive_group()
+    where.add_argument("--document", type=Path, metavar="FILE", help="run on both brokers and write the table of FILE")
     where.add_argument("--kafka", action="store_true", help="a real Apache Kafka, fetched for it")
     where.add_argument("--bootstrap", metavar="HOST:PORT", help="a running broker of one node")
     parser.add_argument("--pid", type=int, help="process id of that broker, for its memory")
     parser.add_argument("--limit-ms", type=float, help="default: 100 on the embedded broker, else none")
     parser.add_argument("--limit-mb", type=float, help="default: 256 on the embedded broker, else none")
     options = parser.parse_args(arguments)
-    if options.pause_s is None:
-        options.pause_s = 10.0 if options.kafka else 0.0
-    if not options.kafka and not options.bootstrap:
-        options.limit_ms = LIMIT_MS if options.limit_ms is None else options.limit_ms
-        options.limit_mb = LIMIT_MB if options.limit_mb is None else options.limit_mb
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"seed {options.seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="groupsource-hostile-") as directory:
-        problems = run(options, Path(directory))
+    problems, embedded = _measured(options)
+    if options.document is not None:
+        options.kafka = True
+        _, kafka = _measured(options)
+        _document(options.document, embedded, kafka)
     for problem in problems:
         print(f"seed {options.seed}: {problem}", file=sys.stderr)
     return 1 if problems else 0
