@@ -422,12 +422,12 @@ def _value(
 
 def describe_log_dirs(broker: Broker, context: ApiRequestContext, request: DescribeLogDirsRequest) -> Steps:
     """Describes the only data directory: the size of each partition, total and usable bytes."""
-    requested = None
+    requested: set[tuple[str, int]] | None = None
     if request.topics is not None:
         requested = set()
-        for topic in request.topics:
-            for numbers in portions(topic.partitions, _PER_STEP):
-                requested.update((topic.topic, number) for number in numbers)
+        for each in request.topics:
+            for numbers in portions(each.partitions, _PER_STEP):
+                requested.update((each.topic, number) for number in numbers)
                 yield None
     topics: dict[str, list[_LogDir.DescribeLogDirsTopic.DescribeLogDirsPartition]] = {}
     for number, partition in enumerate(broker.partitions):

@@ -73,10 +73,12 @@ def describe_topic_partitions(
         included = entry.partitions[first : first + left]
         described = _describe(name, ErrorCode.NONE)
         described.topic_id = entry.topic_id
+        partitions: list[_Partition] = []
         for some in portions(included, _PARTITIONS_PER_STEP):
             # a topic may have been deleted since the previous step
-            described.partitions += [_describe_partition(broker, each) for each in some if each in broker.partitions]
+            partitions += [_describe_partition(broker, each) for each in some if each in broker.partitions]
             yield None
+        described.partitions = partitions
         topics.append(described)
         left -= len(included)
         if first + len(included) < entry.partition_count:

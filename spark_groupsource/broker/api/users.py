@@ -142,7 +142,8 @@ def alter_scram_credentials(
     All of them are stored at once, by the worker thread.
     """
     changes: dict[str, list[_Deletion | _Upsertion]] = {}
-    for number, entry in enumerate((*request.deletions, *request.upsertions), 1):
+    named: list[_Deletion | _Upsertion] = [*request.deletions, *request.upsertions]
+    for number, entry in enumerate(named, 1):
         changes.setdefault(entry.name, []).append(entry)
         if number % _NAMES_PER_STEP == 0:
             yield None
