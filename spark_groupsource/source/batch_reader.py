@@ -57,7 +57,7 @@ class GroupBatchReader(DataSourceReader):
         with Cluster(settings.bootstrap, settings) as cluster:
             ranges = plan_ranges(cluster, options)
             topic_ids = OffsetLookup(cluster, options).topic_ids({r.topic_partition.topic for r in ranges})
-            leader_epochs = {r.topic_partition: cluster.cached_leader_epoch(r.topic_partition) for r in ranges}
+            leader_epochs = cluster.cached_leader_epochs(r.topic_partition for r in ranges)
             known_brokers = cluster.known_brokers()
         tasks = pack_tasks(ranges, _TASKS_PER_PROCESSOR * (self._parallelism or os.cpu_count() or 1))
         tasks = split_tasks(

@@ -10,7 +10,6 @@ from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import TopicPartition, bounded_names
 from spark_groupsource.source.data_loss import DataLossPolicy
 from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets
-from spark_groupsource.source.planning import Backlog
 from spark_groupsource.source.position_epochs import PositionEpochs
 
 _log = logging.getLogger(__name__)
@@ -141,7 +140,7 @@ class LogEndOffsets:
 
     def _is_cached(self, begins: Offsets) -> bool:
         is_recent = self._fetched_ms is not None and self._fetched_ms + self._refresh_ms > self._clock.now_ms()
-        return is_recent and bool(Backlog(begins, self._cached).total)
+        return is_recent and _has_records(begins, self._cached)
 
     def _fetch(self, begins: Offsets) -> Offsets:
         if self._fetched_ms is not None:
@@ -149,7 +148,7 @@ class LogEndOffsets:
         started_ms = self._clock.now_ms()
         self._cached = self._fetch_existing(begins)
         self._fetched_ms = self._clock.now_ms()
-        if Backlog(begins, self._cached).total:
+        if _has_records(begins, self._cached):
             self._pause_ms = 0
         else:
             # the request for many partitions takes long: half of the time is left to the brokers
@@ -171,3 +170,7 @@ class LogEndOffsets:
                 raise
         self.add_deleted(deleted, is_reported=False)
         return self._fetch_existing(begins)
+
+
+def _has_records(begins: Offsets, ends: Offsets) -> bool:
+    return any(ends.get(p, begin) > begin for p, begin in begins.items())

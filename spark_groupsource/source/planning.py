@@ -68,9 +68,10 @@ class Backlog:
     total: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        ends = {p: max(begin, self.ends.get(p, begin)) for p, begin in self.begins.items()}
+        given = self.ends
+        ends = {p: end if (end := given.get(p, begin)) > begin else begin for p, begin in self.begins.items()}
         object.__setattr__(self, "ends", ends)
-        object.__setattr__(self, "total", sum(ends[p] - begin for p, begin in self.begins.items()))
+        object.__setattr__(self, "total", sum(ends.values()) - sum(self.begins.values()))
 
     def size(self, topic_partition: TopicPartition) -> int:
         return self.ends[topic_partition] - self.begins[topic_partition]

@@ -61,7 +61,7 @@ class PositionEpochs:
         Returns: partition -> first offset with other records, -1 if it is unknown.
         Raises: NetworkError.
         """
-        current = {p: self._cluster.cached_leader_epoch(p) for p in begins}
+        current = self._cluster.cached_leader_epochs(begins)
         moved = {
             p: known.leader_epoch
             for p, begin in begins.items()

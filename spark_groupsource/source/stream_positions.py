@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Iterable, Mapping
 
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
@@ -137,7 +138,8 @@ class StreamPositions:
 
     def begins(self, start: SourceOffset) -> dict[TopicPartition, int]:
         """Returns the start offset of the next batch for each owned partition."""
-        return {p: self.acquired.get(p, start.positions.get(p, 0)) for p in sorted(self.owned)}
+        known = {**start.positions, **self.acquired}
+        return {p: known.get(p, 0) for p in _in_order(self.owned)}
 
     def differs_from(self, start: SourceOffset) -> bool:
         """True if the checkpoint must be rewritten although there is nothing to read."""
@@ -157,3 +159,8 @@ class StreamPositions:
             self.delivered,
             group_id,
         )
+
+
+@lru_cache(maxsize=2)  # the same for every batch between two rebalances; thousands of partitions take 10 ms
+def _in_order(partitions: frozenset[TopicPartition]) -> tuple[TopicPartition, ...]:
+    return tuple(sorted(partitions))

@@ -119,7 +119,7 @@ def test_requests_carry_the_current_leader_epoch(broker: FakeLeader, client: Clu
     assert {each.current_leader_epoch for each in broker.fetches} == {5}
     ((_, request),) = broker.sent("ListOffsets")
     assert request.topics[0].partitions[0].current_leader_epoch == 5
-    assert client.cached_leader_epoch(TP) == 5
+    assert client.cached_leader_epochs([TP]) == {TP: 5}
 
 
 @pytest.mark.parametrize("change", [1, -1])

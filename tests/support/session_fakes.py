@@ -59,8 +59,8 @@ class FakeCluster:
         side = {EARLIEST: 0, LATEST: 1}
         return {p: OffsetAndTimestamp(self.logs[p][side[at]], -1, -1) for p, at in partitions.items()}
 
-    def cached_leader_epoch(self, topic_partition: TopicPartition) -> int:
-        return self.leader_epoch
+    def cached_leader_epochs(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, self.leader_epoch)
 
     def end_offsets_for_epochs(
         self, epochs: Mapping[TopicPartition, int], timeout_ms: int | None = None

@@ -394,15 +394,15 @@ class Router:
                 return view
             retry.backoff_or_raise(NetworkError("Metadata request failed: the response names no broker. Try again."))
 
-    def cached_leader_epoch(self, topic_partition: TopicPartition) -> int:
-        """Returns the leader epoch of a partition in the cached metadata, -1 if it is unknown; sends no request.
+    def cached_leader_epochs(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Returns the leader epochs in the cached metadata, -1 where one is unknown; sends no request.
 
-        After a successful `list_offsets` it is the epoch of the leader that responded.
+        After a successful `list_offsets` they are the epochs of the leaders that responded.
         """
         with self._lock:
-            _, known = self._topics.get(topic_partition.topic, (0, 0))
-        partition = known.partitions.get(topic_partition.partition) if isinstance(known, TopicInfo) else None
-        return -1 if partition is None else partition.leader_epoch
+            known = {name: info.partitions for name, (_, info) in self._topics.items() if isinstance(info, TopicInfo)}
+        found = ((p, known.get(p.topic, {}).get(p.partition)) for p in partitions)
+        return {p: -1 if info is None else info.leader_epoch for p, info in found}
 
     @staticmethod
     def node_address(node: Node) -> Address:
