@@ -1,4 +1,4 @@
-"""Packages that run their ``__init__`` at first use, not when a module of them is imported."""
+"""Deferred packages: their ``__init__`` runs at first use, not at import."""
 
 from __future__ import annotations
 

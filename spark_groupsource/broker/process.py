@@ -29,6 +29,21 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MMAP_THRESHOLD_BYTES, _TRIM_THRESHOLD_BYTES = 2_097_152, 8_388_608
 
 
+def _tune_process() -> Callable[[], object]:
+    """Sets the limits of the process for one event loop; returns the function that trims the heap."""
+    # each client needs a file descriptor, and the usual soft limit of 1024 exists for programs that use select
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+    trim_heap = _bound_allocator()
+    # the event loop waits that long for the worker thread, after each system call
+    sys.setswitchinterval(_THREAD_SWITCH_S)
+    # groups and offsets are long-lived and form no cycles; by default each full collection would traverse all of them
+    gc.freeze()
+    # a collection blocks all requests, so those of the middle generation must be short
+    gc.set_threshold(*_GC_THRESHOLDS)
+    return trim_heap
+
+
 def _bound_allocator() -> Callable[[], object]:
     """Lets the C library return freed memory to the system: without effect where it is not glibc.
 
@@ -74,16 +89,7 @@ def serve_forever(
     Raises: ConfigurationError, StorageError: the broker cannot start.
     """
     parsed = broker_config(config)
-    # each client needs a file descriptor, and the usual soft limit of 1024 exists for programs that use select
-    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
-    trim_heap = _bound_allocator()
-    # the event loop waits that long for the worker thread, after each system call
-    sys.setswitchinterval(_THREAD_SWITCH_S)
-    # groups and offsets are long-lived and form no cycles; by default each full collection would traverse all of them
-    gc.freeze()
-    # a collection blocks all requests, so those of the middle generation must be short
-    gc.set_threshold(*_GC_THRESHOLDS)
+    trim_heap = _tune_process()
 
     async def run(write_line: ReportWriter) -> None:
         server = BrokerServer(Path(data_dir), address, parsed, SystemClock(), write_line, brokers, adopt, add_scram)

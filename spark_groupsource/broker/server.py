@@ -82,27 +82,36 @@ class BrokerServer:
             )
         for index, node_id in enumerate(self.broker.leaders.node_ids):
             own = Address(address.host, address.port + index if address.port else 0)
-            self._listeners[node_id] = Listener(
-                self.broker,
-                dispatcher,
-                router,
-                node_id,
-                own,
-                clock,
-                self._scheduler,
-                self._limits,
-                self._schedule_timers,
-            )
-        fetch_manager = self.broker.fetch_manager
-        fetch_manager.available_bytes = lambda: self._limits.responses.largest_bytes
-        fetch_manager.run_steps = lambda token, steps: router.run_steps(
-            token, steps, None, lambda response: router.send(token, response), False
-        )
+            self._listeners[node_id] = self._new_listener(dispatcher, router, node_id, own)
+        self._limit_fetches(router)
         self._timer_handle: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
         self._timers_run_ms = clock.now_ms()
         self._connection_check: asyncio.TimerHandle | None = None
         self.warning = ""
+
+    def _new_listener(
+        self, dispatcher: RequestDispatcher, router: ResponseRouter, node_id: int, address: Address
+    ) -> Listener:
+        return Listener(
+            self.broker,
+            dispatcher,
+            router,
+            node_id,
+            address,
+            self._clock,
+            self._scheduler,
+            self._limits,
+            self._schedule_timers,
+        )
+
+    def _limit_fetches(self, router: ResponseRouter) -> None:
+        """Lets the fetch manager read within the limit of all responses, in steps of the scheduler."""
+        fetch_manager = self.broker.fetch_manager
+        fetch_manager.available_bytes = lambda: self._limits.responses.largest_bytes
+        fetch_manager.run_steps = lambda token, steps: router.run_steps(
+            token, steps, None, lambda response: router.send(token, response), False
+        )
 
     async def start(self) -> tuple[Address, ...]:
         """Opens the data directory and the listeners; returns the advertised addresses.

@@ -256,23 +256,34 @@ def _replace_static(
     trigger = Trigger(Cause.STATIC_REPLACED if is_same else Cause.ASSIGNOR_CHANGED, new, request.reason)
     if rule.action is GroupAction.STORE_IF_PROTOCOL_KEPT and group.select_protocol() == group.protocol_name:
         rebalance_events.add_started(builder, group, trigger)
-        builder.store_group(group.group_id, group.to_value(builder.instant.timestamp_ms, lambda m: m.assignment))
-        builder.after_append = StoreReplacement(
-            group_id=group.group_id,
-            generation_id=group.generation_id,
-            old_member=old,
-            old_leader_id=old_leader_id,
-            new_member_id=member_id,
-            token=context.token,
-            api_version=context.api_version,
-        )
-        return
+        return _store_replacement(builder, group, context, old, old_leader_id, member_id)
     if rule.action is GroupAction.STORE_IF_PROTOCOL_KEPT:
         reason = "group's selectedProtocol will change because static member"
     else:
         reason = "updating metadata for static member"
     reason = f"{reason} {member_id} with instance id {instance_id} joined"
     prepare_rebalance(builder, group, _with_client_reason(reason, request), trigger)
+
+
+def _store_replacement(
+    builder: OutcomeBuilder,
+    group: ClassicGroup,
+    context: RequestContext,
+    old: Member,
+    old_leader_id: str,
+    member_id: str,
+) -> None:
+    """Stores the group with the new member id, without a rebalance; see `replacement_stored`."""
+    builder.store_group(group.group_id, group.to_value(builder.instant.timestamp_ms, lambda m: m.assignment))
+    builder.after_append = StoreReplacement(
+        group_id=group.group_id,
+        generation_id=group.generation_id,
+        old_member=old,
+        old_leader_id=old_leader_id,
+        new_member_id=member_id,
+        token=context.token,
+        api_version=context.api_version,
+    )
 
 
 def _fence(builder: OutcomeBuilder, old: Member) -> None:

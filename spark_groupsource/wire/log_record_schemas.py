@@ -1,4 +1,7 @@
-"""Message classes of the records in `__consumer_offsets` and `__transaction_state`; use them through `messages`."""
+"""Message classes of the records in `__consumer_offsets` and `__transaction_state`.
+
+Use them through `messages`.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,10 @@ def is_joined(address: str) -> bool:
         return connection.call(request, 5).error_code == ErrorCode.MEMBER_ID_REQUIRED
 
 
-@pytest.mark.parametrize("output", ["full", "without a reader", "closed"])
+@pytest.mark.parametrize(
+    "output",
+    [pytest.param("full", marks=pytest.mark.slow), pytest.param("no reader", marks=pytest.mark.slow), "closed"],
+)
 def test_requests_are_served_with_any_state_of_standard_error(tmp_path: Path, output: str) -> None:
     read_end, write_end = os.pipe()
     if output == "full":
@@ -62,7 +65,7 @@ def test_requests_are_served_with_any_state_of_standard_error(tmp_path: Path, ou
             while True:
                 os.write(write_end, bytes(4096))
         os.set_blocking(write_end, True)
-    elif output == "without a reader":
+    elif output == "no reader":
         os.close(read_end)
     arguments = ["broker", "--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "data")]
     shell = ["sh", "-c", 'exec "$0" "$@" 2>&-'] if output == "closed" else []

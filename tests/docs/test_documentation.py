@@ -63,16 +63,6 @@ def test_every_link_in_a_page_has_a_target(page: str) -> None:
     assert missing == []
 
 
-def test_the_first_line_of_every_module_has_at_most_twelve_words() -> None:
-    too_long = []
-    for path in sorted((ROOT / "spark_groupsource").rglob("*.py")):
-        docstring = re.match(r'"""(.*?)("""|\n)', path.read_text())
-        first_line = docstring[1] if docstring else ""
-        if not 0 < len(first_line.split()) <= 12:
-            too_long.append(f"{path.relative_to(ROOT)}: {first_line!r}")
-    assert not too_long
-
-
 def test_package_diagram_equals_the_imports() -> None:
     diagram = (ROOT / "docs" / "design.md").read_text().partition("flowchart TD")[2].partition("```")[0]
     drawn = {

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import scaled
 
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor.rebalance import Actor, Cause, Phases, Rebalance
@@ -195,7 +196,7 @@ changes = st.lists(
 
 
 @given(changes, st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(400), deadline=None)
 def test_seconds_without_an_owner_and_gapless_rows(steps: list[tuple[str, list[int], int]], cooperative: bool) -> None:
     group = SimulatedGroup(cooperative)
     for member, offsets, pause in steps:

@@ -151,6 +151,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         chart.save(tmp_path / "c.gif")
 
 
+@pytest.mark.slow
 def test_with_the_extra(tmp_path: Path) -> None:
     chart: Any = TimelineChart(sample(rebalances=2))
     page = chart._repr_html_()
