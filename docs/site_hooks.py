@@ -1,17 +1,25 @@
-"""mkdocs hook: diagrams without a request to another host.
+"""mkdocs hooks: links into the repository, diagrams without a request to another host.
 
-The theme loads Mermaid from a CDN unless the page has it. `make docs` puts ``mermaid.min.js`` into ``build/`` where npm
-is installed; this hook then adds it to the site.
+A link to a file beside ``docs/`` leads somewhere in the repository only; the site has its text. The theme loads Mermaid
+from a CDN unless the page has it: `make docs` puts ``mermaid.min.js`` into ``build/`` where npm is installed, and these
+hooks add it to the site.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 _SCRIPT = Path(__file__).resolve().parents[1] / "build" / "mermaid" / "mermaid.min.js"
 _TARGET = "assets/javascripts/mermaid.min.js"
+_REPOSITORY_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(\.\./[^)]*\)")
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replaces links into the repository by their text."""
+    return _REPOSITORY_LINK.sub(r"\1", markdown)
 
 
 def on_config(config: Any) -> Any:
