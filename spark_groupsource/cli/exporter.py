@@ -52,7 +52,7 @@ class MetricsPart:
         self._read = read
         self._probe = probe
         self._interval_s = interval_s
-        self._result: tuple[list[Sample], float] | None = None
+        self._result: tuple[str, float] | None = None
         self._errors = 0
         self._error = ""
         self.has_read = threading.Event()
@@ -65,14 +65,17 @@ class MetricsPart:
     def close(self) -> None:
         self._closing.set()
 
-    def samples(self) -> list[Sample]:
-        """Returns the last result, with the metrics of the read itself."""
+    def text(self) -> str:
+        """Returns the last result in the text format, which is encoded once; empty after an error."""
+        result = self._result
+        return "" if result is None else result[0]
+
+    def read_samples(self) -> list[Sample]:
+        """Returns the metrics of the read itself."""
         result, label = self._result, (self._name,)
-        own = [Sample("groupsource_exporter_up", label, result is not None)]
-        own.append(Sample("groupsource_exporter_errors_total", label, self._errors))
-        if result is None:
-            return own
-        return [*result[0], *own, Sample("groupsource_exporter_read_seconds", label, result[1])]
+        found = [Sample("groupsource_exporter_up", label, result is not None)]
+        found.append(Sample("groupsource_exporter_errors_total", label, self._errors))
+        return found if result is None else [*found, Sample("groupsource_exporter_read_seconds", label, result[1])]
 
     def _run(self) -> None:
         pause_s = self._interval_s / _PROBES_PER_INTERVAL
@@ -90,7 +93,7 @@ class MetricsPart:
 
     def _read_all(self) -> None:
         started_ns = monotonic_ns()
-        self._result = (self._read(), (monotonic_ns() - started_ns) / 1e9)
+        self._result = (prometheus_text(self._read()), (monotonic_ns() - started_ns) / 1e9)
         if self._error:
             _log(f"[exporter part={self._name}] Reads succeed again, errors in all: {self._errors}.", logging.INFO)
         self._error = ""
@@ -106,6 +109,12 @@ class MetricsPart:
                 _log(f"[exporter part={self._name}] Read failed, retrying: {text}", logging.WARNING)
             self._result, self._error, self._errors = None, text, self._errors + 1
         self.has_read.set()
+
+
+def metrics_text(parts: Sequence[MetricsPart]) -> str:
+    """Returns the response to a scrape: the metrics of all parts; no metric is in two of them."""
+    own = prometheus_text(sample for part in parts for sample in part.read_samples())
+    return "".join([*(part.text() for part in parts), own])
 
 
 def _log(text: str, level: int) -> None:
@@ -131,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif not self._parts[0].has_read.is_set():
             self._respond(503, "The first read of the cluster is in progress.\n")
         else:
-            self._respond(200, prometheus_text(s for part in self._parts for s in part.samples()))
+            self._respond(200, metrics_text(self._parts))
 
     def do_HEAD(self) -> None:
         self.do_GET()
