@@ -52,6 +52,7 @@ soak: java-there $(VENV)/.ready-test
 	$(BIN)/python tests/chaos/power_loss.py --seed $(SEED) --rounds 300
 	$(BIN)/python tests/chaos/exactly_once.py --seed $(SEED) --records 50000 --kills 50
 	$(BIN)/python tests/chaos/fuzz_wire.py
+	$(BIN)/python tests/chaos/fuzz_wire.py --sasl
 	$(BIN)/python tests/chaos/hostile.py --seed $(SEED) --minutes 10
 	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 60
 	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 30 --kafka --applications 3 --assignor cooperative-sticky

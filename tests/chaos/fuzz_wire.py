@@ -17,10 +17,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Send hostile bytes to an embedded broker.")
     parser.add_argument("--examples", type=int, default=5_000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--sasl", action="store_true", help="clients must authenticate, and every second one does")
     options = parser.parse_args()
     began = time.monotonic()
     print(f"seed {options.seed}", flush=True)
-    fuzz(options.examples, options.seed)
+    fuzz(options.examples, options.seed, options.sasl)
     print(f"{options.examples} hostile clients in {time.monotonic() - began:.0f} s: every other client was served")
 
 

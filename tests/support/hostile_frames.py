@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
@@ -24,7 +24,7 @@ from spark_groupsource.broker.api.versions import SERVED
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.wire.apis import APIS
 from spark_groupsource.wire.frames import encode_request
-from spark_groupsource.wire.messages import ApiVersionsRequest
+from spark_groupsource.wire.messages import ApiVersionsRequest, SaslAuthenticateRequest, SaslHandshakeRequest
 
 CONFIG = {
     "offsets.topic.num.partitions": "2",
@@ -32,7 +32,12 @@ CONFIG = {
     "socket.request.max.bytes": "1000000",
     "num.partitions": "2",
 }
+_SASL = {
+    "sasl.enabled.mechanisms": "PLAIN",
+    "listener.name.sasl_plaintext.plain.sasl.jaas.config": "PlainLoginModule required user_ann=secret;",
+}
 VERSIONS = [(key, version) for key, api in SERVED.items() for version in range(api.min_version, api.max_version + 1)]
+KNOWN = "known"
 # a topic may have 100,000 partitions, which take as many files
 _MAKES_FILES = frozenset({19, 37})
 _GROWTH_MB = 300
@@ -46,17 +51,26 @@ def frames(draw: st.DrawFn) -> bytes:
         body = draw(st.binary(max_size=200))
         return struct.pack(">i", len(body)) + struct.pack(">hhi", key, version, 1)[: len(body)] + body[8:]
     request = draw(messages(APIS[key].request, version))
+    if draw(st.booleans()):
+        _use_known_names(request)
     data = bytearray(encode_request(request, version, 1, "fuzz"))
     for _ in range(draw(st.integers(0, 4))):
         # not the API: a spoilt request must not become one that makes files
         at = draw(st.integers(8, max(len(data) - 1, 8)))
-        what = draw(st.sampled_from(["flip", "cut", "insert", "large", "negative"]))
+        what = draw(st.sampled_from(["flip", "cut", "insert", "large", "negative", "varint", "version"]))
         if what == "flip" and at < len(data):
             data[at] ^= 1 << draw(st.integers(0, 7))
         elif what == "cut":
             del data[at : at + draw(st.integers(1, 20))]
         elif what == "insert":
             data[at:at] = draw(st.binary(min_size=1, max_size=20))
+        elif what == "varint":
+            # of compact lengths and tagged fields: up to 10 bytes, or without end
+            end = draw(st.sampled_from([b"", b"\0", b"\x01", b"\x0f"]))
+            data[at : at + 1] = b"\xff" * draw(st.integers(1, 12)) + end
+        elif what == "version":
+            # of another header, or one that is not served
+            struct.pack_into(">h", data, 6, draw(st.integers(-1, 20)))
         elif what == "large":
             data[at : at + 4] = b"\x7f\xff\xff\xff"
         else:
@@ -66,10 +80,25 @@ def frames(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-def send_hostile(address: tuple[str, int], sent: list[bytes], waits: bool) -> bool:
+def _use_known_names(request: Any) -> None:
+    """Replaces names by those of a group, topic and transaction that other examples use too."""
+    for field in ("group_id", "transactional_id", "v3_and_below_transactional_id"):
+        if isinstance(getattr(request, field, None), str):
+            setattr(request, field, KNOWN)
+    for field in ("topics", "topic_data"):
+        for topic in getattr(request, field, None) or ():
+            if isinstance(getattr(topic, "name", None), str):
+                topic.name = KNOWN
+            elif isinstance(getattr(topic, "topic", None), str):
+                topic.topic = KNOWN
+
+
+def send_hostile(address: tuple[str, int], sent: list[bytes], waits: bool, login: bool = False) -> bool:
     """Runs one hostile client; returns whether the broker is known to have closed its connection."""
     with _connect(address) as connection:
         try:
+            if login:
+                _log_in(connection)
             for frame in sent:
                 connection.sendall(frame)
             if waits:
@@ -88,17 +117,29 @@ def _connect(address: tuple[str, int]) -> socket.socket:
     return connection
 
 
-class Fuzz:
-    """One broker, and another client that it must serve."""
+def _log_in(connection: socket.socket) -> None:
+    """Authenticates with PLAIN."""
+    token = SaslAuthenticateRequest(auth_bytes=b"\0ann\0secret")
+    for request, version in ((SaslHandshakeRequest(mechanism="PLAIN"), 1), (token, 1)):
+        connection.sendall(encode_request(request, version, 1, "fuzz"))
+        (length,) = struct.unpack(">i", connection.recv(4, socket.MSG_WAITALL))
+        connection.recv(length, socket.MSG_WAITALL)
 
-    def __init__(self) -> None:
-        self._broker = EmbeddedBroker(config=CONFIG)
+
+class Fuzz:
+    """One broker, and another client that it must serve. With `sasl`, every second hostile client logs in."""
+
+    def __init__(self, sasl: bool = False) -> None:
+        self._sasl = sasl
+        self._broker = EmbeddedBroker(config={**CONFIG, **(_SASL if sasl else {})})
 
     def __enter__(self) -> Fuzz:
         self._broker.start()
         host, _, port = self._broker.bootstrap_servers.rpartition(":")
         self._address = (host, int(port))
         self._other_client = _connect(self._address)
+        if self._sasl:
+            _log_in(self._other_client)
         self._ask = bytes(encode_request(ApiVersionsRequest(), 0, 1, "other"))
         self._memory_mb = memory_mb()
         self._threads = threading.active_count()
@@ -110,7 +151,7 @@ class Fuzz:
 
     def run(self, sent: list[bytes], waits: bool) -> None:
         """Runs one hostile client, then a request of the other client."""
-        send_hostile(self._address, sent, waits)
+        send_hostile(self._address, sent, waits, self._sasl and len(b"".join(sent)) % 2 == 0)
         self._other_client.sendall(self._ask)
         (length,) = struct.unpack(">i", self._take(4))
         self._take(length)
@@ -149,9 +190,9 @@ def memory_mb() -> float:
     return pages * 4096 / 2**20
 
 
-def fuzz(examples: int, chosen_seed: int) -> None:
+def fuzz(examples: int, chosen_seed: int, sasl: bool = False) -> None:
     """Runs `examples` hostile clients. Raises: AssertionError with the shortest failing example."""
-    with Fuzz() as target:
+    with Fuzz(sasl) as target:
         run_examples(examples, chosen_seed, target.run)
         target.check_end()
 
