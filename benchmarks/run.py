@@ -36,7 +36,15 @@ sys.path.insert(0, str(ROOT / "jobs"))
 from real_kafka import RealKafka  # noqa: E402
 
 MODULES = (
-    "batch_read", "arrow_clients", "curves", "broker", "joins", "assignors", "group_restart", "memory"
+    "batch_read",
+    "parts",
+    "arrow_clients",
+    "curves",
+    "broker",
+    "joins",
+    "assignors",
+    "group_restart",
+    "memory",
 )
 """Each has `MEASURES`, a tuple of `Measure`."""
 

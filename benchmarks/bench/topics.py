@@ -98,7 +98,10 @@ def create(cluster: Cluster, name: str, partitions: int, config: Mapping[str, st
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
-            if len(cluster.metadata([name], refresh=True).partitions_of(name)) == partitions:
+            found = cluster.metadata([name], refresh=True).partitions_of(name)
+            if len(found) == partitions:
+                # retried until each leader serves its partitions
+                cluster.list_offsets(dict.fromkeys(found, -1))
                 return True
         except BrokerError:
             pass

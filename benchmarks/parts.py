@@ -1,0 +1,91 @@
+"""Processor time of a read task by part, in ns per record: where a million records go.
+
+    python benchmarks/run.py --only parts
+
+Each part is repeated alone on the same fetched records, with the compiled parser if the extra `fast` is installed; the
+least of the rounds counts. What PySpark adds is the row of the ceiling in `batch_read.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Iterator, Sequence
+
+from bench.context import Context, Measure
+from bench.figures import Figure
+from bench.topics import Topic, client, end_offsets, ensure, json
+
+from spark_groupsource.client.records.fetcher import PartitionFetcher
+from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.records import arrow
+from spark_groupsource.records.arrow_columns import MAX_ROWS, Layout, record_batch
+from spark_groupsource.records.parser import NUMPY_PARSER
+
+_REPEATS = 5
+
+
+def least_ns(work: Callable[[], Any]) -> int:
+    """Returns the processor time of the fastest of some calls."""
+    took = []
+    for _ in range(_REPEATS):
+        began = time.process_time_ns()
+        work()
+        took.append(time.process_time_ns() - began)
+    return min(took)
+
+
+def figures(context: Context) -> Iterator[Figure]:
+    count = context.records(1_200_000, 4_000)
+    shapes = (
+        ("100 B, 16 KB batches", Topic("parts", count // 600 * 600)),
+        ("JSON, lz4", Topic("parts-lz4", count, make=json, batch_records=1_000, codec="lz4")),
+    )
+    for title, topic in shapes:
+        ensure(context.bootstrap_servers, topic)
+        for part, each_ns in parts(context.bootstrap_servers, topic):
+            yield Figure(f"processor time of a read task, {title}", part, "ns/record", [each_ns])
+
+
+def parts(bootstrap_servers: str, topic: Topic) -> Iterator[tuple[str, float]]:
+    """Yields the parts, in the order of the data."""
+    ends = end_offsets(bootstrap_servers, topic.name)
+    ranges = [OffsetRange(tp, 0, end) for tp, end in ends.items()]
+    with client(bootstrap_servers) as cluster:
+
+        def fetch() -> list[bytes]:
+            return [bytes(block.data[:0]) for block in PartitionFetcher(cluster).fetch_blocks(ranges)]
+
+        yield "fetch: requests, system calls, batch lengths", least_ns(fetch) / topic.records
+        one = next(PartitionFetcher(cluster).fetch_blocks(ranges))
+        view = memoryview(bytearray(one.data))
+        yield from decoding(view, one.topic_partition)
+
+
+def decoding(view: memoryview, topic_partition: TopicPartition) -> Iterator[tuple[str, float]]:
+    """Yields the parts of decoding one fetched block."""
+    parser = arrow.compiled_parser() or NUMPY_PARSER
+    columns = arrow.COLUMNS[:-1]
+    layout = Layout(topic_partition, columns, 0, 1 << 62, MAX_ROWS)
+    headers, _ = arrow._select(view, layout, None)
+    rows = sum(header.record_count for header in headers)
+
+    def groups() -> list[Any]:
+        return list(arrow._groups(view, headers, layout, 1 << 28, lambda: parser))
+
+    kept = groups()
+    selections = [arrow._select_records(group, layout) for group in kept]
+    parse_ns = least_ns(lambda: [group.parsed() for group in kept])
+    yield "headers and checksums", least_ns(lambda: arrow._select(view, layout, None)) / rows
+    yield "decompression, grouping", least_ns(groups) / rows
+    yield "record boundaries and fields", parse_ns / rows
+    yield "offsets", (least_ns(lambda: [arrow._select_records(group, layout) for group in kept]) - parse_ns) / rows
+    for name in columns:
+        yield f"column {name}", least_ns(lambda: build(selections, layout._replace(columns=(name,)))) / rows
+
+
+def build(selections: Sequence[Any], layout: Layout) -> None:
+    for selection in selections:
+        record_batch(selection, layout)
+
+
+MEASURES = (Measure("parts", figures, 120),)
