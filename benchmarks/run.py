@@ -39,6 +39,7 @@ MODULES = (
     "batch_read",
     "parts",
     "arrow_clients",
+    "queries",
     "curves",
     "broker",
     "joins",

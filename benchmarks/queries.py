@@ -1,0 +1,119 @@
+"""Streaming queries: their start, whole availableNow queries, and micro-batches, beside Spark's Kafka source.
+
+    python benchmarks/run.py --only availableNow --only cold-start --only micro-batch-tcp --only micro-batch-unix
+
+`query_start.py` and `microbatch.py` run the queries and print their phases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import threading
+from functools import partial
+from typing import Iterator
+
+import microbatch
+import query_start
+from batch_read import cases
+from bench.context import Context, Measure
+from bench.figures import Figure, Rounds
+from bench.spark import KAFKA, OWN, session
+from bench.topics import Topic, client, create, ensure
+
+_KAFKA_NAME = "Spark's Kafka source"
+_CORES = 2
+_WARM_QUERIES = 2
+
+
+def small(context: Context) -> Topic:
+    """Returns the loaded topic of the queries that have one small micro-batch."""
+    topic = Topic(query_start.SMALL, query_start.SMALL_RECORDS, batch_records=query_start.SMALL_RECORDS // 4)
+    ensure(context.bootstrap_servers, topic)
+    return topic
+
+
+def available_now(context: Context) -> Iterator[Figure]:
+    """start() to the first row, warm; and start() to termination over the large topic."""
+    large = cases(context)[0].topic
+    ensure(context.bootstrap_servers, large)
+    tiny = small(context)
+    rounds = Rounds()
+    with session(_CORES) as spark, tempfile.TemporaryDirectory(prefix="groupsource-benchmark-") as directory:
+        for number in range(_WARM_QUERIES + context.rounds):
+            for source in (OWN, KAFKA):
+                run = query_start.run_query(spark, "warm", source, context.bootstrap_servers, tiny.name, directory)
+                if number >= _WARM_QUERIES:
+                    rounds.add(f"{source} first", run.first_batch_ms / 1000)
+                    rounds.add(f"{source} small", run.total_ms / 1000)
+        for _ in range(context.rounds):
+            for source in (OWN, KAFKA):
+                run = query_start.run_query(spark, "whole", source, context.bootstrap_servers, large.name, directory)
+                rounds.add(f"{source} whole", run.total_ms / 1000)
+    yield pair(rounds, "start of a query, warm JVM", "start() to the end of the first batch", "first", None, 0.3)
+    yield pair(rounds, "availableNow query", "100 records, start() to termination", "small", None)
+    title = f"{large.records / 1e6:.3g} M x 100 B, start() to termination, local[{_CORES}]"
+    yield pair(rounds, "availableNow query", title, "whole", 2.5)
+
+
+def pair(
+    rounds: Rounds, measure: str, case: str, kind: str, reach: float | None, difference: float | None = None
+) -> Figure:
+    own, rival = rounds.values[f"{OWN} {kind}"], rounds.values[f"{KAFKA} {kind}"]
+    return Figure(measure, case, "s", own, _KAFKA_NAME, rival, reach=reach, reach_difference=difference)
+
+
+def cold_start(context: Context) -> Iterator[Figure]:
+    """From the start of Python to the end of the first micro-batch, a new process each."""
+    small(context)
+    arguments = argparse.Namespace(local=_CORES, rounds=0, records=0, unix_socket=False)
+    rounds = Rounds()
+    for _ in range(context.rounds):
+        for source in (OWN, KAFKA):
+            (run,) = query_start.child(arguments, context.bootstrap_servers, source)
+            rounds.add(f"{source} cold", run.first_batch_ms / 1000)
+    yield pair(rounds, "start of a query, cold", "Python to the end of the first batch", "cold", 1 / 1.1)
+
+
+def micro_batches(has_unix_socket: bool, context: Context) -> Iterator[Figure]:
+    """Micro-batches at 2,000 records per second: median and 99th percentile."""
+    with client(context.bootstrap_servers) as cluster:
+        create(cluster, microbatch.TOPIC, microbatch.PARTITIONS)
+    stopping = threading.Event()
+    producer = threading.Thread(
+        target=microbatch.produce, args=(context.bootstrap_servers, 2_000, stopping), daemon=True
+    )
+    producer.start()
+    medians, tails = Rounds(), Rounds()
+    sockets = {"spark__python__unix__domain__socket__enabled": str(has_unix_socket).lower()}
+    history = {"spark__sql__streaming__numRecentProgressUpdates": "10000"}
+    try:
+        with (
+            session(_CORES, **sockets, **history) as spark,
+            tempfile.TemporaryDirectory(prefix="groupsource-benchmark-") as directory,
+        ):
+            for number in range(context.rounds + 1):
+                for source in (OWN, KAFKA):
+                    seconds = max(2.0, 8 * context.scale) if number else 1.0
+                    found = microbatch.run_query(spark, source, context.bootstrap_servers, seconds, directory)
+                    times_ms = [batch.trigger_ms for batch in found.batches]
+                    if number:
+                        medians.add(source, statistics.median(times_ms))
+                        tails.add(source, microbatch.percentile(times_ms, 0.99))
+    finally:
+        stopping.set()
+        producer.join()
+    title = "unix sockets" if has_unix_socket else "TCP"
+    measure = "micro-batch at 2,000 records/s"
+    for kind, rounds, reach in (("median", medians, 1.0), ("99th percentile", tails, 1 / 1.1)):
+        values = rounds.values
+        yield Figure(measure, f"{title}, {kind}", "ms", values[OWN], _KAFKA_NAME, values[KAFKA], reach=reach)
+
+
+MEASURES = (
+    Measure("availableNow", available_now, 300),
+    Measure("cold-start", cold_start, 240),
+    Measure("micro-batch-tcp", partial(micro_batches, False), 240),
+    Measure("micro-batch-unix", partial(micro_batches, True), 240),
+)
