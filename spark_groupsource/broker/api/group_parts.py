@@ -74,7 +74,7 @@ def change_offsets(broker: Broker, context: ApiRequestContext, request: OffsetsR
     """Commits or deletes the offsets of many partitions; `check` is applied to each part."""
     topics: dict[Any, Any] = {}
     for part in _topic_parts(request.topics, "partitions"):
-        response = handle_part(broker, context, check(broker, context, _with_topics(request, part)))
+        response = handle_part(broker, context, check(broker, context, with_topics(request, part)))
         if isinstance(response, OffsetDeleteResponse) and response.error_code:
             return response  # the error concerns the whole request
         for topic in response.topics:
@@ -86,7 +86,7 @@ def change_offsets(broker: Broker, context: ApiRequestContext, request: OffsetsR
     return response  # type: ignore[no-any-return]
 
 
-def _with_topics(request: OffsetsRequest, topics: list[Any]) -> OffsetsRequest:
+def with_topics(request: OffsetsRequest, topics: list[Any]) -> OffsetsRequest:
     """A request with other topics."""
     if isinstance(request, OffsetCommitRequest):
         return OffsetCommitRequest(

@@ -11,7 +11,7 @@ import uuid
 from typing import Any, Iterable, Mapping, Sequence, TypeVar
 
 from spark_groupsource.broker.api import group_parts
-from spark_groupsource.broker.api.group_parts import Checked, CompleteResponse
+from spark_groupsource.broker.api.group_parts import Checked, CompleteResponse, with_topics
 from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ApiRequestContext, ResponseAction, Steps
@@ -156,15 +156,7 @@ def _check_commit(
         response = OffsetCommitResponse(throttle_time_ms=0, topics=[])
         complete(response)
         return response
-    checked = OffsetCommitRequest(
-        group_id=request.group_id,
-        generation_id_or_member_epoch=request.generation_id_or_member_epoch,
-        member_id=request.member_id,
-        group_instance_id=request.group_instance_id,
-        retention_time_ms=request.retention_time_ms,
-        topics=existing,
-    )
-    return Checked(checked, complete)
+    return Checked(with_topics(request, existing), complete)
 
 
 def _resolve_commit_topics(
@@ -236,7 +228,7 @@ def offset_delete(
 def _check_delete(broker: Broker, context: ApiRequestContext, request: OffsetDeleteRequest) -> Checked:
     existing, missing = split_by_existence(broker, request.topics, _DeleteTopic)
     errors = missing_topics(missing, _DeletedTopic, _DeletedTopic.OffsetDeleteResponsePartition)
-    return Checked(OffsetDeleteRequest(group_id=request.group_id, topics=existing), add_topics(errors))
+    return Checked(with_topics(request, existing), add_topics(errors))
 
 
 # --- topics of requests and responses ---

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 
-from spark_groupsource.broker.api.group_parts import Checked, change_offsets, has_many_partitions
+from spark_groupsource.broker.api.group_parts import Checked, change_offsets, has_many_partitions, with_topics
 from spark_groupsource.broker.api.groups import add_topics, missing_topics, pass_on, split_by_existence
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction, Steps
@@ -167,16 +167,7 @@ def _check_commit(
     errors = missing_topics(missing, _CommittedTopic, _CommittedTopic.TxnOffsetCommitResponsePartition)
     if not existing:
         return TxnOffsetCommitResponse(throttle_time_ms=0, topics=errors)
-    checked = TxnOffsetCommitRequest(
-        transactional_id=request.transactional_id,
-        group_id=request.group_id,
-        producer_id=request.producer_id,
-        producer_epoch=request.producer_epoch,
-        generation_id=request.generation_id,
-        member_id=request.member_id,
-        group_instance_id=request.group_instance_id,
-        topics=existing,
-    )
+    checked = with_topics(request, existing)
     code = ErrorCode.INVALID_GROUP_ID if not request.group_id else _verify(broker, context, request)
     if code is not ErrorCode.NONE:
         response: TxnOffsetCommitResponse = error_response(checked, code, context.api_version)
