@@ -1,4 +1,4 @@
-"""Sticky assignment of 10,000 partitions to 1,000 members: ours in Python, Kafka's in its own JVM.
+"""Sticky assignment of 10,000 partitions to 1,000 members, beside Kafka's assignor.
 
     python benchmarks/run.py --only assignors
 

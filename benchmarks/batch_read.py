@@ -1,4 +1,4 @@
-"""Batch reads from a real Kafka: ourselves, Spark's Kafka source, and the ceiling of PySpark.
+"""Batch reads beside Spark's Kafka source and the ceiling of PySpark.
 
     python benchmarks/run.py --only batch-read-1 --only batch-read-2
 

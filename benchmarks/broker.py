@@ -1,4 +1,4 @@
-"""Requests to the embedded broker beside Apache Kafka: rates, and processor time of the broker.
+"""Requests to the embedded broker and Apache Kafka: rates, processor time.
 
     python benchmarks/run.py --only broker
 

@@ -1,4 +1,4 @@
-"""Requests to the embedded broker: processor and wall time of the broker per request.
+"""Processor and wall time of the embedded broker per request.
 
 Heartbeats, commits, Produce, Fetch and Metadata, sent one by one and pipelined over one connection. `compare.py`
 measures two checkouts with them, `broker.py` the embedded broker and Apache Kafka. Linux only.

@@ -1,4 +1,4 @@
-"""Two commits side by side: processor time of the working tree beside that of a base, as ratios.
+"""Processor time of the working tree relative to a base commit.
 
     python benchmarks/compare.py --base COMMIT
     python benchmarks/compare.py --base COMMIT --only decode --rounds 15

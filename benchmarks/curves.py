@@ -1,4 +1,4 @@
-"""Cost curves of batch reads: against the number of records, of partitions, and of records per batch.
+"""Cost curves of batch reads by records, partitions and batch size.
 
     python benchmarks/run.py --only curve-records --only curve-partitions --only curve-batches
 

@@ -1,4 +1,4 @@
-"""Join of 100, 300 and 1,000 foreign members, from their first connection on, beside Apache Kafka.
+"""Join of 100 to 1,000 foreign members, beside Apache Kafka.
 
     python benchmarks/run.py --only joins
 

@@ -1,4 +1,4 @@
-"""Benchmark of micro-batches at a constant rate of records, compared with Spark's Kafka source.
+"""Micro-batches at a constant rate of records, beside Spark's Kafka source.
 
     python benchmarks/microbatch.py [--rate 2000] [--seconds 10] [--rounds 4]
 

@@ -1,4 +1,4 @@
-"""Benchmark of the start of a query and of whole availableNow queries, compared with Spark's Kafka source.
+"""Start of a query and availableNow queries, beside Spark's Kafka source.
 
     python benchmarks/query_start.py [--records 8000000] [--rounds 5] [--cold 3]
 

@@ -1,4 +1,4 @@
-"""mkdocs hooks: links into the repository, diagrams without a request to another host.
+"""mkdocs hooks: links into the repository, diagrams without other hosts.
 
 A link to a file beside ``docs/`` leads somewhere in the repository only; the site has its text. The theme loads Mermaid
 from a CDN unless the page has it: `make docs` puts ``mermaid.min.js`` into ``build/`` where npm is installed, and these

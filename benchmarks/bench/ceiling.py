@@ -1,4 +1,4 @@
-"""Data source of prebuilt Arrow batches: what PySpark itself takes for the rows of Spark's Kafka source.
+"""Data source of prebuilt Arrow batches: the ceiling of PySpark.
 
 Each task yields the same Arrow batch again and again, so nothing is fetched or decoded. Workers import this module,
 so its directory is on their PYTHONPATH.

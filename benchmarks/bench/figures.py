@@ -1,4 +1,4 @@
-"""Figures of a benchmark: rounds of ourselves beside rounds of a rival, and the ratio to reach."""
+"""Figures of a benchmark: alternating rounds, ratios and their goals."""
 
 from __future__ import annotations
 

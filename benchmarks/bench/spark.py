@@ -1,4 +1,4 @@
-"""Spark sessions with both sources, timed reads, and checks that both sources read the same rows."""
+"""Spark sessions with both sources, timed reads, and comparison of rows."""
 
 from __future__ import annotations
 

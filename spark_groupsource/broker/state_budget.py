@@ -1,4 +1,4 @@
-"""Memory of the state that clients make a broker keep: groups, transactions, producers, sessions, partitions.
+"""Memory budget of client state: groups, transactions, producers, sessions, partitions.
 
 Each part has a bound of its own. All of them together need more memory than the broker may use, so they share a budget:
 above it, none of them grows.

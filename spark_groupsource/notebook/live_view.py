@@ -1,4 +1,4 @@
-"""View of a group at a moment: state, members, lag, rebalances; as text."""
+"""Text view of a group: state, members, lag, rebalances."""
 
 from __future__ import annotations
 

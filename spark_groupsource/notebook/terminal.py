@@ -1,4 +1,4 @@
-"""Live view of a group in a terminal, or as lines in a pipe."""
+"""Live view of a group in a terminal or pipe."""
 
 from __future__ import annotations
 

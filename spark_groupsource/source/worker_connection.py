@@ -1,4 +1,4 @@
-"""Connection of a Python worker to Spark's JVM: no delayed acknowledgment between the two parts of a task.
+"""Connection of a Python worker to Spark's JVM, without delayed acknowledgments.
 
 Over TCP, the JVM sends a task in two parts: the function with its reader, and the input partition. By Nagle's algorithm
 the second part waits for the acknowledgment of the first, which the kernel of the worker delays by 40 ms, because the

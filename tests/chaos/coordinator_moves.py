@@ -1,4 +1,4 @@
-"""Moves the coordinator of a group under a query; each record must be delivered once.
+"""Moves the group coordinator under a query and counts delivered records.
 
     PYTHONPATH=jobs:tests python tests/chaos/coordinator_moves.py --moves 10 [--kafka] [--spark] [--seed 7]
 

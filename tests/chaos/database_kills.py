@@ -1,4 +1,4 @@
-"""Kills jobs/upsert_database.py with SIGKILL in the middle of batches; the database must count each record once.
+"""Kills jobs/upsert_database.py during batches and counts the records in its database.
 
     PYTHONPATH=jobs:tests python tests/chaos/database_kills.py --kills 10 --database postgresql --kafka --seed 7
 

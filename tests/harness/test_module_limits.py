@@ -1,4 +1,4 @@
-"""Limits of modules: lines, lines of a function, words of the first line."""
+"""Limits of modules: lines, lines per function, words of first lines."""
 
 from __future__ import annotations
 

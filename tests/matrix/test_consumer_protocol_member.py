@@ -1,4 +1,4 @@
-"""A member of the consumer group protocol (KIP-848) joins the group of a query: Kafka converts the group."""
+"""A consumer group protocol (KIP-848) member in the group of a query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS and permissions on a real Apache Kafka: what a query reports, and that nothing is lost meanwhile."""
+"""TLS and permissions on a real Apache Kafka: errors and recovery."""
 
 from __future__ import annotations
 

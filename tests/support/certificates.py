@@ -1,4 +1,4 @@
-"""Certificates for tests of TLS, valid until 2126: EC keys on P-256, made with openssl.
+"""TLS certificates for tests: EC keys made with openssl, valid until 2126.
 
 `CA` has signed `SERVER` (localhost, 127.0.0.1), `OTHER_NAME` (other.example) and `CLIENT`; `STRANGER` is self-signed.
 All but the authority have the key `KEY`.

@@ -1,4 +1,4 @@
-"""Attacks that fill the bounds of a broker's memory: alone, to measure each bound, and together.
+"""Attacks that fill the memory bounds of a broker, alone or together.
 
     PYTHONPATH=jobs:tests python tests/support/full_bounds.py [NAME ...]
 

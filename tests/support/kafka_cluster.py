@@ -1,4 +1,4 @@
-"""Several nodes of a real Apache Kafka, one of which coordinates a group."""
+"""Several nodes of a real Apache Kafka, with a group coordinator."""
 
 from __future__ import annotations
 

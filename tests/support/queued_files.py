@@ -1,4 +1,4 @@
-"""pytest plugin: runs files from queues that several processes share, and measures them.
+"""pytest plugin: takes test files from shared queues and measures them.
 
     pytest -p support.queued_files --queues 5,7 [--times FILE]
 
