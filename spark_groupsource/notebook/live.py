@@ -124,6 +124,10 @@ class Watch:
         else:
             self._handle = display(_Html(html(self.view)), display_id=True)
 
+    def _display_(self) -> Any:
+        """Returns what marimo displays in place of the view."""
+        return _Html(html(self.view)) if self._widget is None else self._widget
+
     def _repr_html_(self) -> str:
         return html(self.view)
 

@@ -100,7 +100,7 @@ def test_a_view_in_a_notebook_updates_until_it_is_stopped(monkeypatch: pytest.Mo
     shown.stop()
     last = shown.view.members
     assert closed == [True] and repr(shown).startswith("g  12:00:00  Stable")
-    assert f"{last} members" in shown._repr_html_()
+    assert f"{last} members" in shown._repr_html_() == shown._display_()._repr_html_()
 
 
 def test_a_widget() -> None:
