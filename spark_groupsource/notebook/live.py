@@ -42,7 +42,8 @@ def watch(source: Any, *, interval_s: float = 1.0, cluster: Cluster | None = Non
 
 
 _STYLE = """
-.gs-watch{font:13px/1.5 system-ui,sans-serif}.gs-watch table{border-collapse:collapse;margin:6px 0}
+.gs-watch{font:13px/1.5 system-ui,sans-serif}
+.gs-watch table{border-collapse:collapse;margin:6px 0;font:inherit;color:inherit}
 .gs-watch td,.gs-watch th{padding:2px 10px;text-align:right;border-bottom:1px solid rgba(128,128,128,.25)}
 .gs-watch td:first-child,.gs-watch th:first-child,.gs-watch td:last-child,.gs-watch th:last-child{text-align:left}
 .gs-watch svg{display:block}.gs-watch pre{margin:4px 0;font-size:12px;white-space:pre-wrap}
@@ -75,8 +76,8 @@ def _lag_line(lags: Sequence[int]) -> str:
     points = " ".join(f"{at * step:.1f},{40 - 36 * lag / highest:.1f}" for at, lag in enumerate(lags))
     return (
         f'<svg width="600" height="44" role="img" aria-label="lag"><polyline points="{points}" fill="none" '
-        f'stroke="#3b8fd0" stroke-width="1.5"/><text x="490" y="12" font-size="11" fill="currentColor">{highest:,}'
-        "</text></svg>"
+        f'stroke="#3b8fd0" stroke-width="1.5"/><text x="{step * (len(lags) - 1) + 8:.1f}" y="12" font-size="11" '
+        f'fill="currentColor">highest lag {highest:,}</text></svg>'
     )
 
 
