@@ -223,8 +223,8 @@ def waiting_requests(target: Target, stack: ExitStack) -> None:
 
 
 def large_requests(target: Target, stack: ExitStack) -> None:
-    """20 clients with requests of 99,000 names each, whose responses are as large."""
-    data = metadata_of([f"n-{number}" for number in range(99_000)])
+    """20 clients with requests of 39,000 names each, whose responses are as large."""
+    data = metadata_of([f"n-{number}" for number in range(39_000)])
     clients = [stack.enter_context(target.connect()) for _ in range(20)]
     threads = [threading.Thread(target=client.call, args=(data,), daemon=True) for client in clients]
     for thread in threads:
