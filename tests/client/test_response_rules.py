@@ -116,11 +116,19 @@ def test_fencing_commit_error_resets_the_member(code: int) -> None:
 
 
 def test_commit_error_during_a_rebalance_only_requests_a_rejoin() -> None:
-    membership, sent = stable()
+    membership, sent = syncing()
 
-    membership.on_commit_response(ErrorCode.REBALANCE_IN_PROGRESS, sent)
+    assert membership.on_commit_response(ErrorCode.REBALANCE_IN_PROGRESS, sent)
 
     assert membership.rejoin_needed and membership.generation == sent and not membership.is_fenced
+
+
+def test_commit_error_of_a_rebalance_that_has_ended_meanwhile_starts_no_other() -> None:
+    membership, sent = stable()
+
+    assert membership.on_commit_response(ErrorCode.REBALANCE_IN_PROGRESS, sent)
+
+    assert not membership.rejoin_needed and membership.is_settled
 
 
 def test_join_response_of_another_protocol_type_fails() -> None:

@@ -371,7 +371,10 @@ class Membership:
         if sent != self.generation:
             return not self.is_fenced
         if code == ErrorCode.REBALANCE_IN_PROGRESS:
-            self.request_rejoin(COMMIT_WHILE_REBALANCING)
+            # the coordinator responds so between JoinGroup and SyncGroup; a member that has received its assignment of
+            # the same generation meanwhile would start another rebalance
+            if self.state is not MemberState.STABLE:
+                self.request_rejoin(COMMIT_WHILE_REBALANCING)
             return True
         if code == ErrorCode.ILLEGAL_GENERATION and self.state is MemberState.PREPARING_REBALANCE:
             # the rebalance has ended at the coordinator; the JoinGroup response with the new generation follows
