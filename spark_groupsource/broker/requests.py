@@ -18,7 +18,7 @@ class ApiRequestContext(NamedTuple):
     """A request's origin and version.
 
     Attributes: `token`, identifies the request when its response is sent; `client_host`, address of the client;
-    `node_id`, the node that received the request.
+    `node_id`, the node that received the request; `connection_id`, of the connection, 0 if unknown.
     """
 
     token: int
@@ -27,6 +27,7 @@ class ApiRequestContext(NamedTuple):
     client_id: str
     client_host: str
     node_id: int
+    connection_id: int = 0
 
 
 class ResponseAction(Enum):

@@ -183,6 +183,7 @@ def _update_and_await_join(
     builder: OutcomeBuilder, group: ClassicGroup, member: Member, request: JoinGroupRequest, context: RequestContext
 ) -> None:
     group.update(member, protocols_of(request), _rebalance_timeout_ms(request, context), request.session_timeout_ms)
+    member.connection_id = context.connection_id
     replaced = group.await_join(member, DelayedRequest(context.token, context.api_version))
     if replaced is not None:
         # The client has retried, so it no longer waits for the response of the first request. Kafka drops that
@@ -208,6 +209,7 @@ def _add_member(
         protocols=protocols_of(request),
         awaiting_join=DelayedRequest(context.token, context.api_version),
         is_new=True,
+        connection_id=context.connection_id,
     )
     if group.is_initial_rebalance:
         group.new_member_added = True
@@ -219,7 +221,8 @@ def _add_member(
     instance = "" if member.group_instance_id is None else f" with group instance id {member.group_instance_id}"
     rebalance_events.add_joining(builder, group, member, request)
     reason = _with_client_reason(f"adding new member {member_id}{instance}", request)
-    rebalance_or_complete(builder, group, reason, Trigger(Cause.JOINED, member, request.reason))
+    cause = rebalance_events.join_cause(group, member)
+    rebalance_or_complete(builder, group, reason, Trigger(cause, member, request.reason))
 
 
 def _replace_static(

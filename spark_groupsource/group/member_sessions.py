@@ -25,10 +25,12 @@ from spark_groupsource.wire.messages import HeartbeatRequest, LeaveGroupRequest
 
 def heartbeat(builder: OutcomeBuilder, group: ClassicGroup, request: HeartbeatRequest, context: RequestContext) -> None:
     """Responds immediately and renews the session of the member."""
-    builder.reply(context.token, heartbeat_response(_heartbeat(builder, group, request)))
+    builder.reply(context.token, heartbeat_response(_heartbeat(builder, group, request, context)))
 
 
-def _heartbeat(builder: OutcomeBuilder, group: ClassicGroup, request: HeartbeatRequest) -> ErrorCode:
+def _heartbeat(
+    builder: OutcomeBuilder, group: ClassicGroup, request: HeartbeatRequest, context: RequestContext
+) -> ErrorCode:
     rule = group.rule(GroupOperation.HEARTBEAT)
     if group.state is DEAD:
         return rule.error
@@ -37,6 +39,7 @@ def _heartbeat(builder: OutcomeBuilder, group: ClassicGroup, request: HeartbeatR
         return error
     if request.generation_id != group.generation_id:
         return ErrorCode.ILLEGAL_GENERATION
+    group.members[request.member_id].connection_id = context.connection_id
     if rule.renews_session:
         renew_session(builder, group, request.member_id)
     return rule.error
@@ -90,8 +93,7 @@ def _leave_one(
     error = group.validate_member(member_id, instance_id)
     if error is ErrorCode.NONE:
         trigger = rebalance_events.leave_trigger(remove_member(builder, group, member_id), identity, context)
-        is_operator = trigger.cause is Cause.REMOVED_BY_OPERATOR
-        rebalance_events.add_left(builder, group, trigger, operator=context if is_operator else None)
+        rebalance_events.add_left(builder, group, trigger, sender=context)
         _log_left(builder, group, member_id, identity, "Member")
         left.append((member_id, trigger))
     return error

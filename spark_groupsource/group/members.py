@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import AbstractSet, Iterable, NamedTuple
 
 from spark_groupsource.wire.group_records import MemberValue
@@ -26,6 +26,7 @@ class Member:
         awaiting_join: the JoinGroup whose response is delayed until the join phase completes.
         awaiting_sync: the SyncGroup whose response is delayed until the assignment is stored.
         is_new: whether the first JoinGroup has no response yet; until then the client cannot send heartbeats.
+        connection_id: connection of its last request, 0 if it has sent none since the group was loaded.
     """
 
     member_id: str
@@ -39,6 +40,7 @@ class Member:
     awaiting_join: DelayedRequest | None = None
     awaiting_sync: DelayedRequest | None = None
     is_new: bool = False
+    connection_id: int = field(default=0, compare=False)
 
     @property
     def is_static(self) -> bool:

@@ -43,6 +43,7 @@ class RequestContext(NamedTuple):
         token: opaque; identifies the response.
         client_host: address of the client as Java prints it (``/127.0.0.1``).
         new_uuid: becomes part of the member id if the request creates one.
+        connection_id: of the client's connection, 0 if unknown.
     """
 
     token: object
@@ -50,6 +51,7 @@ class RequestContext(NamedTuple):
     client_id: str
     client_host: str
     new_uuid: str
+    connection_id: int = 0
 
 
 class LogRecord(NamedTuple):

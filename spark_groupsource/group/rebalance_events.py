@@ -69,6 +69,21 @@ def rejoin_cause(group: ClassicGroup, member: Member, protocols: Protocols, reas
     return Cause.LEADER_REJOINED if group.leader_id == member.member_id else Cause.UNKNOWN
 
 
+def join_cause(group: ClassicGroup, member: Member) -> Cause:
+    """Returns the cause of the first JoinGroup of a member.
+
+    COORDINATOR_MOVED for a client that has a dynamic member from which no request came since the group was loaded: it
+    did not reach the coordinator within its session timeout, and joins as a new member.
+    """
+    client = (member.client_id, member.client_host)
+    is_back = group.is_loaded and any(
+        (each.client_id, each.client_host) == client and not each.connection_id and not each.is_static
+        for each in group.members.values()
+        if each is not member
+    )
+    return Cause.COORDINATOR_MOVED if is_back else Cause.JOINED
+
+
 def leave_trigger(member: Member, identity: LeaveGroupRequest.MemberIdentity, context: RequestContext) -> Trigger:
     """Returns the cause of a LeaveGroup: REMOVED_BY_OPERATOR if another client than the member sent it."""
     cause = cause_of_leave(identity.reason)
@@ -120,15 +135,18 @@ def add_left(
     *,
     is_expired: bool = False,
     last_heartbeat_ms: int | None = None,
-    operator: RequestContext | None = None,
+    sender: RequestContext | None = None,
 ) -> None:
-    """Adds the removal of a member."""
+    """Adds the removal of a member; `sender` is that of the LeaveGroup."""
+    is_operator = sender is not None and trigger.cause is Cause.REMOVED_BY_OPERATOR
+    connections = (trigger.member.connection_id if trigger.member else 0, sender.connection_id if sender else 0)
     detail = {
         "cause": trigger.cause.value,
         "reason": bounded_reason(trigger.reason),
         "is_expired": is_expired or None,
         "last_heartbeat_ms": last_heartbeat_ms,
-        "operator": None if operator is None else [_name(operator.client_id), _name(operator.client_host)],
+        "operator": [_name(sender.client_id), _name(sender.client_host)] if sender and is_operator else None,
+        "is_other_connection": True if all(connections) and connections[0] != connections[1] else None,
     }
     _add(builder, group, EventKind.MEMBER_LEFT, trigger.member, detail)
 

@@ -16,6 +16,8 @@ from spark_groupsource.monitor.rebalance import Actor, Cause, MemberMove, Origin
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
 _Owners = Mapping[TopicPartition, str]
+# a removed client learns it from its next heartbeat
+_RETURN_MS = 10_000
 
 
 def rebalances_from_events(events: Iterable[GroupEvent]) -> Iterator[Rebalance]:
@@ -45,28 +47,33 @@ def rebalances_from_events(events: Iterable[GroupEvent]) -> Iterator[Rebalance]:
         yield reported_rebalance(reports[generation])
 
 
-def _returned_members(events: Sequence[GroupEvent]) -> frozenset[str]:
-    """Returns the members that probably exceeded max.poll.interval.ms, of clients that send no reasons.
+def _returned_members(events: Sequence[GroupEvent]) -> dict[str, Cause]:
+    """Returns the members that left without a reason and whose client came back, with the probable cause.
 
-    librdkafka and Python's clients leave then, as they do when they are closed; but a closed one does not come back.
+    librdkafka and Python's clients leave when they have exceeded max.poll.interval.ms as when they are closed; but a
+    closed one does not come back. A client that comes back at once after a LeaveGroup on another connection did not
+    send it: an operator whose client has the same client id did.
     """
     joined: dict[str | None, GroupEvent] = {}
-    left: dict[tuple[str | None, str | None], str] = {}
-    found = set()
+    left: dict[tuple[str | None, str | None], tuple[GroupEvent, bool]] = {}
+    found = {}
     for event in events:
         client = event.client_id, event.host
         if event.application is not None or event.member_id is None:
             continue
         if event.kind is EventKind.MEMBER_JOINING:
-            if client in left:
-                found.add(left.pop(client))
+            if client in left and event.member_id not in joined:
+                ended, has_exceeded = left.pop(client)
+                is_removed = "is_other_connection" in ended.detail and event.at_ms - ended.at_ms <= _RETURN_MS
+                if is_removed or has_exceeded:
+                    found[str(ended.member_id)] = Cause.REMOVED_BY_OPERATOR if is_removed else Cause.POLL_EXCEEDED
             joined[event.member_id] = event
         elif event.kind is EventKind.MEMBER_LEFT and cause_of(event) is Cause.LEFT and "reason" not in event.detail:
             last = joined.get(event.member_id)
             timeout_ms = None if last is None else last.detail.get("rebalance_timeout_ms")
-            if last is not None and timeout_ms is not None and event.at_ms - last.at_ms >= timeout_ms:
-                left[client] = event.member_id
-    return frozenset(found)
+            has_exceeded = last is not None and timeout_ms is not None and event.at_ms - last.at_ms >= timeout_ms
+            left[client] = event, has_exceeded
+    return found
 
 
 def _before(reports: dict[int, list[ApplicationReport]], generation: int) -> Iterator[Rebalance]:
@@ -107,12 +114,12 @@ class _GroupHistory:
     """Members, owners and released partitions of one group, as its coordinator reports them.
 
     Attributes:
-        returned: members that left without a reason, when max.poll.interval.ms had passed, and joined again.
+        returned: members that left without a reason and joined again, with the cause.
         owners: partition -> member id; None before the first assignment that is known.
         released_ms: partition -> time since which no member reads it.
     """
 
-    def __init__(self, returned: frozenset[str]) -> None:
+    def __init__(self, returned: Mapping[str, Cause]) -> None:
         self.returned = returned
         self.members: dict[str, Actor] = {}
         self.owners: _Owners | None = None
@@ -268,7 +275,7 @@ class _GroupHistory:
             if after.keys() - before.keys() or (is_eager and before.keys() - after.keys()):
                 return _Trigger(Cause.PARTITIONS_CHANGED, first.actor, None), Origin.INFERRED
         if first.cause is Cause.LEFT and first.actor is not None and first.actor.member_id in self.returned:
-            return _Trigger(Cause.POLL_EXCEEDED, first.actor, None), Origin.INFERRED
+            return _Trigger(self.returned[str(first.actor.member_id)], first.actor, None), Origin.INFERRED
         if first.cause is Cause.UNKNOWN and self.protocol and ended.protocol and self.protocol != ended.protocol:
             return _Trigger(Cause.ASSIGNOR_CHANGED, first.actor, first.reason), Origin.INFERRED
         return first, Origin.SEEN

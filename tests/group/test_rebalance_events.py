@@ -254,6 +254,40 @@ def test_static_member_with_another_assignor() -> None:
     assert scenario.last.actor is not None and scenario.last.actor.member_id == new_id
 
 
+@pytest.mark.parametrize(("is_operator", "cause"), [(True, Cause.REMOVED_BY_OPERATOR), (False, Cause.LEFT)])
+def test_operator_with_the_client_id_of_the_member(is_operator: bool, cause: Cause) -> None:
+    scenario = Scenario()
+    # consumers and administrators of kafka-python have the same client id by default
+    scenario.context.connection_id = 1
+    a, b = scenario.stable()
+    scenario.context.connection_id = 2 if is_operator else 1
+    leave(None)(scenario, a, b)
+    assert scenario.last.cause is Cause.LEFT
+    scenario.context.connection_id = 1
+    scenario.context.join(protocols=subscription(), client_id="b")
+    assert (scenario.last.cause, scenario.last.actor and scenario.last.actor.member_id) == (cause, b.member_id)
+
+
+def test_client_that_joins_again_after_its_coordinator_moved() -> None:
+    scenario = Scenario()
+    scenario.context.connection_id = 1
+    a, b = scenario.stable()
+    events = scenario.context.events
+    scenario.context = scenario.context.restarted()
+    scenario.context.events, scenario.context.connection_id, scenario.context.request_count = events, 2, 10
+    scenario.context.heartbeat(a.member_id, scenario.context.group().generation_id)
+    scenario.context.join(protocols=subscription(), client_id="b")
+    (new_id,) = scenario.context.group().members.keys() - {a.member_id, b.member_id}
+    started = [e for e in scenario.context.events if e.kind is EventKind.REBALANCE_STARTED][-1]
+    assert (started.detail["cause"], started.member_id) == (Cause.COORDINATOR_MOVED, new_id)
+    # the client of a member that has reached the new coordinator runs twice
+    again = scenario.context.restarted()
+    again.connection_id, again.request_count = 3, 20
+    again.heartbeat(a.member_id, again.group().generation_id)
+    again.join(protocols=subscription(), client_id="a")
+    assert [e.detail["cause"] for e in again.events if e.kind is EventKind.REBALANCE_STARTED] == [Cause.JOINED]
+
+
 @pytest.mark.parametrize(("after_ms", "cause"), [(REBALANCE_MS, Cause.POLL_EXCEEDED), (0, Cause.LEFT)])
 def test_client_without_reasons_that_comes_back_had_exceeded_its_poll_interval(after_ms: int, cause: Cause) -> None:
     scenario = Scenario()

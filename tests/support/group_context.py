@@ -129,6 +129,7 @@ class GroupContext:
         self.hold_appends = False
         self.held_appends: list[Outcome] = []
         self._handles: dict[object, ResponseHandle] = {}
+        self.connection_id = 0
         self.request_count = 0
         for key, value in log:
             self.append(key, value)
@@ -198,7 +199,7 @@ class GroupContext:
         self.request_count += 1
         token = object()
         handle = self._handles[token] = ResponseHandle(request, version)
-        context = RequestContext(token, version, client_id, host, f"uuid-{self.request_count}")
+        context = RequestContext(token, version, client_id, host, f"uuid-{self.request_count}", self.connection_id)
         self.settle(self.shard.handle(request, context, self.clock.instant()))
         return handle
 

@@ -351,6 +351,7 @@ class GroupRuntime:
             context.client_id,
             f"/{context.client_host}",
             new_uuid,
+            context.connection_id,
         )
         try:
             outcome = shard.state_machine.handle(request, shard_context, self._clock.instant())

@@ -16,6 +16,7 @@ import logging
 import struct
 from concurrent.futures import Future
 from functools import partial
+from itertools import count
 from typing import Any, Callable, Protocol
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
@@ -64,6 +65,8 @@ _LARGE_RESPONSES = frozenset(
     }
 )
 
+_ids = count(1)
+
 
 class ConnectionOwner(Protocol):
     """The listener of a connection. `receive_buffer`: shared by all connections of the listener."""
@@ -103,6 +106,7 @@ class Connection(asyncio.BufferedProtocol):
         self._buffer = bytearray()
         self._frame_bytes = 0  # of the request in progress, unless it is small
         self._token: int | None = None
+        self._id = next(_ids)
         self._header = (0, 0)  # version and correlation id of the request in progress
         self._is_write_buffer_full = False
         self._is_reading_paused = False
@@ -386,7 +390,13 @@ class Connection(asyncio.BufferedProtocol):
         self._header = (header.api_version, header.correlation_id)
         self._token = token = self._owner.new_token(self)
         context = ApiRequestContext(
-            token, header.api_key, header.api_version, header.client_id or "", self.peer, self._owner.node_id
+            token,
+            header.api_key,
+            header.api_version,
+            header.client_id or "",
+            self.peer,
+            self._owner.node_id,
+            self._id,
         )
         dispatcher.handle_frame(context, frame, header, position)
 
