@@ -8,10 +8,11 @@ from typing import Iterable
 from spark_groupsource.monitor.rebalance import Actor, Cause, MemberMove, Origin, Phases, Rebalance
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
+# events that are not part of the rebalance: the lag is read before it
+_OTHER = frozenset({EventKind.LAG, EventKind.FIRST_RECORD, EventKind.REPEATED})
 _TIMES = {
     EventKind.BATCH_WAIT_STARTED: "noticed_ms",
     EventKind.BATCH_WAIT_ENDED: "batch_ended_ms",
-    EventKind.MEMBER_JOINING: "joining_ms",
     EventKind.JOIN_COMPLETED: "joined_ms",
     EventKind.ASSIGNED: "assigned_ms",
 }
@@ -23,20 +24,22 @@ class ApplicationReport:
 
     Attributes:
         members: member id -> actor, of its own members.
+        started_ms: epoch milliseconds of the first event of its members; None without one.
         noticed_ms to assigned_ms: epoch milliseconds of the last of its members.
         first_record_ms: epoch milliseconds.
         lags: lag of its partitions, in the order of the events.
+        joins: member id -> time of its JoinGroup.
+        seen_ms: epoch milliseconds of the last event.
     """
 
     group: str
     generation: int
     application: str
     query: str | None
-    started_ms: int
+    started_ms: int | None = None
     members: dict[str, Actor] = field(default_factory=dict)
     noticed_ms: int | None = None
     batch_ended_ms: int | None = None
-    joining_ms: int | None = None
     joined_ms: int | None = None
     assigned_ms: int | None = None
     first_record_ms: int | None = None
@@ -47,6 +50,8 @@ class ApplicationReport:
     actor: Actor | None = None
     repeated: int | None = None
     lags: list[int] = field(default_factory=list)
+    joins: dict[str, int] = field(default_factory=dict)
+    seen_ms: int = 0
     assigned: dict[str, int] = field(default_factory=dict)
     revoked: dict[str, int] = field(default_factory=dict)
 
@@ -57,15 +62,19 @@ class ApplicationReport:
         )
         if event.member_id is not None:
             self.members[event.member_id] = actor
-        self.started_ms = min(self.started_ms, event.at_ms)
+        self.seen_ms = max(self.seen_ms, event.at_ms)
+        if event.kind not in _OTHER:
+            self.started_ms = event.at_ms if self.started_ms is None else min(self.started_ms, event.at_ms)
         name = _TIMES.get(event.kind)
         if name is not None:
             setattr(self, name, max(getattr(self, name) or 0, event.at_ms))
         detail = event.detail
         if event.kind in (EventKind.REBALANCE_STARTED, EventKind.MEMBER_LEFT) and self.cause is None:
             self.cause, self.actor, self.reason = cause_of(event), actor, detail.get("reason")
-        elif event.kind is EventKind.JOIN_COMPLETED and detail.get("members"):
-            self.group_size = len(detail["members"])
+        elif event.kind is EventKind.MEMBER_JOINING and event.member_id is not None:
+            self.joins[event.member_id] = event.at_ms
+        elif event.kind is EventKind.JOIN_COMPLETED and ("size" in detail or detail.get("members")):
+            self.group_size = int(detail["size"]) if "size" in detail else len(detail["members"])
         elif event.kind is EventKind.MEMBER_SYNCING and "assignment_ms" in detail:
             self.assignment_ms = detail["assignment_ms"]
         elif event.kind is EventKind.ASSIGNED:
@@ -125,12 +134,7 @@ class ApplicationReport:
             own = max(self.first_record_ms - completed_ms, 0)
             first = own if first is None else min(first, own)
         assignment = phases.assignment_ms if self.assignment_ms is None else self.assignment_ms
-        join, sync = phases.join_ms, phases.sync_ms
-        if join is None and self.joined_ms is not None and self.joining_ms is not None:
-            join = max(self.joined_ms - self.joining_ms, 0)
-        if sync is None and self.joined_ms is not None and self.assigned_ms is not None:
-            sync = max(self.assigned_ms - self.joined_ms, 0)
-        return Phases(notice, batch, join, assignment, sync, first)
+        return Phases(notice, batch, phases.join_ms, assignment, phases.sync_ms, first)
 
 
 def application_reports(events: Iterable[GroupEvent]) -> dict[int, list[ApplicationReport]]:
@@ -142,7 +146,7 @@ def application_reports(events: Iterable[GroupEvent]) -> dict[int, list[Applicat
         generation = event.generation + (event.kind in (EventKind.MEMBER_LEFT, EventKind.REPEATED))
         key = (generation, event.application, event.query)
         if key not in found:
-            found[key] = ApplicationReport(event.group, generation, event.application, event.query, event.at_ms)
+            found[key] = ApplicationReport(event.group, generation, event.application, event.query)
         found[key].add(event)
     reports: dict[int, list[ApplicationReport]] = {}
     for (generation, _, _), report in found.items():
@@ -151,18 +155,30 @@ def application_reports(events: Iterable[GroupEvent]) -> dict[int, list[Applicat
 
 
 def reported_rebalance(reports: list[ApplicationReport]) -> Rebalance:
-    """Returns a rebalance that only applications report; partitions and members of others are unknown."""
+    """Returns a rebalance that only applications report; partitions and members of others are unknown.
+
+    The join phase is that of the members together, from the first event of one of them; None for a rebalance whose
+    events the reports do not contain.
+    """
     first = reports[0]
     ended = [r.assigned_ms for r in reports if r.assigned_ms is not None]
+    joined = [r.joined_ms for r in reports if r.joined_ms is not None]
+    started_ms = min((r.started_ms for r in reports if r.started_ms is not None), default=None)
     size = max((r.group_size for r in reports if r.group_size is not None), default=None)
     moves = {
         member_id: MemberMove(report.assigned.get(member_id, 0), report.revoked.get(member_id, 0))
         for report in reports
         for member_id in report.assigned.keys() | report.revoked.keys()
     }
+    join_ms = None if not joined or started_ms is None else max(max(joined) - started_ms, 0)
+    sync_ms = None if not joined or not ended else max(max(ended) - max(joined), 0)
     origins = dict.fromkeys(("generation", "started_ms", "completed_ms"), Origin.SEEN)
     if size is not None:
         origins["members"] = Origin.SEEN
+    joins = {member_id: at_ms for report in reports for member_id, at_ms in report.joins.items()}
+    slowest = max(joins, key=lambda member_id: joins[member_id]) if joins and len(joins) == size else None
+    if slowest is not None:
+        origins["slowest_member"] = Origin.SEEN
     rebalance = Rebalance(
         group=first.group,
         generation=first.generation,
@@ -170,10 +186,10 @@ def reported_rebalance(reports: list[ApplicationReport]) -> Rebalance:
         reason=None,
         difference="",
         actor=None,
-        started_ms=min(report.started_ms for report in reports),
-        completed_ms=max(ended, default=max(report.started_ms for report in reports)),
-        phases=Phases(),
-        slowest_member=None,
+        started_ms=started_ms,
+        completed_ms=max(ended, default=max(r.seen_ms for r in reports)),
+        phases=Phases(join_ms=join_ms, sync_ms=sync_ms),
+        slowest_member=slowest,
         members=sum(len(report.members) for report in reports) if size is None else size,
         moves=moves,
         partitions_moved=0,
@@ -186,6 +202,21 @@ def reported_rebalance(reports: list[ApplicationReport]) -> Rebalance:
     for report in reports:
         rebalance = report.added_to(rebalance)
     return rebalance
+
+
+def stop_times(events: Iterable[GroupEvent]) -> dict[tuple[int, str], int]:
+    """Returns the times of JoinGroup and LeaveGroup by the following generation and member id, in epoch milliseconds.
+
+    A member of the eager protocol stops to read then.
+    """
+    found: dict[tuple[int, str], int] = {}
+    for event in events:
+        if event.generation is not None and event.member_id is not None:
+            if event.kind is EventKind.MEMBER_JOINING:
+                found.setdefault((event.generation, event.member_id), event.at_ms)
+            elif event.kind is EventKind.MEMBER_LEFT and cause_of(event) is not Cause.SESSION_EXPIRED:
+                found[event.generation + 1, event.member_id] = event.at_ms
+    return found
 
 
 def cause_of(event: GroupEvent) -> Cause:

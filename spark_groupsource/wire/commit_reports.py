@@ -36,6 +36,8 @@ _CODES = {
 _KINDS = {code: kind for kind, code in _CODES.items()}
 _EARLIER = frozenset({EventKind.MEMBER_LEFT, EventKind.REPEATED})
 """Events of the generation before the rebalance that they belong to."""
+_ANY = _EARLIER | {EventKind.REBALANCE_STARTED}
+"""Events that are reported of earlier generations, too."""
 _ORDER = {kind: number for number, kind in enumerate(_CODES)}
 
 
@@ -52,10 +54,10 @@ def is_author(metadata: str, author: str) -> bool:
 def encode_report(events: Sequence[GroupEvent], application: str, query: str | None) -> str:
     """Returns the report of events of one query, "" without events.
 
-    Of several generations the last one is reported, with the members that left earlier ones.
+    Of several generations the last one is reported, with the members that left, or started, earlier ones.
     """
     generation = max((e.generation for e in events if e.generation is not None), default=None)
-    chosen = [e for e in events if e.kind in _CODES and (e.generation == generation or e.kind in _EARLIER)]
+    chosen = [e for e in events if e.kind in _CODES and (e.generation == generation or e.kind in _ANY)]
     if generation is None or not chosen:
         return ""
     members = list(dict.fromkeys(e.member_id for e in chosen if e.member_id is not None))[:_MAX_MEMBERS]
@@ -101,11 +103,14 @@ def _events(group: str, form: Any, members: Sequence[tuple[str, str | None]]) ->
         kind = _KINDS[code]
         member_id, client_id = members[number] if number >= 0 else (None, None)
         detail: dict[str, Any] = {}
-        generation = _number(form["g"], _MAX_GENERATION) - (_number(extra[-1], 1_000) if kind in _EARLIER else 0)
+        is_earlier = kind in _EARLIER or (kind is EventKind.REBALANCE_STARTED and len(extra) > 2)
+        generation = _number(form["g"], _MAX_GENERATION) - (_number(extra[-1], 1_000) if is_earlier else 0)
         if kind in (EventKind.REBALANCE_STARTED, EventKind.MEMBER_LEFT):
             detail = {"cause": Cause(extra[0]).value} | ({"reason": escaped(str(extra[1]))} if extra[1] else {})
         elif kind is EventKind.MEMBER_SYNCING and extra:
             detail = {"assignment_ms": _number(extra[0])}
+        elif kind is EventKind.JOIN_COMPLETED and extra:
+            detail = {"size": _number(extra[0])}
         elif kind is EventKind.REPEATED:
             detail = {"records": _number(extra[0])}
         elif kind is EventKind.LAG:
@@ -125,12 +130,15 @@ def _events(group: str, form: Any, members: Sequence[tuple[str, str | None]]) ->
 
 def _extra(event: GroupEvent, generation: int) -> list[Any]:
     detail = event.detail
-    behind = [generation - (event.generation or 0)] if event.kind in _EARLIER else []
+    is_earlier = event.kind in _EARLIER or (event.kind in _ANY and event.generation != generation)
+    behind = [generation - (event.generation or 0)] if is_earlier else []
     if event.kind in (EventKind.REBALANCE_STARTED, EventKind.MEMBER_LEFT):
         reason = str(detail.get("reason") or "")[:_MAX_TEXT]
         return [detail.get("cause"), reason, *behind]
     if event.kind is EventKind.MEMBER_SYNCING and "assignment_ms" in detail:
         return [detail["assignment_ms"]]
+    if event.kind is EventKind.JOIN_COMPLETED and detail.get("members"):
+        return [len(detail["members"])]
     if event.kind is EventKind.REPEATED:
         return [detail.get("records", 0), *behind]
     return [detail.get("lag", 0)] if event.kind is EventKind.LAG else []

@@ -52,13 +52,15 @@ class EventKind(str, Enum):
     # partitions that the member still reads (cooperative); revoked: topic -> [partition], the others; replaced: former
     # id of a static member
     MEMBER_JOINING = "member_joining"
-    JOIN_COMPLETED = "join_completed"  # leader, protocol, members: member id -> [client id, host, group instance id]
+    # leader, protocol, members: member id -> [client id, host, group instance id]; size: number of members (commits)
+    JOIN_COMPLETED = "join_completed"
     MEMBER_SYNCING = "member_syncing"  # assignment_ms: application, duration of the assignor of the leader
     # the group is Stable, or Empty without members. assignment: member id -> topic -> [partition]; absent if it is
     # unknown or very large
     ASSIGNED = "assigned"
     # cause, reason; is_expired: true if a timeout removed the member; last_heartbeat_ms: of a member whose session
-    # expired; operator: client id and host of another client that removed the member
+    # expired; operator: client id and host of another client that removed the member; is_other_connection: true if the
+    # LeaveGroup came on another connection than the requests of the member before
     MEMBER_LEFT = "member_left"
     BATCH_WAIT_STARTED = "batch_wait_started"  # application: notified of a rebalance while a micro-batch runs
     BATCH_WAIT_ENDED = "batch_wait_ended"  # application: the micro-batch is checkpointed and committed

@@ -23,9 +23,18 @@ MEMBER = "app-0-01234567-89ab-cdef-0123-456789abcdef"
 SESSION_MS = 10_000
 
 
-def rebalance(events: MemberEvents, generation: int, at_ms: int, reason: str = "", is_new: bool = False) -> None:
+def rebalance(
+    events: MemberEvents, generation: int, at_ms: int, reason: str = "", is_new: bool = False, is_settled: bool = True
+) -> None:
     events.joined(
-        "app-0", MEMBER, reason=reason, is_new=is_new, sent_ms=at_ms, at_ms=at_ms + 30, members=[(MEMBER, None, b"")]
+        "app-0",
+        MEMBER,
+        reason=reason,
+        is_new=is_new,
+        sent_ms=at_ms,
+        at_ms=at_ms + 30,
+        members=[(MEMBER, None, b"")],
+        generation_id=generation,
     )
     events.synced(
         "app-0",
@@ -34,8 +43,10 @@ def rebalance(events: MemberEvents, generation: int, at_ms: int, reason: str = "
         partitions=[TopicPartition("t", 0)],
         sent_ms=at_ms + 40,
         at_ms=at_ms + 50,
+        generation_id=generation,
     )
-    events.ended(generation)
+    if is_settled:
+        events.ended(generation)
 
 
 def reported(events: MemberEvents) -> list[Rebalance]:
@@ -55,10 +66,12 @@ def test_phases_of_a_rebalance_that_waited_for_a_batch() -> None:
     events.lag(2, 10, 1_000)
     events.lag(2, 25, 3_400)
     events.repeated(1, 4, 3_000)
-    (last,) = reported(events)
+    _, last = reported(events)
     assert (last.generation, last.cause, last.started_ms) == (2, Cause.UNKNOWN, 1_000)
     phases = last.phases
-    assert (phases.batch_ms, phases.join_ms, phases.assignment_ms, phases.sync_ms) == (2_000, 30, 7, 20)
+    # the join phase includes the wait, as that of the coordinator
+    assert (phases.batch_ms, phases.join_ms, phases.assignment_ms, phases.sync_ms) == (2_000, 2_040, 7, 20)
+    assert (last.slowest_member, last.members) == (MEMBER, 1)
     assert (phases.first_record_ms, last.repeated_records, last.lag_added) == (340, 4, 15)
 
 
@@ -101,6 +114,15 @@ def test_poll_exceeded_and_left() -> None:
     rebalance(events, 5, 200, is_new=True)
     left, _ = reported(events)
     assert (left.generation, left.cause, left.reason) == (4, Cause.POLL_EXCEEDED, "consumer poll timeout has expired.")
+
+
+def test_rebalance_that_another_one_supersedes() -> None:
+    events = MemberEvents("g")
+    rebalance(events, 4, 0, reason="subscription has changed", is_settled=False)
+    rebalance(events, 5, 100, reason="group is already rebalancing")
+    changed, last = reported(events)
+    assert (changed.generation, changed.cause) == (4, Cause.SUBSCRIPTION_CHANGED)
+    assert (last.generation, last.cause, last.started_ms) == (5, Cause.UNKNOWN, 100)
 
 
 def test_events_are_bounded() -> None:

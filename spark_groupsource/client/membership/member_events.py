@@ -2,7 +2,9 @@
 
 Pure, not thread-safe: the callers hold `SharedMembership.changed`. Times are epoch milliseconds.
 
-An event belongs to the generation in which the rebalance ends. Until then it is pending.
+An event is pending until its rebalance ends, and belongs to the generation of the JoinGroup response that followed;
+another rebalance may have started before the members were settled. An event after which no member joined belongs to the
+generation in which they are settled.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ class MemberEvents:
         sent_ms: int,
         at_ms: int,
         members: Sequence[tuple[str, str | None, bytes]],
+        generation_id: int | None = None,
     ) -> None:
         """Adds a JoinGroup and its response; `members` are those of the group if this member leads it."""
         cause = Cause.JOINED if is_new else cause_of_join(reason)
@@ -76,6 +79,7 @@ class MemberEvents:
         self._add(EventKind.MEMBER_JOINING, sent_ms, client_id, member_id, reason=_text(reason))
         listed = {listed_id: [None, None, instance_id] for listed_id, instance_id, _ in members}
         self._add(EventKind.JOIN_COMPLETED, at_ms, client_id, member_id, members=listed or None)
+        self._assign_generation(client_id, generation_id)
 
     def synced(
         self,
@@ -86,11 +90,13 @@ class MemberEvents:
         partitions: Sequence[TopicPartition],
         sent_ms: int,
         at_ms: int,
+        generation_id: int | None = None,
     ) -> None:
         """Adds a SyncGroup and its response; `assignment_ms` is the time of the assignor if this member leads."""
         self._add(EventKind.MEMBER_SYNCING, sent_ms, client_id, member_id, assignment_ms=assignment_ms)
         assignment = {member_id: partitions_by_topic(sorted(partitions))}
         self._add(EventKind.ASSIGNED, at_ms, client_id, member_id, assignment=assignment)
+        self._assign_generation(client_id, generation_id)
 
     def left(self, client_id: str, member_id: str, generation_id: int, cause: Cause, reason: str, at_ms: int) -> None:
         """Adds that a member has left its generation; the rebalance of the group is in the next one."""
@@ -133,7 +139,8 @@ class MemberEvents:
             if event.kind is EventKind.BATCH_WAIT_STARTED and event.client_id in self._noticed:
                 self._pending.append(event)
             else:
-                self._record(replace(event, generation=generation_id))
+                own = event.generation
+                self._record(replace(event, generation=generation_id if own is None else min(own, generation_id)))
         if pending:
             self.generation = generation_id
 
@@ -141,6 +148,11 @@ class MemberEvents:
         """Returns the recorded events beyond the first `known_count`, as far as they are kept, and their number."""
         new = min(self.recorded_count - known_count, len(self.recorded))
         return list(self.recorded)[len(self.recorded) - new :], self.recorded_count
+
+    def _assign_generation(self, client_id: str, generation_id: int | None) -> None:
+        for at, event in enumerate(self._pending):
+            if event.client_id == client_id and event.generation is None:
+                self._pending[at] = replace(event, generation=generation_id)
 
     def _record(self, event: GroupEvent) -> None:
         self.recorded.append(event)

@@ -194,6 +194,7 @@ class MemberThread:
             sent_ms=started.timestamp_ms,
             at_ms=now.timestamp_ms,
             members=joined.members,
+            generation_id=generation_id,
         )
 
     def _await_member_ids(self) -> None:
@@ -243,6 +244,7 @@ class MemberThread:
                     partitions=received.partitions if received is not None else (),
                     sent_ms=started.timestamp_ms,
                     at_ms=now.timestamp_ms,
+                    generation_id=joined.generation.generation_id,
                 )
                 if computed is not None:
                     shared.group_topics, shared.snapshot = computed.topics, computed.snapshot
