@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from spark_groupsource.cli.exporter_metrics import Sample
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.monitor.cluster_reads import selected_groups
-from spark_groupsource.monitor.group_history import GroupRecordReader
+from spark_groupsource.monitor.group_history import GroupLog, GroupLogReader
 from spark_groupsource.monitor.rebalance import Rebalance
 from spark_groupsource.monitor.rebalance_sources import read_history
 from spark_groupsource.monitor.selection import NameSelection
@@ -86,20 +86,21 @@ class RebalanceMetrics:
         self._cluster = cluster
         self._selection = groups
         self._totals: dict[str, RebalanceTotals] = {}
-        self._readers: dict[str, GroupRecordReader] = {}
-        self._records: dict[str, int] = {}
+        self._readers: dict[str, GroupLogReader] = {}
+        self._sizes: dict[str, int] = {}
 
     def samples(self) -> list[Sample]:
         """Reads the new rebalances. Raises: BrokerError, NetworkError."""
         groups = selected_groups(self._cluster, self._selection)
         for group in groups:
             if group not in self._readers:
-                self._readers[group] = GroupRecordReader(self._cluster, group)
-            records = self._readers[group].read()
+                self._readers[group] = GroupLogReader(self._cluster, NameSelection((group,)))
+            log = self._readers[group].read().get(group) or GroupLog()
+            size = len(log.records) + len(log.epochs)
             totals = self._totals.setdefault(group, RebalanceTotals(group))
-            if totals.is_pending or len(records) != self._records.get(group):
-                totals.update(read_history(self._cluster, group, records).rebalances)
-                self._records[group] = len(records)
+            if totals.is_pending or size != self._sizes.get(group):
+                totals.update(read_history(self._cluster, group, log).rebalances)
+                self._sizes[group] = size
         for group in self._totals.keys() - set(groups):
-            del self._totals[group], self._readers[group], self._records[group]
+            del self._totals[group], self._readers[group], self._sizes[group]
         return [sample for group in groups for sample in self._totals[group].samples()]

@@ -9,17 +9,13 @@ from typing import Any
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.monitor.offsets_log import Corruption, fetch_batches, log_partitions, log_ranges
+from spark_groupsource.monitor.group_history import read_groups
+from spark_groupsource.monitor.offsets_log import Corruption, fetch_batches, log_ranges
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.records.decode import decode_records
-from spark_groupsource.wire.commit_reports import decode_report
 from spark_groupsource.wire.group_events import GROUP_EVENTS_TOPIC, GroupEvent, decode_event, event_of_form
-from spark_groupsource.wire.group_records import OffsetKey, decode_key, decode_offset_value
 
 _log = logging.getLogger(__name__)
-
-# part of every report; few commits have one
-_REPORT = b' {"g":'
 
 
 def group_events(cluster: Cluster, groups: NameSelection | None = None) -> dict[str, list[GroupEvent]]:
@@ -53,23 +49,7 @@ def application_events(cluster: Cluster, groups: NameSelection | None = None) ->
 
     Raises: BrokerError, NetworkError.
     """
-    found: dict[str, list[GroupEvent]] = {}
-    for part in log_ranges(cluster, log_partitions(cluster, groups)):
-        for batch in fetch_batches(cluster, part):
-            if isinstance(batch, Corruption) or batch.header.is_control:
-                continue
-            for record in decode_records(batch.buffer, batch.header):
-                if record.key is None or record.value is None or _REPORT not in bytes(record.value):
-                    continue
-                try:
-                    key = decode_key(record.key)
-                    if isinstance(key, OffsetKey) and (groups is None or groups.matches(key.group_id)):
-                        commit = decode_offset_value(record.value)
-                        found.setdefault(key.group_id, []).extend(decode_report(key.group_id, commit.metadata))
-                except CorruptRecordError:
-                    # offsets-log reports it
-                    continue
-    return found
+    return {group: log.reports for group, log in read_groups(cluster, groups).items() if log.reports}
 
 
 def file_events(path: str | Path) -> list[GroupEvent]:

@@ -9,6 +9,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 from spark_groupsource.log_text import escaped
 from spark_groupsource.monitor.findings import Finding, GroupFacts, MemberFacts
 from spark_groupsource.monitor.rebalance import Actor, Cause, Origin, Rebalance
+from spark_groupsource.wire.member_reasons import REJOIN_WITH_MEMBER_ID
 
 
 class Explanation:
@@ -71,7 +72,8 @@ class Explanation:
 
 def explain(rebalance: Rebalance, facts: GroupFacts) -> list[str]:
     """Returns two or three sentences: cause, duration and effect, and the setting of the cause."""
-    texts = [_cause_sentence(rebalance), _effect_sentence(rebalance, facts)]
+    unit = "Epoch" if facts.has_epochs else "Generation"
+    texts = [_cause_sentence(rebalance, unit), _effect_sentence(rebalance, facts)]
     setting = _setting_sentence(rebalance, facts)
     return [text for text in [*texts, setting] if text]
 
@@ -99,9 +101,7 @@ _WORDS: Mapping[Cause, _Words] = {
         "Setting: max.poll.interval.ms{poll}, or smaller batches (maxOffsetsPerTrigger; max.poll.records).",
     ),
     Cause.SUBSCRIPTION_CHANGED: _Words("{actor} subscribed to other topics"),
-    Cause.PARTITIONS_CHANGED: _Words(
-        "the partitions of the subscribed topics changed, which the leader {actor} noticed"
-    ),
+    Cause.PARTITIONS_CHANGED: _Words("the partitions of the subscribed topics changed"),
     Cause.LEADER_REJOINED: _Words("the leader {actor} joined again without a change"),
     Cause.ASSIGNOR_CHANGED: _Words(
         "the assignor changed when {actor} joined", "Setting: partition.assignment.strategy."
@@ -116,15 +116,18 @@ _WORDS: Mapping[Cause, _Words] = {
 }
 
 
-def _cause_sentence(rebalance: Rebalance) -> str:
+def _cause_sentence(rebalance: Rebalance, unit: str) -> str:
     words = _WORDS[rebalance.cause]
     text = words.text.format(actor=_actor(rebalance.actor))
-    if rebalance.reason:
+    if rebalance.cause is Cause.PARTITIONS_CHANGED and rebalance.actor is not None:
+        text += f", which the leader {_actor(rebalance.actor)} noticed"
+    # every new dynamic member sends this reason
+    if rebalance.reason and not rebalance.reason.startswith(REJOIN_WITH_MEMBER_ID):
         text += f" ({rebalance.reason.rstrip('.')})"
     elif rebalance.cause is Cause.UNKNOWN and rebalance.difference:
         text += f" ({rebalance.difference.rstrip('.')})"
     mark = " [inferred]" if rebalance.origins.get("cause") is Origin.INFERRED else ""
-    return f"Generation {rebalance.generation}: {text}{mark}."
+    return f"{unit} {rebalance.generation}: {text}{mark}."
 
 
 def _effect_sentence(rebalance: Rebalance, facts: GroupFacts) -> str:

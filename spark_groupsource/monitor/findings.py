@@ -9,6 +9,7 @@ from spark_groupsource.model import bounded_names
 from spark_groupsource.monitor.rebalance import Actor, Cause, Rebalance
 
 _DEFAULT_SESSION_MS = 45_000
+_MANY_MEMBERS = 5
 _COOPERATIVE_STICKY = "cooperative-sticky"
 _SMALLER_BATCHES = "read less per batch (maxOffsetsPerTrigger; other consumers: max.poll.records)"
 
@@ -29,7 +30,9 @@ class GroupFacts(NamedTuple):
     """What is known of a group beside its rebalances.
 
     Attributes:
+        protocol: name of the assignor; None if it is not known, and for a group without generations.
         members: of the last generation with members.
+        has_epochs: the group uses the consumer, share or streams protocol, whose rebalances are epochs.
         known: all members of the history by member id.
     """
 
@@ -37,6 +40,7 @@ class GroupFacts(NamedTuple):
     protocol: str | None = None
     members: tuple[MemberFacts, ...] = ()
     known: Mapping[str, MemberFacts] = {}
+    has_epochs: bool = False
 
 
 class Finding(NamedTuple):
@@ -88,14 +92,13 @@ def _session_expired(rebalances: Sequence[Rebalance], facts: GroupFacts) -> _Res
     value = _timeout_text("session.timeout.ms", found, facts, "session_timeout_ms")
     text = f"{_clients(found)} sent no heartbeat within {value}, {_times(len(found))}."
     timeouts = [m.session_timeout_ms for m in _facts_of(found, facts) if m.session_timeout_ms is not None]
-    back = {_client(r.actor) for r in rebalances if r.cause is Cause.JOINED} & {_client(r.actor) for r in found}
-    if timeouts and min(timeouts) < _DEFAULT_SESSION_MS:
-        advice = f"Increase session.timeout.ms (Kafka's default is {_DEFAULT_SESSION_MS})"
-        advice += ": a pause, for example of garbage collection, was longer." if back else "."
-    elif back:
-        advice = "Look for long pauses of the process (garbage collection, suspended container) or a lost network."
-    else:
+    if not _has_returned(rebalances):
         advice = "The process ended without leaving the group; look for its end (out of memory, kill -9, lost host)."
+    elif timeouts and min(timeouts) < _DEFAULT_SESSION_MS:
+        advice = f"Increase session.timeout.ms (Kafka's default is {_DEFAULT_SESSION_MS}): the process came back after "
+        advice += "a pause that was longer, for example of garbage collection."
+    else:
+        advice = "Look for long pauses of the process (garbage collection, suspended container) or a lost network."
     return text, ("session.timeout.ms",), advice
 
 
@@ -206,11 +209,17 @@ def _eager_moves(rebalances: Sequence[Rebalance], facts: GroupFacts) -> _Result:
     # a member that both gains and loses partitions exchanges them with others that remain
     exchanged = [(r, sum(min(m.gained, m.lost) for m in r.moves.values())) for r in rebalances]
     count = sum(number for _, number in exchanged)
-    if not count:
+    stops = [r for r in rebalances if r.members >= _MANY_MEMBERS and r.unowned_seconds]
+    if count:
+        affected = sum(1 for _, number in exchanged if number)
+        text = f"Assignor {facts.protocol} exchanged {count:,} partitions between members that remained, in {affected} "
+        text += f"of {len(rebalances)} rebalances, and every member stopped to read."
+    elif len(stops) > 1:
+        seconds = sum(r.unowned_seconds or 0 for r in stops)
+        text = f"Assignor {facts.protocol} is eager: every member stopped to read in {len(stops)} rebalances of up to "
+        text += f"{max(r.members for r in stops)} members, {seconds:,.1f} partition-seconds in all."
+    else:
         return None
-    affected = sum(1 for _, number in exchanged if number)
-    text = f"Assignor {facts.protocol} exchanged {count:,} partitions between members that remained, in {affected} of "
-    text += f"{len(rebalances)} rebalances, and every member stopped to read."
     advice = "Set partition.assignment.strategy to cooperative-sticky in every member: only what must move stops."
     return text, ("partition.assignment.strategy",), advice
 
@@ -245,6 +254,18 @@ _ENDS = (Cause.LEFT, Cause.SESSION_EXPIRED, Cause.POLL_EXCEEDED, Cause.REMOVED_B
 
 def _of(rebalances: Iterable[Rebalance], cause: Cause) -> list[Rebalance]:
     return [r for r in rebalances if r.cause is cause]
+
+
+def _has_returned(rebalances: Iterable[Rebalance]) -> bool:
+    """Returns whether a client joined again after its session had expired."""
+    expired = set()
+    for rebalance in rebalances:
+        client = _client(rebalance.actor)
+        if rebalance.cause is Cause.SESSION_EXPIRED:
+            expired.add(client)
+        elif rebalance.cause is Cause.JOINED and client in expired:
+            return True
+    return False
 
 
 def _restarted(rebalances: Iterable[Rebalance]) -> set[str]:

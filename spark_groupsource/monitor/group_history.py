@@ -6,23 +6,39 @@ Without READ permission on the topic, values from its records are unknown.
 from __future__ import annotations
 
 import logging
+import struct
+from dataclasses import dataclass, field
 from typing import Collection
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.membership.offsets_topic import OffsetsTopicReader
 from spark_groupsource.errors import CorruptRecordError, GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition, coordinator_partition
+from spark_groupsource.monitor.epoch_history import EpochRecord, epoch_record
 from spark_groupsource.monitor.group_steps import CommitTracker, GroupRecord
 from spark_groupsource.monitor.offsets_log import OFFSETS_TOPIC, Corruption, fetch_batches, log_partitions, log_ranges
 from spark_groupsource.monitor.selection import NameSelection
-from spark_groupsource.records.decode import decode_records
-from spark_groupsource.wire.group_records import GroupKey, GroupValue, UnknownKey, decode_group_value, decode_key
+from spark_groupsource.records.decode import StoredRecord, decode_records
+from spark_groupsource.wire.commit_reports import decode_report
+from spark_groupsource.wire.group_events import GroupEvent
+from spark_groupsource.wire.group_records import (
+    GroupKey,
+    GroupValue,
+    OffsetKey,
+    UnknownKey,
+    decode_group_value,
+    decode_key,
+    decode_offset_value,
+)
 
 _log = logging.getLogger(__name__)
 
 _TIMEOUT_MS = 2_000
 # versions of the keys of offsets and groups
 _KEYS = frozenset({b"\x00\x00", b"\x00\x01", b"\x00\x02"})
+# part of every report; few commits have one
+_REPORT = b' {"g":'
+_LENGTH = struct.Struct(">h")
 
 
 def last_group_records(cluster: Cluster, group_ids: Collection[str]) -> dict[str, GroupValue]:
@@ -47,75 +63,93 @@ def last_group_records(cluster: Cluster, group_ids: Collection[str]) -> dict[str
     return {group_id: value for group_id, value in found.items() if value is not None}
 
 
+@dataclass
+class GroupLog:
+    """What `__consumer_offsets` has of one group, in the order of the log.
+
+    Attributes:
+        records: of a classic group, with the commits between them.
+        epochs: of a group of the consumer, share or streams protocol.
+        reports: events that applications of this package have reported in commits.
+    """
+
+    records: list[GroupRecord] = field(default_factory=list)
+    epochs: list[EpochRecord] = field(default_factory=list)
+    reports: list[GroupEvent] = field(default_factory=list)
+    tracker: CommitTracker = field(default_factory=CommitTracker)
+
+
+class GroupLogReader:
+    """Reads what is new of the selected groups at each call; the first call reads all."""
+
+    def __init__(self, cluster: Cluster, selection: NameSelection | None) -> None:
+        self._cluster = cluster
+        self._selection = selection
+        self._ends: dict[TopicPartition, int] = {}
+        self._found: dict[str, GroupLog] = {}
+
+    def read(self) -> dict[str, GroupLog]:
+        """Returns all groups that have records. Raises: BrokerError, NetworkError."""
+        for part in log_ranges(self._cluster, log_partitions(self._cluster, self._selection)):
+            start = max(part.start, self._ends.get(part.topic_partition, part.start))
+            if start < part.end:
+                self._read(part._replace(start=start))
+            self._ends[part.topic_partition] = part.end
+        return self._found
+
+    def _read(self, part: OffsetRange) -> None:
+        names = None if self._selection is None else self._selection.names
+        # a name follows its length in every key
+        contained = [_LENGTH.pack(len(name.encode())) + name.encode() for name in names or ()]
+        for batch in fetch_batches(self._cluster, part, contained):
+            if isinstance(batch, Corruption) or batch.header.is_control:
+                continue
+            epoch = batch.header.partition_leader_epoch
+            for record in decode_records(batch.buffer, batch.header):
+                if record.key is None or record.offset < part.start:
+                    continue
+                try:
+                    self._add(record, epoch)
+                except CorruptRecordError as error:
+                    _log.warning("[partition=%s] %s", part.topic_partition, error)
+
+    def _log_of(self, group_id: str) -> GroupLog | None:
+        if self._selection is not None and not self._selection.matches(group_id):
+            return None
+        return self._found.setdefault(group_id, GroupLog())
+
+    def _add(self, record: StoredRecord, epoch: int) -> None:
+        key, value = record.key or b"", record.value
+        if key[:2] not in _KEYS:
+            added = epoch_record(key, value, record.timestamp_ms)
+            log = None if added is None else self._log_of(added[0])
+            if log is not None and added is not None:
+                log.epochs.append(added[1])
+            return
+        decoded = decode_key(key)
+        log = None if isinstance(decoded, UnknownKey) else self._log_of(decoded.group_id)
+        if log is None:
+            return
+        if isinstance(decoded, GroupKey):
+            group_value = None if value is None else decode_group_value(value)
+            log.records.append(log.tracker.record(record.timestamp_ms, group_value, epoch))
+        elif isinstance(decoded, OffsetKey) and value is not None:
+            log.tracker.commit(TopicPartition(decoded.topic, decoded.partition), record.timestamp_ms)
+            if _REPORT in value:
+                log.reports += decode_report(decoded.group_id, decode_offset_value(value).metadata)
+
+
+def read_groups(cluster: Cluster, selection: NameSelection | None) -> dict[str, GroupLog]:
+    """Returns what the log has of the selected groups. Raises: BrokerError, NetworkError."""
+    return GroupLogReader(cluster, selection).read()
+
+
 def group_records(cluster: Cluster, selection: NameSelection | None) -> dict[str, list[GroupRecord]]:
     """Returns the records of the selected groups in the order of the log, with the commits between them.
 
     Raises: BrokerError, NetworkError.
     """
-    found: dict[str, list[GroupRecord]] = {}
-    for part in log_ranges(cluster, log_partitions(cluster, selection)):
-        _read_history(cluster, part, selection, found, {})
-    return found
-
-
-class GroupRecordReader:
-    """Reads the new records of one group at each call; the first call reads all.
-
-    Raises: BrokerError, NetworkError.
-    """
-
-    def __init__(self, cluster: Cluster, group_id: str) -> None:
-        self._cluster = cluster
-        self._selection = NameSelection((group_id,))
-        self._group_id = group_id
-        self._ends: dict[TopicPartition, int] = {}
-        self._trackers: dict[str, CommitTracker] = {}
-        self._found: dict[str, list[GroupRecord]] = {}
-
-    def read(self) -> list[GroupRecord]:
-        """Returns all records of the group so far."""
-        for part in log_ranges(self._cluster, log_partitions(self._cluster, self._selection)):
-            start = max(part.start, self._ends.get(part.topic_partition, part.start))
-            if start < part.end:
-                new = part._replace(start=start)
-                _read_history(self._cluster, new, self._selection, self._found, self._trackers)
-            self._ends[part.topic_partition] = part.end
-        return self._found.get(self._group_id, [])
-
-    def committing(self) -> frozenset[str]:
-        """Returns the members that have committed since the last group record."""
-        tracker = self._trackers.get(self._group_id)
-        return frozenset() if tracker is None else tracker.committing
-
-
-def _read_history(
-    cluster: Cluster,
-    part: OffsetRange,
-    selection: NameSelection | None,
-    found: dict[str, list[GroupRecord]],
-    trackers: dict[str, CommitTracker],
-) -> None:
-    """Adds the group records of a range to `found`."""
-    for batch in fetch_batches(cluster, part):
-        if isinstance(batch, Corruption) or batch.header.is_control:
-            continue
-        epoch = batch.header.partition_leader_epoch
-        for record in decode_records(batch.buffer, batch.header):
-            if record.key is None or record.offset < part.start or record.key[:2] not in _KEYS:
-                continue
-            try:
-                key = decode_key(record.key)
-                if isinstance(key, UnknownKey) or not (selection is None or selection.matches(key.group_id)):
-                    continue
-                tracker = trackers.setdefault(key.group_id, CommitTracker())
-                if isinstance(key, GroupKey):
-                    value = None if record.value is None else decode_group_value(record.value)
-                    group_record = tracker.record(record.timestamp_ms, value, epoch)
-                    found.setdefault(key.group_id, []).append(group_record)
-                elif record.value is not None:
-                    tracker.commit(TopicPartition(key.topic, key.partition), record.timestamp_ms)
-            except CorruptRecordError as error:
-                _log.warning("[partition=%s] %s", part.topic_partition, error)
+    return {group: log.records for group, log in read_groups(cluster, selection).items() if log.records}
 
 
 def _last_in(reader: OffsetsTopicReader, window: OffsetRange, groups: set[str]) -> dict[str, GroupValue | None]:

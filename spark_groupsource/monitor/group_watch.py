@@ -8,7 +8,7 @@ from spark_groupsource.client.admin import GroupDescription, describe_groups
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.model import bounded_names
 from spark_groupsource.monitor.event_sources import group_events
-from spark_groupsource.monitor.group_history import GroupRecordReader
+from spark_groupsource.monitor.group_history import GroupLog, GroupLogReader
 from spark_groupsource.monitor.group_steps import GroupRecord
 from spark_groupsource.monitor.rebalance import Rebalance
 from spark_groupsource.monitor.rebalance_sources import GroupHistory, read_history
@@ -33,35 +33,44 @@ class GroupWatch:
     def __init__(self, cluster: Cluster, group: str) -> None:
         self._cluster = cluster
         self._group = group
-        self._reader = GroupRecordReader(cluster, group)
+        self._reader = GroupLogReader(cluster, NameSelection((group,)))
         self._history: GroupHistory | None = None
-        self._records = -1
+        self._size = -1
+        self._is_pending = False
         self._shown: dict[int, int] = {}
+        self._seen: set[int] = set()
         self._progress: str | None = None
 
     def update(self) -> WatchUpdate:
         """Returns what is new; the first call returns all rebalances.
 
+        A new rebalance is returned by the second call that reads it: its events follow its record.
+
         Raises: BrokerError, NetworkError.
         """
         description = describe_groups(self._cluster, [self._group])[self._group]
-        records = self._reader.read()
-        if self._history is None or len(records) != self._records:
-            self._history = read_history(self._cluster, self._group, records)
-            self._records = len(records)
-        # the times of the same rebalance differ by milliseconds between its record and its events, which follow
-        completed = [
+        log = self._reader.read().get(self._group) or GroupLog()
+        size = len(log.records) + len(log.epochs)
+        is_first = self._history is None
+        if self._history is None or self._is_pending or size != self._size:
+            self._history = read_history(self._cluster, self._group, log)
+            self._size = size
+        # the times of the same rebalance differ by milliseconds between its record and its events
+        new = [
             r
             for r in self._history.rebalances
             if r.generation not in self._shown or r.completed_ms - self._shown[r.generation] > _SAME_MS
         ]
+        completed = [r for r in new if is_first or r.generation in self._seen]
         self._shown.update((r.generation, r.completed_ms) for r in completed)
+        self._seen = {r.generation for r in new} - {r.generation for r in completed}
+        self._is_pending = bool(self._seen)
         progress = None
         if description.state in _REBALANCING:
             events = group_events(self._cluster, NameSelection((self._group,))).get(self._group, [])
-            progress = progress_text(description, records, self._reader.committing(), events)
-        new, self._progress = progress if progress != self._progress else None, progress
-        return WatchUpdate(self._history, completed, new)
+            progress = progress_text(description, log.records, log.tracker.committing, events)
+        text, self._progress = progress if progress != self._progress else None, progress
+        return WatchUpdate(self._history, completed, text)
 
 
 def progress_text(

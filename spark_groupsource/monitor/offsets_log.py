@@ -12,10 +12,12 @@ from spark_groupsource.errors import BrokerError, CorruptRecordError
 from spark_groupsource.model import OffsetRange, TopicPartition, coordinator_partition
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.records.decode import StoredRecord, decode_records
-from spark_groupsource.records.header import BatchHeader, check_crc, iter_batches
+from spark_groupsource.records.header import CODEC_MASK, HEADER_BYTES, BatchHeader, check_crc, iter_batches
 from spark_groupsource.wire.record_json import RECORD_TYPES, key_json, record_type, value_json
 
 OFFSETS_TOPIC = "__consumer_offsets"
+# positions of fields in the header of a batch
+_LENGTH_START, _LENGTH_END, _ATTRIBUTES_END = 8, 12, 23
 _MARKERS = {0: "ABORT", 1: "COMMIT"}
 _MARKER_KEY = struct.Struct(">hh")
 _MARKER_VALUE = struct.Struct(">hi")
@@ -123,15 +125,44 @@ def log_ranges(cluster: Cluster, partitions: Sequence[TopicPartition]) -> list[O
     return [part for part in found if part.start < part.end]
 
 
-def fetch_batches(cluster: Cluster, part: OffsetRange) -> Iterator[Batch | Corruption]:
-    """Yields the record batches of a range with a valid checksum. Raises: BrokerError, NetworkError, DataLossError."""
+def _is_plain(data: bytes) -> bool:
+    """Returns whether no batch is compressed; without an object per batch, for logs of millions of batches."""
+    position = 0
+    while position + HEADER_BYTES <= len(data):
+        size = _LENGTH_END + int.from_bytes(data[position + _LENGTH_START : position + _LENGTH_END], "big", signed=True)
+        if size < HEADER_BYTES or data[position + _ATTRIBUTES_END - 1] & CODEC_MASK:
+            return False
+        position += size
+    return True
+
+
+def _contains(data: bytes, header: BatchHeader, containing: Sequence[bytes]) -> bool:
+    end = header.position + header.size
+    return any(data.find(each, header.position, end) >= 0 for each in containing)
+
+
+def fetch_batches(
+    cluster: Cluster, part: OffsetRange, containing: Sequence[bytes] = ()
+) -> Iterator[Batch | Corruption]:
+    """Yields the record batches of a range with a valid checksum.
+
+    Args:
+        containing: without compressing them, batches that contain none of these are omitted. Empty for all batches.
+    Raises: BrokerError, NetworkError, DataLossError.
+    """
     settings = replace(cluster.settings, isolation_level="read_uncommitted")
     position = part.start
     for block in PartitionFetcher(cluster, settings).fetch_blocks([part]):
         if block.error:
             raise BrokerError(block.error, f"Reading {part.topic_partition} from offset {position}")
+        data = bytes(block.data) if containing else b""
+        if containing and _is_plain(data) and not any(each in data for each in containing):
+            position = block.next_offset
+            continue
         for header in iter_batches(block.data):
             if header.last_offset < position:
+                continue
+            if containing and not header.codec and not _contains(data, header, containing):
                 continue
             try:
                 check_crc(block.data, header)

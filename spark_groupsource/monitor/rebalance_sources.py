@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import NamedTuple, Sequence
 
 from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.monitor.application_reports import stop_times
+from spark_groupsource.monitor.epoch_history import epoch_facts, epoch_rebalances
 from spark_groupsource.monitor.event_rebalances import rebalances_from_events
-from spark_groupsource.monitor.event_sources import application_events, group_events
+from spark_groupsource.monitor.event_sources import group_events
 from spark_groupsource.monitor.explanation import Explanation
 from spark_groupsource.monitor.findings import GroupFacts, MemberFacts, findings
-from spark_groupsource.monitor.group_history import group_records
+from spark_groupsource.monitor.group_history import GroupLog, read_groups
 from spark_groupsource.monitor.group_steps import NO_GENERATION, Generation, GroupRecord, decode_generation, identity
 from spark_groupsource.monitor.rebalance import Rebalance
 from spark_groupsource.monitor.rebalance_merge import merge_rebalances
 from spark_groupsource.monitor.rebalances import rebalances
 from spark_groupsource.monitor.selection import NameSelection
+from spark_groupsource.wire.group_events import GroupEvent
 from spark_groupsource.wire.group_records import MemberValue
 
 
@@ -23,14 +26,16 @@ def group_rebalances(cluster: Cluster, selection: NameSelection | None) -> dict[
 
     Raises: BrokerError, NetworkError.
     """
-    records = group_records(cluster, selection)
-    coordinator = group_events(cluster, selection)
-    applications = application_events(cluster, selection)
-    found = {}
-    for group in sorted({*records, *coordinator, *applications}):
-        exact = rebalances_from_events([*coordinator.get(group, ()), *applications.get(group, ())])
-        found[group] = merge_rebalances(exact, rebalances(group, records.get(group, ())), group in coordinator)
-    return found
+    logs, coordinator = read_groups(cluster, selection), group_events(cluster, selection)
+    groups = sorted({*logs, *coordinator})
+    return {group: _merged(group, logs.get(group) or GroupLog(), coordinator.get(group, ())) for group in groups}
+
+
+def _merged(group: str, log: GroupLog, coordinator: Sequence[GroupEvent]) -> list[Rebalance]:
+    exact = rebalances_from_events([*coordinator, *log.reports])
+    found = merge_rebalances(exact, rebalances(group, log.records, stop_times(log.reports)), bool(coordinator))
+    # a group may have been converted from one protocol to another
+    return sorted([*found, *epoch_rebalances(group, log.epochs)], key=lambda rebalance: rebalance.completed_ms)
 
 
 class GroupHistory(NamedTuple):
@@ -45,20 +50,19 @@ class GroupHistory(NamedTuple):
         return Explanation(self.facts, chosen, findings(chosen, self.facts))
 
 
-def read_history(cluster: Cluster, group: str, records: Sequence[GroupRecord] | None = None) -> GroupHistory:
+def read_history(cluster: Cluster, group: str, log: GroupLog | None = None) -> GroupHistory:
     """Reads the rebalances of one group.
 
     Args:
-        records: of the group, if they are known; None to read them.
+        log: of the group, if it is known; None to read it.
     Raises: BrokerError, NetworkError.
     """
     selection = NameSelection((group,))
-    if records is None:
-        records = group_records(cluster, selection).get(group, [])
-    coordinator = group_events(cluster, selection).get(group, [])
-    exact = rebalances_from_events([*coordinator, *application_events(cluster, selection).get(group, ())])
-    merged = merge_rebalances(exact, rebalances(group, records), bool(coordinator))
-    return GroupHistory(merged, group_facts(group, records))
+    if log is None:
+        log = read_groups(cluster, selection).get(group) or GroupLog()
+    merged = _merged(group, log, group_events(cluster, selection).get(group, ()))
+    facts = group_facts(group, log.records)
+    return GroupHistory(merged, epoch_facts(group, log.epochs) if log.epochs else facts)
 
 
 def group_facts(group: str, records: Sequence[GroupRecord]) -> GroupFacts:

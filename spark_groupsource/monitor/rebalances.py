@@ -10,7 +10,7 @@ Source: Kafka `GroupMetadataManager` (when a JoinGroup of a stable group starts 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Iterable, Iterator, NamedTuple
+from typing import Iterable, Iterator, Mapping, NamedTuple
 
 from spark_groupsource.model import bounded_names
 from spark_groupsource.monitor.departures import NOTICE_MS, departure, return_ms
@@ -19,6 +19,7 @@ from spark_groupsource.monitor.rebalance import Actor, Cause, MemberMove, Origin
 from spark_groupsource.wire.group_records import MemberValue
 
 COOPERATIVE_STICKY = "cooperative-sticky"
+StopTimes = Mapping[tuple[int, str], int]
 # the first of these is the cause where several members are gone
 _DEPARTURES = (Cause.POLL_EXCEEDED, Cause.SESSION_EXPIRED, Cause.REMOVED_BY_OPERATOR, Cause.LEFT)
 _TOLERANCE = 0.95
@@ -32,20 +33,25 @@ class _Finding(NamedTuple):
     actor: MemberValue | None = None
 
 
-def rebalances(group: str, records: Iterable[GroupRecord]) -> Iterator[Rebalance]:
-    """Yields the rebalances of one group, given its records in the order of the log."""
+def rebalances(group: str, records: Iterable[GroupRecord], stopped_ms: StopTimes | None = None) -> Iterator[Rebalance]:
+    """Yields the rebalances of one group, given its records in the order of the log.
+
+    Args:
+        stopped_ms: generation and member id -> epoch milliseconds of the JoinGroup or LeaveGroup with which the member
+            stopped to read, as far as it is known; the generation is the one that follows.
+    """
     for step in steps(records):
         finding = _cause(step)
-        yield _rebalance(group, step, finding)
+        yield _rebalance(group, step, finding, stopped_ms or {})
 
 
-def _rebalance(group: str, step: Step, finding: _Finding) -> Rebalance:
+def _rebalance(group: str, step: Step, finding: _Finding, stopped_ms: StopTimes) -> Rebalance:
     current, previous = step.current, step.previous
     started_ms = _started_ms(step, finding.cause)
     is_synced = bool(current.members) and current.value.state_timestamp_ms > 0
     moves, moved = _moves(step) if step.is_complete else ({}, 0)
     sync_ms = current.completed_ms - current.joined_ms if is_synced else None
-    unowned = _unowned_seconds(step, sync_ms) if step.is_complete else None
+    unowned = _unowned_seconds(step, finding.cause, stopped_ms) if step.is_complete else None
     actor = finding.actor
     found = Rebalance(
         group=group,
@@ -138,7 +144,8 @@ def _membership(step: Step) -> _Finding | None:
     clients = {(m.client_id, m.client_host) for m in step.previous.members.values()}
     new = [m for m in joined if (m.client_id, m.client_host) not in clients]
     back = [m for m in gone if return_ms(step, m) == 0]
-    if joined and not new and _has_moved(step) and len(back) == len(gone):
+    same = Counter((m.client_id, m.client_host) for m in joined) == Counter((m.client_id, m.client_host) for m in gone)
+    if joined and same and _has_moved(step):
         return _Finding(Cause.COORDINATOR_MOVED, f"Joined again at another coordinator: {_names(joined)}.")
     if gone and _is_changed_protocol(step) and joined and not new:
         return _Finding(Cause.ASSIGNOR_CHANGED, _protocols(step), joined[0])
@@ -272,18 +279,27 @@ def _moves(step: Step) -> tuple[dict[str, MemberMove], int]:
     return moves, sum(1 for tp, owner in now.items() if then.get(tp, owner) != owner)
 
 
-def _unowned_seconds(step: Step, sync_ms: int | None) -> float | None:
+def _unowned_seconds(step: Step, cause: Cause, stopped_ms: StopTimes) -> float | None:
     """Returns a lower bound of the partition-seconds without an owner; None if the group is empty afterwards."""
-    if not step.current.members:
+    current, previous = step.current, step.previous
+    if not current.members:
         return None
-    is_cooperative = step.current.value.protocol_name == COOPERATIVE_STICKY
+    is_cooperative = current.value.protocol_name == COOPERATIVE_STICKY
     gone = {identity(m) for m in step.gone}
-    # in the eager protocol no member reads from the end of the join phase until the assignment
-    unowned = [tp for tp, owner in step.previous.owners.items() if not is_cooperative or owner in gone]
-    seconds = len(unowned) * (sync_ms or 0) / 1_000
-    revoked = step.previous.owners.keys() - step.current.owners.keys()
+    owned = Counter(owner for tp, owner in previous.owners.items() if tp in current.owners)
+    seconds = 0.0
+    for name, count in owned.items():
+        if is_cooperative and name not in gone:
+            continue
+        # in the eager protocol no member reads from the end of the join phase until the assignment
+        member = previous.members[name]
+        start_ms = stopped_ms.get((current.value.generation_id, member.member_id), current.joined_ms)
+        if name in gone and cause is Cause.SESSION_EXPIRED:
+            start_ms = max(start_ms - member.session_timeout_ms, previous.completed_ms)
+        seconds += count * max(current.completed_ms - start_ms, 0) / 1_000
+    revoked = previous.owners.keys() - current.owners.keys()
     if is_cooperative and revoked and step.later:
         following = step.later[0].current
         assigned = sum(1 for tp in revoked if tp in following.owners)
-        seconds += assigned * (following.completed_ms - step.current.completed_ms) / 1_000
+        seconds += assigned * (following.completed_ms - current.completed_ms) / 1_000
     return round(seconds, 3)

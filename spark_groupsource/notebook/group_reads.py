@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Iterator
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.monitor.event_rebalances import rebalances_from_events
-from spark_groupsource.monitor.event_sources import application_events, file_events, group_events
-from spark_groupsource.monitor.group_history import group_records
+from spark_groupsource.monitor.event_sources import file_events, group_events
+from spark_groupsource.monitor.group_history import GroupLog, read_groups
 from spark_groupsource.monitor.history_events import events_of_history
 from spark_groupsource.monitor.rebalance_sources import read_history
 from spark_groupsource.monitor.selection import NameSelection
@@ -29,12 +29,11 @@ def group_timeline(group: Group) -> Timeline:
     Raises: BrokerError, NetworkError.
     """
     client, selection = group._cluster._client, NameSelection((group.name,))
-    applications = application_events(client, selection).get(group.name, [])
+    log = read_groups(client, selection).get(group.name) or GroupLog()
     coordinator = group_events(client, selection).get(group.name, [])
-    records = group_records(client, selection).get(group.name, [])
-    found = read_history(client, group.name, records).rebalances
-    history = coordinator or list(events_of_history(group.name, records, found))
-    return timeline(group.name, [*history, *applications], found)
+    found = read_history(client, group.name, log).rebalances
+    history = coordinator or list(events_of_history(group.name, log.records, found))
+    return timeline(group.name, [*history, *log.reports], found)
 
 
 def file_timelines(path: Path) -> dict[str, Timeline]:

@@ -227,6 +227,10 @@ def test_coordinator_moved_if_the_leader_epoch_changed() -> None:
     again = (member("a", 0, number=2), member("b", 1, number=2))
     assert history(BOTH, (9_000, again), epochs=(3, 4))[-1].cause == "COORDINATOR_MOVED"
     assert history(BOTH, (9_000, (A, B, member("c"))), epochs=(3, 4))[-1].cause == "JOINED"
+    # several members may have the same client id
+    twins = (member("a", 0, number=3), member("a", 1, number=4))
+    again = (member("a", 0, number=5), member("a", 1, number=6))
+    assert history((1_000, twins), (9_000, again), epochs=(3, 4))[-1].cause == "COORDINATOR_MOVED"
 
 
 def test_assignor_changes_with_a_member_that_returns() -> None:

@@ -1,0 +1,46 @@
+"""What is read of the log of one group among others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.monitor import group_history, offsets_log
+from spark_groupsource.monitor.group_history import GroupLogReader
+from spark_groupsource.monitor.selection import NameSelection
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.wire.group_records import GroupKey, GroupValue, encode_group_value, encode_key
+
+PART = OffsetRange(TopicPartition("__consumer_offsets", 0), 0, 4)
+
+
+def batch(group: str, codec: int, offset: int) -> bytes:
+    value = encode_group_value(GroupValue("consumer", 1, None, None))
+    return bytes(encode_batch([Record(encode_key(GroupKey(group)), value, 5)], base_offset=offset, codec=codec))
+
+
+@pytest.mark.parametrize("codec", [0, 1])
+def test_batches_of_other_groups_are_skipped(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = []
+
+    def decode(buffer: Any, header: Any) -> Any:
+        decoded.append(header.base_offset)
+        return offsets_log.decode_records(buffer, header)
+
+    blocks = [
+        SimpleNamespace(error=0, data=batch("other", codec, 0) + batch("others", 0, 1), next_offset=2),
+        SimpleNamespace(error=0, data=batch("mine", codec, 2) + batch("other", 0, 3), next_offset=4),
+    ]
+    monkeypatch.setattr(offsets_log, "PartitionFetcher", lambda *_: SimpleNamespace(fetch_blocks=lambda parts: blocks))
+    monkeypatch.setattr(offsets_log, "replace", lambda settings, **_: settings)
+    monkeypatch.setattr(group_history, "log_partitions", lambda *_: [PART.topic_partition])
+    monkeypatch.setattr(group_history, "log_ranges", lambda *_: [PART])
+    monkeypatch.setattr(group_history, "decode_records", decode)
+    cluster: Any = SimpleNamespace(settings=None)
+    found = GroupLogReader(cluster, NameSelection(("mine",))).read()
+    assert [len(log.records) for log in found.values()] == [1] and list(found) == ["mine"]
+    # a compressed batch must be decoded
+    assert decoded == ([2] if codec == 0 else [0, 2])
