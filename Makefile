@@ -59,9 +59,8 @@ soak: java-there $(VENV)/.ready-test
 	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 20 --graceful
 	$(BIN)/python tests/chaos/coordinator_moves.py --seed $(SEED) --moves 20
 	$(BIN)/python tests/chaos/coordinator_moves.py --seed $(SEED) --moves 10 --kafka --spark
-	$(BIN)/python tests/chaos/rebalance_causes.py --seed $(SEED) --members own
-	$(BIN)/python tests/chaos/rebalance_causes.py --seed $(SEED) --members foreign --kafka
 	$(BIN)/python tests/chaos/database_kills.py --seed $(SEED) --kills 10
+	$(BIN)/python tests/chaos/rebalance_causes.py --seed $(SEED)
 	$(BIN)/python tests/chaos/endurance.py
 
 bench: java-there $(VENV)/.ready-test

@@ -1,11 +1,14 @@
 """Causes rebalances on purpose and compares what each source says of them.
 
-    PYTHONPATH=jobs:tests python tests/chaos/rebalance_causes.py [--count 200] [--seed 1] [--kafka] [--members foreign]
+    PYTHONPATH=jobs:tests python tests/chaos/rebalance_causes.py [--count 200] [--seed 1] [own|own-kafka|mixed|foreign]
 
-Groups of members of this package and of other client libraries run side by side. Members join, leave, are killed,
-paused, removed by an operator, change their subscription and so on. For each rebalance the cause and the client that
-caused it are compared with the events of the embedded coordinator, the observations of own members, and the history in
-`__consumer_offsets`; the last column is the merged result that users see.
+Without a configuration, all four run one after the other, each with `--count` rebalances: members of this package on
+the embedded broker (own) and on a real Kafka (own-kafka), these with members of other libraries on a real Kafka
+(mixed), and members of other libraries only, on a real Kafka and judged from the history alone (foreign). Members join,
+leave, are killed, paused, removed by an operator, change their subscription and so on; at the end the broker is
+restarted. For each rebalance the cause and the client that caused it are compared with the events of the embedded
+coordinator, the reports of own members, and the history in `__consumer_offsets`; the last column is the merged result
+that users see.
 """
 
 from __future__ import annotations
@@ -19,15 +22,17 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from child_processes import start_process, stop_process
 from confluent_kafka import Producer
+from kafka_jars import UnavailableError
 from real_kafka import RealKafka
-from support.chaos.caused_group import CausedGroup, Expected, Injection, World
+from support.chaos.caused_group import CausedGroup, Expected, Injection
+from support.chaos.caused_members import World
 from support.topics import create_topic
 
 from spark_groupsource.client.cluster.client import Cluster
@@ -45,75 +50,174 @@ CONFIG = {
     "group.min.session.timeout.ms": "1000",
     "offsets.topic.num.partitions": "4",
 }
+# a restarted Kafka can register again only after the session of the killed one has expired
+KAFKA_CONFIG = {**CONFIG, "broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}
 EAGER, COOPERATIVE = ("range",), ("cooperative-sticky",)
-FOREIGN_WORLDS = (
-    World(("librdkafka",), EAGER),
-    World(("kafka-python", "librdkafka"), EAGER, commit_s=1.0),
-    World(("aiokafka", "librdkafka"), EAGER, commit_s=1.0),
-    World(("librdkafka",), COOPERATIVE, commit_s=0.7),
-    World(("librdkafka",), ("range", "roundrobin"), is_static=True),
-    World(("librdkafka", "aiokafka"), EAGER, commit_s=2.0, heartbeat_ms=2_000),
-)
+TWO_ASSIGNORS = ("range", "roundrobin")
 OWN_WORLDS = (
     World(("own",), EAGER),
-    World(("own", "librdkafka"), EAGER, commit_s=1.0),
     World(("own",), COOPERATIVE),
-    World(("own",), ("range", "roundrobin"), is_static=True, commit_s=1.0),
-    World(("own", "kafka-python"), EAGER, commit_s=1.0),
-    World(("own", "librdkafka"), COOPERATIVE, commit_s=1.0, heartbeat_ms=1_500),
+    World(("own",), TWO_ASSIGNORS, is_static=True, commit_s=1.0),
+    World(("own",), EAGER, has_shared_client=True),
+    World(("own",), EAGER, commit_s=2.0, heartbeat_ms=2_000),
+    World(("spark",), EAGER, heartbeat_ms=1_000, share=0.3),
 )
+MIXED_WORLDS = (
+    World(("own", "java"), EAGER, commit_s=1.0),
+    World(("own", "java"), COOPERATIVE),
+    World(("own", "librdkafka"), EAGER, commit_s=1.0),
+    World(("own", "kafka-python"), EAGER, commit_s=1.0),
+    World(("own", "aiokafka", "console"), EAGER, commit_s=1.0),
+    World(("spark", "java"), EAGER, heartbeat_ms=1_000, share=0.3),
+)
+FOREIGN_WORLDS = (
+    World(("java", "console"), EAGER),
+    World(("java",), COOPERATIVE),
+    World(("java", "librdkafka"), TWO_ASSIGNORS, is_static=True),
+    World(("kafka-python", "librdkafka"), EAGER, commit_s=1.0),
+    World(("aiokafka", "librdkafka"), EAGER, commit_s=2.0, heartbeat_ms=2_000),
+    World(("librdkafka",), COOPERATIVE, commit_s=0.7),
+    World(("kafka-python",), EAGER, has_shared_client=True),
+)
+_START_ATTEMPTS = 4
 SOURCES = ("events", "own members", "history", "merged")
 
 
+class Configuration(NamedTuple):
+    """Members and broker of one run; `source` is the one that is judged."""
+
+    worlds: Sequence[World]
+    is_kafka: bool
+    source: str
+
+
+CONFIGURATIONS = {
+    "own": Configuration(OWN_WORLDS, False, "merged"),
+    "own-kafka": Configuration(OWN_WORLDS, True, "merged"),
+    "mixed": Configuration(MIXED_WORLDS, True, "merged"),
+    "foreign": Configuration(FOREIGN_WORLDS, True, "history"),
+}
+
+
 class Judged(NamedTuple):
-    """One expected rebalance and what a source says."""
+    """One expected rebalance and what a source says; `expected` are the possible ones, at least one."""
 
     source: str
-    expected: Expected
+    expected: Sequence[Expected]
     found: Rebalance | None
 
     @property
+    def wanted(self) -> Expected:
+        """The expected rebalance of the cause that was found, else the first one."""
+        return max(self.expected, key=lambda each: (self._has_cause(each), self._has_actor(each)))
+
+    @property
     def is_cause_right(self) -> bool:
-        return self.found is not None and self.found.cause.value == self.expected.cause
+        return self._has_cause(self.wanted)
 
     @property
     def is_actor_right(self) -> bool:
-        """The client is the expected one; for causes without an expected client, always."""
-        if self.expected.client is None:
+        """The client, and the member id if it is known, are the expected ones; without an expected client, always."""
+        return self._has_actor(self.wanted)
+
+    def _has_cause(self, expected: Expected) -> bool:
+        return self.found is not None and self.found.cause.value == expected.cause
+
+    def _has_actor(self, expected: Expected) -> bool:
+        if expected.client is None:
             return True
         actor = None if self.found is None else self.found.actor
-        return actor is not None and actor.client_id == self.expected.client
+        return (
+            actor is not None
+            and actor.client_id == expected.client
+            and expected.member_id in (None, actor.member_id)
+        )
+
+
+class Broker(Protocol):
+    """A broker that can be restarted on its data and address."""
+
+    bootstrap_servers: str
+
+    def restart(self, down_s: float) -> None:
+        """Kills the broker with SIGKILL and starts it again after a pause."""
+
+
+class _EmbeddedBroker:
+    """The embedded broker in a process of its own: the threads of this one would delay it."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._process, self.bootstrap_servers = self._start("127.0.0.1:0")
+
+    def _start(self, address: str) -> tuple[subprocess.Popen[str], str]:
+        command = [str(Path(sys.executable).parent / "groupsource"), "broker", "--listen", address]
+        command += [part for key, value in CONFIG.items() for part in ("--config", f"{key}={value}")]
+        process = start_process([*command, "--data-dir", self._directory], subprocess.PIPE, subprocess.DEVNULL)
+        assert process.stdout is not None
+        return process, process.stdout.readline().split()[-1]
+
+    def restart(self, down_s: float) -> None:
+        self._process.kill()
+        stop_process(self._process, 10)
+        time.sleep(down_s)
+        self._process, _ = self._start(self.bootstrap_servers)
+
+    def stop(self) -> None:
+        stop_process(self._process, 30)
+
+
+class _Kafka:
+    """A real Kafka."""
+
+    def __init__(self) -> None:
+        self._kafka = RealKafka(KAFKA_CONFIG)
+        self._kafka.start()
+        self.bootstrap_servers = self._kafka.bootstrap_servers
+
+    def restart(self, down_s: float) -> None:
+        self._kafka.kill()
+        time.sleep(down_s)
+        for _ in range(_START_ATTEMPTS):
+            try:
+                return self._kafka.restart()
+            except UnavailableError as error:
+                # on a busy machine a start takes longer than a minute
+                failure = error
+        raise failure
+
+    def stop(self) -> None:
+        self._kafka.stop()
 
 
 @contextmanager
-def broker(is_kafka: bool) -> Iterator[str]:
-    """Starts a broker; yields its address."""
-    if is_kafka:
-        with RealKafka(CONFIG) as kafka:
-            yield kafka.bootstrap_servers
-        return
-    # in a process of its own: the threads of this one would delay it
-    command = [str(Path(sys.executable).parent / "groupsource"), "broker", "--listen", "127.0.0.1:0"]
-    command += [part for key, value in CONFIG.items() for part in ("--config", f"{key}={value}")]
+def started_broker(is_kafka: bool) -> Iterator[Broker]:
+    """Starts a broker, and stops it at the end."""
     with tempfile.TemporaryDirectory(prefix="causes-broker-") as directory:
-        process = start_process([*command, "--data-dir", directory], subprocess.PIPE, subprocess.DEVNULL)
+        broker = _Kafka() if is_kafka else _EmbeddedBroker(directory)
         try:
-            assert process.stdout is not None
-            yield process.stdout.readline().split()[-1]
+            yield broker
         finally:
-            stop_process(process, 30)
+            broker.stop()
 
 
 def run(
-    bootstrap: str,
+    broker: Broker,
     directory: Path,
     count: int,
     seed: int,
     worlds: Sequence[World],
     actions: Sequence[str] = (),
     settle_s: float = 1.5,
+    pauses_s: Sequence[float] = (),
 ) -> tuple[list[Injection], list[Judged]]:
-    """Causes about `count` rebalances, and judges every source."""
+    """Causes about `count` rebalances, and judges every source.
+
+    Args:
+        actions: the actions of each group; without them, random ones.
+        pauses_s: seconds for which the broker is down, one for each restart.
+    """
+    bootstrap = broker.bootstrap_servers
     settings = ClientSettings.parse({"bootstrap.servers": bootstrap})
     ended = threading.Event()
     topics = [f"causes-{n}-{letter}" for n in range(len(worlds)) for letter in "ab"]
@@ -135,42 +239,68 @@ def run(
             )
             for number, world in enumerate(worlds)
         ]
-        share = -(-count // len(groups))
-        threads = [
-            threading.Thread(target=act, args=(group, share, seed * 1_000 + n, actions))
-            for n, group in enumerate(groups)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        ended.set()
-        traffic.join()
-        return [i for group in groups for i in group.injections], judge(cluster, groups)
+        total = sum(world.share for world in worlds)
+        broken: set[str] = set()
+
+        def act_on(number: int, group: CausedGroup) -> None:
+            try:
+                act(group, -(-count * group.world.share // total), seed * 1_000 + number, actions)
+            except Exception:
+                print(f"{group.name}: {traceback.format_exc()}", file=sys.stderr)
+                broken.add(group.name)
+
+        try:
+            _in_threads([(act_on, (number, group)) for number, group in enumerate(groups)])
+            for pause_s in pauses_s:
+                restart(broker, [group for group in groups if group.name not in broken], pause_s)
+            ended.set()
+            traffic.join()
+            return [i for group in groups for i in group.injections], judge(cluster, groups)
+        finally:
+            ended.set()
+            for group in groups:
+                group.stop()
 
 
-def act(group: CausedGroup, count: int, seed: int, actions: Sequence[str]) -> None:
+def _in_threads(calls: Sequence[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
+    threads = [threading.Thread(target=function, args=arguments) for function, arguments in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def act(group: CausedGroup, count: float, seed: int, actions: Sequence[str]) -> None:
     """Performs random actions until `count` rebalances are expected; causes that are rare come first."""
     choice, done = random.Random(seed), Counter[str]()
     planned = list(actions)
-    try:
-        while sum(len(i.expected) for i in group.injections) < count:
-            possible = {action.__name__: action for action in group.actions()}
-            if planned and planned[0] not in possible:
-                name = "join"
-            elif planned:
-                name = planned.pop(0)
-            else:
-                # the least frequent actions, with some randomness
-                name = min(sorted(possible), key=lambda each: done[each] + choice.random() * 2)
-            done[name] += 1
-            group.run(possible[name])
-            if actions and not planned:
-                break
-    except Exception:
-        print(f"{group.name}: {traceback.format_exc()}", file=sys.stderr)
-    finally:
-        group.stop()
+    while sum(len(i.expected) for i in group.injections) < count:
+        possible = {action.__name__: action for action in group.actions()}
+        if planned and planned[0] not in possible:
+            name = "join"
+        elif planned:
+            name = planned.pop(0)
+        else:
+            # the least frequent actions, with some randomness
+            name = min(sorted(possible), key=lambda each: done[each] + choice.random() * 2)
+        done[name] += 1
+        group.run(possible[name])
+        if actions and not planned:
+            break
+
+
+def restart(broker: Broker, groups: Sequence[CausedGroup], pause_s: float) -> None:
+    """Restarts the broker; every rebalance until the groups are Stable again is because of it."""
+    from_ms = int(time.time() * 1_000)
+    broker.restart(pause_s)
+
+    def settle(group: CausedGroup) -> None:
+        try:
+            group.settle("restart_broker", from_ms)
+        except AssertionError as error:
+            print(f"{group.name} after a restart of the broker: {error}", file=sys.stderr)
+
+    _in_threads([(settle, (group,)) for group in groups])
 
 
 def produce(bootstrap: str, topics: Sequence[str], ended: threading.Event) -> None:
@@ -201,35 +331,48 @@ def judge(cluster: Cluster, groups: Sequence[CausedGroup]) -> list[Judged]:
         }
         for injection in group.injections:
             window = [r for r in history if injection.from_ms <= r.completed_ms <= injection.to_ms]
-            expected = list(injection.expected)
-            is_cooperative = group.world.assignors == COOPERATIVE
-            for at, actual in enumerate(window):
-                if at < len(expected):
-                    wanted = expected[at]
-                elif is_cooperative and actual.moves:
-                    wanted = Expected("COOPERATIVE_SECOND_ROUND", None)
-                else:
-                    continue
+            for actual, wanted in paired(injection, window, group.world.assignors == COOPERATIVE):
                 for source in SOURCES:
                     if not sources[source]:
                         continue
                     same = [r for r in sources[source] if r.generation == actual.generation]
                     nearest = min(same, key=lambda r: abs(r.completed_ms - actual.completed_ms), default=None)
                     found.append(Judged(source, wanted, nearest))
-            if len(window) != len(expected) and not is_cooperative:
-                print(f"{name} {injection.action}: {[r.cause.value for r in window]}, expected {expected}")
     return found
+
+
+def paired(
+    injection: Injection, window: Sequence[Rebalance], is_cooperative: bool
+) -> Iterator[tuple[Rebalance, Sequence[Expected]]]:
+    """Yields each rebalance of an injection with what is expected of it."""
+    expected = list(injection.expected)
+    second = [Expected("COOPERATIVE_SECOND_ROUND", None)] * is_cooperative
+    if not injection.is_ordered or injection.action == "restart_broker":
+        for actual in window:
+            yield actual, [*expected, *second]
+        return
+    at = 0
+    for actual in window:
+        is_second = is_cooperative and at > 0 and actual.cause.value == "COOPERATIVE_SECOND_ROUND"
+        if at < len(expected) and not is_second:
+            yield actual, [expected[at]]
+            at += 1
+        elif is_cooperative and actual.moves:
+            yield actual, second
+    if at != len(expected) or (len(window) != at and not is_cooperative):
+        causes = [r.cause.value for r in window]
+        print(f"{injection.group} {injection.action}: {causes}, expected {[each.cause for each in expected]}")
 
 
 def report(judged: Sequence[Judged], is_verbose: bool) -> dict[str, tuple[float, float, int]]:
     """Prints the table; returns source -> share of right causes, share of right clients, number."""
-    causes = sorted({j.expected.cause for j in judged})
+    causes = sorted({j.wanted.cause for j in judged})
     print(f"{'cause':<26}" + "".join(f"{source:>24}" for source in SOURCES))
     shares = {}
     for cause in [*causes, "total"]:
         cells = []
         for source in SOURCES:
-            chosen = [j for j in judged if j.source == source and cause in (j.expected.cause, "total")]
+            chosen = [j for j in judged if j.source == source and cause in (j.wanted.cause, "total")]
             right, actor = sum(j.is_cause_right for j in chosen), sum(j.is_actor_right for j in chosen)
             cells.append(f"{right}/{len(chosen)}, actor {actor}" if chosen else "-")
             if chosen and cause == "total":
@@ -239,7 +382,7 @@ def report(judged: Sequence[Judged], is_verbose: bool) -> dict[str, tuple[float,
         if not (j.is_cause_right and j.is_actor_right):
             cause = "none" if j.found is None else f"{j.found.cause.value} {j.found.difference} {j.found.actor}"
             where = "" if j.found is None else f"{j.found.group} generation {j.found.generation}"
-            print(f"wrong ({j.source}): expected {j.expected.cause} {j.expected.client}, {where}: {cause}")
+            print(f"wrong ({j.source}): expected {[tuple(e) for e in j.expected]}, {where}: {cause}")
     for source, (right, actor, number) in shares.items():
         print(f"{source}: {right:.1%} of {number} causes, {actor:.1%} of the clients right")
     return shares
@@ -247,19 +390,30 @@ def report(judged: Sequence[Judged], is_verbose: bool) -> dict[str, tuple[float,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Cause rebalances and judge the sources of their causes.")
+    parser.add_argument("configurations", nargs="*", metavar="|".join(CONFIGURATIONS), help="default: all")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kafka", action="store_true", help="a real Kafka instead of the embedded broker")
-    parser.add_argument("--members", choices=("own", "foreign", "both"), default="both")
+    parser.add_argument("--pace", type=float, default=1.0, help="factor of the timeouts, for a busy machine")
+    parser.add_argument("--group", type=int, action="append", help="number of a group of the configuration")
     parser.add_argument("--logs", type=Path, help="directory for the output of the members")
     options = parser.parse_args()
-    worlds = {"own": OWN_WORLDS, "foreign": FOREIGN_WORLDS, "both": OWN_WORLDS[:4] + FOREIGN_WORLDS[:4]}
-    with tempfile.TemporaryDirectory(prefix="causes-") as scratch, broker(options.kafka) as bootstrap:
-        directory = options.logs or Path(scratch)
-        directory.mkdir(parents=True, exist_ok=True)
-        injections, judged = run(bootstrap, directory, options.count, options.seed, worlds[options.members])
-        print(f"{len(injections)} actions")
-        report(judged, is_verbose=True)
+    lines = []
+    for name in options.configurations or CONFIGURATIONS:
+        worlds, is_kafka, source = CONFIGURATIONS[name]
+        numbers = range(len(worlds)) if options.group is None else options.group
+        chosen = [worlds[number]._replace(pace=options.pace) for number in numbers]
+        with tempfile.TemporaryDirectory(prefix="causes-") as scratch, started_broker(is_kafka) as broker:
+            directory = (options.logs or Path(scratch)) / name
+            directory.mkdir(parents=True, exist_ok=True)
+            print(f"--- {name}", flush=True)
+            injections, judged = run(
+                broker, directory, options.count, options.seed, chosen, pauses_s=(0.0, 8.0, 0.0)
+            )
+            print(f"{len(injections)} actions: {dict(Counter(i.action for i in injections))}")
+            shares = report(judged, is_verbose=True)
+        cause, actor, number = shares[source]
+        lines.append(f"| {name} | {number} | {source} | {cause:.1%} | {actor:.1%} |")
+    print("| members | rebalances | source | causes right | clients right |", "|---|---|---|---|---|", *lines, sep="\n")
 
 
 if __name__ == "__main__":

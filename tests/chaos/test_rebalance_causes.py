@@ -1,8 +1,8 @@
 """A short run of `rebalance_causes.py`; ``make soak`` has the long ones."""
 
 import pytest
-from chaos.rebalance_causes import broker, run
-from support.chaos.caused_group import World
+from chaos.rebalance_causes import run, started_broker
+from support.chaos.caused_members import World
 
 from spark_groupsource.monitor.rebalance import Cause
 
@@ -17,9 +17,9 @@ def is_unknown_to_members(judgment):
 
 
 def test_injected_causes_are_found(tmp_path):
-    with broker(is_kafka=False) as bootstrap:
+    with started_broker(is_kafka=False) as broker:
         world = World(("own",), ("range",), commit_s=0.2, heartbeat_ms=200)
-        injections, judged = run(bootstrap, tmp_path, 100, 1, [world], ACTIONS, settle_s=0.3)
+        injections, judged = run(broker, tmp_path, 100, 1, [world], ACTIONS, settle_s=0.3)
     assert [injection.action for injection in injections] == list(ACTIONS)
     wrong = [j for j in judged if not (j.is_cause_right and j.is_actor_right) and not is_unknown_to_members(j)]
     assert not wrong and {j.source for j in judged} >= {"history", "merged"}

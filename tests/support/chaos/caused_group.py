@@ -2,210 +2,49 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import kafka
+from support.chaos.caused_members import Member, StuckMember, World, join_request, leave
 from support.raw_broker import RawConnection
 from support.waiting import wait_until
 
 from spark_groupsource.client.admin import create_partitions, describe_groups, remove_members
 from spark_groupsource.client.cluster.client import Cluster
-from spark_groupsource.errors import ErrorCode
-from spark_groupsource.model import Subscription, TopicPartition
-from spark_groupsource.wire.consumer_protocol import decode_assignment, encode_subscription
-from spark_groupsource.wire.messages import (
-    HeartbeatRequest,
-    JoinGroupRequest,
-    LeaveGroupRequest,
-    OffsetCommitRequest,
-    SyncGroupRequest,
-)
-
-SCRIPT = Path(__file__).with_name("causes_member.py")
-SESSION_MS, POLL_MS = 6_000, 9_000
-STATIC_SESSION_MS = 90_000
-START_TIMEOUT_S = 90
 
 
 class Expected(NamedTuple):
-    """One injected rebalance; the client is None where the injection does not decide it."""
+    """One injected rebalance; client and member id are None where the injection does not decide them."""
 
     cause: str
     client: str | None
+    member_id: str | None = None
 
 
 class Injection(NamedTuple):
-    """The rebalances that one action causes, between two times in epoch milliseconds."""
+    """The rebalances that one action causes, between two times in epoch milliseconds.
+
+    Attributes:
+        is_ordered: false if changes were made at the same time, so that any of them may be the first, and some may
+            share a rebalance.
+    """
 
     group: str
     action: str
     from_ms: int
     to_ms: int
     expected: Sequence[Expected]
+    is_ordered: bool = True
 
 
-class World(NamedTuple):
-    """How the members of a group are configured."""
-
-    libraries: tuple[str, ...]
-    assignors: tuple[str, ...]
-    is_static: bool = False
-    commit_s: float = 0.5
-    heartbeat_ms: int = 500
-
-    @property
-    def session_ms(self) -> int:
-        """A static member must have time to be started again."""
-        return STATIC_SESSION_MS if self.is_static else SESSION_MS
-
-
-class Member:
-    """A member in a process that obeys commands."""
-
-    def __init__(self, library: str, config: dict[str, Any]) -> None:
-        self.library = library
-        self.config = config
-        with open(config["log"], "a") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), json.dumps({**config, "library": library})],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                text=True,
-            )
-
-    @property
-    def client_id(self) -> str:
-        # members of this package are numbered
-        return f"{self.config['client_id']}-0" if self.library == "own" else str(self.config["client_id"])
-
-    def command(self, text: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(text + "\n")
-        self.process.stdin.flush()
-
-    def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
-
-    def close(self) -> None:
-        """Leaves the group and ends."""
-        self.command("close")
-        self._wait()
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self._wait()
-
-    def _wait(self) -> None:
-        self.process.wait(30)
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
-
-class StuckMember:
-    """A member that sends heartbeats, and stops to rejoin when it is `stuck`."""
-
-    def __init__(self, bootstrap: str, group: str, topics: Sequence[str], world: World) -> None:
-        self._bootstrap, self._group, self._topics, self._world = bootstrap, group, topics, world
-        self.client_id = "test"
-        self.is_stuck = self.is_ending = False
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self.is_ending = True
-        self._thread.join(30)
-
-    def _run(self) -> None:
-        with RawConnection(self._bootstrap) as connection:
-            member_id, generation, owned = self._join(connection, "")
-            committed = 0.0
-            while not self.is_ending:
-                beat = HeartbeatRequest(
-                    group_id=self._group, generation_id=generation, member_id=member_id, group_instance_id=None
-                )
-                code = connection.call(beat, 4).error_code
-                if code == ErrorCode.REBALANCE_IN_PROGRESS and not self.is_stuck:
-                    member_id, generation, owned = self._join(connection, member_id)
-                elif code and code != ErrorCode.REBALANCE_IN_PROGRESS:
-                    return
-                if self._world.commit_s and time.monotonic() - committed > self._world.commit_s:
-                    committed = time.monotonic()
-                    self._commit(connection, member_id, generation, owned)
-                time.sleep(0.3)
-            entry = LeaveGroupRequest.MemberIdentity(member_id=member_id, group_instance_id=None, reason="closed")
-            connection.call(LeaveGroupRequest(group_id=self._group, members=[entry]), 5)
-
-    def _join(self, connection: RawConnection, member_id: str) -> tuple[str, int, tuple[TopicPartition, ...]]:
-        protocol = JoinGroupRequest.JoinGroupRequestProtocol
-        metadata = encode_subscription(Subscription(tuple(self._topics)), 1)
-        while True:
-            request = JoinGroupRequest(
-                group_id=self._group,
-                session_timeout_ms=SESSION_MS,
-                rebalance_timeout_ms=POLL_MS,
-                member_id=member_id,
-                group_instance_id=None,
-                protocol_type="consumer",
-                protocols=[protocol(name=name, metadata=metadata) for name in self._world.assignors],
-                reason=None,
-            )
-            joined = connection.call(request, 7)
-            member_id = joined.member_id
-            if joined.error_code == ErrorCode.MEMBER_ID_REQUIRED:
-                continue
-            assert not joined.error_code and joined.leader != member_id, joined
-            assigned = SyncGroupRequest(
-                group_id=self._group,
-                generation_id=joined.generation_id,
-                member_id=member_id,
-                group_instance_id=None,
-                protocol_type="consumer",
-                protocol_name=joined.protocol_name,
-                assignments=[],
-            )
-            synced = connection.call(assigned, 5)
-            if not synced.error_code:
-                owned = decode_assignment(bytes(synced.assignment)).partitions if synced.assignment else ()
-                return member_id, joined.generation_id, owned
-
-    def _commit(
-        self, connection: RawConnection, member_id: str, generation: int, owned: Sequence[TopicPartition]
-    ) -> None:
-        row = OffsetCommitRequest.OffsetCommitRequestTopic
-        part = row.OffsetCommitRequestPartition
-        topics = [
-            row(
-                name=tp.topic,
-                partitions=[
-                    part(
-                        partition_index=tp.partition,
-                        committed_offset=1,
-                        committed_leader_epoch=-1,
-                        committed_metadata="",
-                    )
-                ],
-            )
-            for tp in owned
-        ]
-        request = OffsetCommitRequest(
-            group_id=self._group,
-            generation_id_or_member_epoch=generation,
-            member_id=member_id,
-            group_instance_id=None,
-            topics=topics,
-        )
-        connection.call(request, 8)
+Action = Callable[[], list[Expected]]
+# actions with changes at the same time
+_AT_ONCE = ("join_and_leave", "join_both", "join_briefly", "restart_all")
 
 
 class CausedGroup:
@@ -226,6 +65,7 @@ class CausedGroup:
         self._bootstrap, self._cluster, self._log = bootstrap, cluster, log
         self._random = random.Random(seed)
         self._members: dict[str, Member] = {}
+        self._ids: dict[str, str] = {}
         self._number = 0
         self._settle_s = settle_s
         self._partitions = 6
@@ -234,23 +74,26 @@ class CausedGroup:
 
     # -- actions -------------------------------------------------------------------------------------------------
 
-    def actions(self) -> list[Callable[[], list[Expected]]]:
+    def actions(self) -> list[Action]:
         """Returns the actions that are possible now."""
         if self._stuck is not None:
             return [self.join_timed_out]
-        count, libraries = len(self._members), {m.library for m in self._members.values()}
-        is_static = self.world.is_static
-        found: list[Callable[[], list[Expected]]] = []
-        if count < 4:
-            found += [self.join]
+        members, is_static = self._members.values(), self.world.is_static
+        count, libraries = len(members), {m.library for m in members}
+        found: list[Action] = [self.join] * (count < (2 if "spark" in self.world.libraries else 4))
         if count >= 2:
-            found += [self.remove]
+            found += [self.remove, self.add_partitions]
+            if any(m.can_subscribe for m in members):
+                found += [self.subscribe]
             if not is_static:
-                found += [self.kill, self.leave, self.leave, self.exceed_poll, self.pause]
-                if self.world.assignors == ("range",):
-                    found += [self.join_stuck]
-            found += [self.subscribe, self.add_partitions]
-            if libraries <= {"own"} and not is_static:
+                found += [self.kill, self.leave, self.terminate, self.pause, self.restart_all]
+                if any(m.can_obey for m in members):
+                    found += [self.exceed_poll]
+                if self.world.assignors == ("range",) and libraries != {"spark"}:
+                    found += [self.join_stuck, self.join_briefly]
+                if count < 4 and "spark" not in libraries:
+                    found += [self.join_and_leave, self.join_both]
+            if libraries <= {"own", "java"} and not is_static:
                 found += [self.rejoin]
         if is_static and count:
             found += [self.replace, self.replace]
@@ -258,12 +101,23 @@ class CausedGroup:
                 found += [self.change_assignor]
         return found
 
-    def run(self, action: Callable[[], list[Expected]]) -> None:
+    def run(self, action: Action) -> None:
         """Performs one action and records what it caused."""
         from_ms = int(time.time() * 1_000)
         expected = action()
-        self._wait_stable()
-        self.injections.append(Injection(self.name, action.__name__, from_ms, int(time.time() * 1_000), expected))
+        self.wait_stable()
+        to_ms, is_ordered = int(time.time() * 1_000), action.__name__ not in _AT_ONCE
+        self.injections.append(Injection(self.name, action.__name__, from_ms, to_ms, expected, is_ordered))
+        self._let_commit()
+
+    def settle(self, what: str, from_ms: int) -> None:
+        """Waits until the group is Stable after a restart of its coordinator, and records what that caused."""
+        self.wait_stable()
+        expected = [Expected("COORDINATOR_MOVED", None)]
+        self.injections.append(Injection(self.name, what, from_ms, int(time.time() * 1_000), expected))
+        self._let_commit()
+
+    def _let_commit(self) -> None:
         # every member commits a few times
         time.sleep(self._settle_s * self._random.uniform(0.7, 1.7) + 2 * self.world.commit_s)
 
@@ -271,60 +125,71 @@ class CausedGroup:
         return [Expected("JOINED", self._start().client_id)]
 
     def leave(self) -> list[Expected]:
-        member = self._take()
+        name, member = self._choose()
         member.close()
-        return [Expected("LEFT", member.client_id)]
+        return [self._gone("LEFT", name)]
+
+    def terminate(self) -> list[Expected]:
+        name, member = self._choose()
+        member.terminate()
+        return [self._gone("LEFT", name)]
 
     def kill(self) -> list[Expected]:
-        member = self._take()
+        name, member = self._choose()
         member.kill()
-        return [Expected("SESSION_EXPIRED", member.client_id)]
+        return [self._gone("SESSION_EXPIRED", name)]
 
     def pause(self) -> list[Expected]:
-        member = self._choose()
+        name, member = self._choose()
+        expected = [self._expected("SESSION_EXPIRED", name), Expected("JOINED", member.client_id)]
         member.signal(signal.SIGSTOP)
-        wait_until(lambda: len(self._described()) == len(self._members) - 1, "the member expires", 40, 0.2)
+        self._wait(lambda: len(self._described()) == len(self._members) - 1, "the member expires")
         time.sleep(self._random.uniform(0, 3))
         member.signal(signal.SIGCONT)
-        wait_until(lambda: len(self._described()) == len(self._members), "the member returns", 40, 0.2)
-        return [Expected("SESSION_EXPIRED", member.client_id), Expected("JOINED", member.client_id)]
+        self._wait(lambda: len(self._described()) == len(self._members), "the member returns")
+        return expected
 
     def exceed_poll(self) -> list[Expected]:
-        member = self._choose()
+        name, member = self._choose(lambda m: m.can_obey)
+        expected = [self._expected("POLL_EXCEEDED", name), Expected("JOINED", member.client_id)]
         before = {m.member_id for m in self._described()}
-        member.command(f"slow {POLL_MS / 1_000 + 3}")
-        wait_until(lambda: not before <= {m.member_id for m in self._described()}, "the member leaves", 40, 0.2)
-        wait_until(lambda: len(self._described()) == len(self._members), "the member returns", 40, 0.2)
-        return [Expected("POLL_EXCEEDED", member.client_id), Expected("JOINED", member.client_id)]
+        member.command(f"slow {self.world.poll_ms / 1_000 + 3}")
+        self._wait(lambda: not before <= {m.member_id for m in self._described()}, "the member leaves")
+        self._wait(lambda: len(self._described()) == len(self._members), "the member returns")
+        return expected
 
     def remove(self) -> list[Expected]:
-        member = self._choose()
-        (described,) = [m for m in self._described() if m.client_id == member.client_id]
+        name, member = self._choose()
+        described = next(m for m in self._described() if m.member_id == self._ids.get(name, m.member_id))
+        removed = self._expected("REMOVED_BY_OPERATOR", name)
+        self._remove(described)
         if self.world.is_static:
+            self._members.pop(name).kill()
+            return [removed]
+        self._wait(lambda: described.member_id not in {m.member_id for m in self._described()}, "the member is removed")
+        self._wait(lambda: len(self._described()) == len(self._members), "the member returns")
+        return [removed, Expected("JOINED", member.client_id)]
+
+    def _remove(self, described: Any) -> None:
+        """Removes a member with this package or with kafka-python, whose client ids are then the same."""
+        if self._random.random() < 0.5 and "kafka-python" in self.world.libraries:
+            admin = kafka.KafkaAdminClient(bootstrap_servers=self._bootstrap, client_id=described.client_id)
+            instance_id = described.group_instance_id
+            entry = kafka.admin.MemberToRemove(None if instance_id else described.member_id, instance_id)
+            admin.remove_group_members(self.name, [entry])
+            admin.close()
+        elif described.group_instance_id is not None:
             remove_members(self._cluster, self.name, group_instance_ids=[str(described.group_instance_id)])
         else:
             remove_members(self._cluster, self.name, [described.member_id])
-        if not self.world.is_static:
-            wait_until(
-                lambda: (
-                    described.member_id not in {m.member_id for m in self._described()}
-                    and len(self._described()) == len(self._members)
-                ),
-                "the member returns",
-                40,
-                0.1,
-            )
-            return [Expected("REMOVED_BY_OPERATOR", member.client_id), Expected("JOINED", member.client_id)]
-        self._members.pop(member.client_id).kill()
-        return [Expected("REMOVED_BY_OPERATOR", member.client_id)]
 
     def subscribe(self) -> list[Expected]:
-        member = self._choose()
+        name, member = self._choose(lambda m: m.can_subscribe)
         is_both = len(member.config["topics"]) == 2
         member.config["topics"] = self.topics[:1] if is_both else self.topics
         member.command(f"subscribe {','.join(member.config['topics'])}")
         self._wait_rebalance()
-        return [Expected("SUBSCRIPTION_CHANGED", member.client_id)]
+        return [self._expected("SUBSCRIPTION_CHANGED", name)]
 
     def add_partitions(self) -> list[Expected]:
         self._partitions += 1
@@ -340,13 +205,13 @@ class CausedGroup:
         return [Expected("LEADER_REJOINED", None)]
 
     def replace(self) -> list[Expected]:
-        member = self._restart(None)
+        _, member = self._restart(None)
         return [Expected("STATIC_REPLACED", member.client_id)]
 
     def change_assignor(self) -> list[Expected]:
-        member = self._choose()
+        name, member = self._choose()
         names = member.config["assignors"]
-        member = self._restart(member, names[1:] if len(names) > 1 else list(self.world.assignors))
+        self._restart(name, names[1:] if len(names) > 1 else list(self.world.assignors))
         return [Expected("ASSIGNOR_CHANGED", member.client_id)]
 
     def join_stuck(self) -> list[Expected]:
@@ -358,9 +223,44 @@ class CausedGroup:
         stuck, self._stuck = self._stuck, None
         stuck.is_stuck = True
         self._start()
-        self._wait_stable()
+        self.wait_stable()
         stuck.stop()
         return [Expected("JOIN_TIMED_OUT", stuck.client_id)]
+
+    def join_briefly(self) -> list[Expected]:
+        """A member joins, and leaves before the others have joined."""
+        with RawConnection(self._bootstrap) as joining, RawConnection(self._bootstrap) as leaving:
+            request = join_request(self.name, "", self.topics[:1], self.world)
+            member_id = joining.call(request, 7).member_id
+            joining.post(join_request(self.name, member_id, self.topics[:1], self.world), 7)
+            leave(leaving, self.name, member_id)
+        return [Expected("JOINED", "test", member_id), Expected("LEFT", "test", member_id)]
+
+    # -- changes at the same time
+
+    def join_and_leave(self) -> list[Expected]:
+        name, member = self._choose()
+        joined = Expected("JOINED", self._start().client_id)
+        if member.can_obey:
+            time.sleep(self._random.uniform(0, 2))
+        member.close()
+        return [joined, self._gone("LEFT", name)]
+
+    def join_both(self) -> list[Expected]:
+        return [Expected("JOINED", self._start().client_id) for _ in range(2)]
+
+    def restart_all(self) -> list[Expected]:
+        """A rolling restart: each member is stopped and started again with its client id."""
+        expected = []
+        for name in sorted(self._members):
+            old = self._members[name]
+            if self._random.random() < 0.5:
+                old.close()
+            else:
+                old.terminate()
+            expected += [self._gone("LEFT", name), Expected("JOINED", self._start(name, old).client_id)]
+            self.wait_stable()
+        return expected
 
     def stop(self) -> None:
         """Kills the members."""
@@ -372,12 +272,11 @@ class CausedGroup:
 
     # -- members -------------------------------------------------------------------------------------------------
 
-    def _start(self, old: Member | None = None, assignors: Sequence[str] | None = None) -> Member:
-        if old is None:
+    def _start(self, name: str | None = None, old: Member | None = None, assignors: Sequence[str] = ()) -> Member:
+        if name is None:
             self._number += 1
-            library, client_id = self._random.choice(self.world.libraries), f"c{self._number}"
-        else:
-            library, client_id = old.library, old.config["client_id"]
+            name = f"c{self._number}"
+        client_id = "shared" if self.world.has_shared_client else name
         config = {
             "bootstrap": self._bootstrap,
             "group": self.name,
@@ -387,31 +286,44 @@ class CausedGroup:
             "assignors": list(assignors or (self.world.assignors if old is None else old.config["assignors"])),
             "session_ms": self.world.session_ms,
             "heartbeat_ms": self.world.heartbeat_ms,
-            "poll_ms": max(POLL_MS, self.world.session_ms),
+            "poll_ms": self.world.poll_ms,
             "commit_s": self.world.commit_s,
             "log": str(self._log),
+            "scratch": str(self._log.parent),
+            "checkpoint": str(self._log.parent / f"{self.name}-{name}"),
         }
+        # every library of the world has a member early
+        library = self.world.libraries[self._number % len(self.world.libraries)] if old is None else old.library
         member = Member(library, config)
-        self._members[member.client_id] = member
+        self._members[name] = member
         return member
 
-    def _restart(self, member: Member | None, assignors: Sequence[str] | None = None) -> Member:
+    def _restart(self, name: str | None, assignors: Sequence[str] = ()) -> tuple[str, Member]:
         """Kills a static member and starts it again within its session timeout."""
-        member = member or self._choose()
+        name, member = (name, self._members[name]) if name is not None else self._choose()
         before = {m.member_id for m in self._described()}
         member.kill()
-        self._start(member, assignors)
-        wait_until(lambda: before != {m.member_id for m in self._described()}, "the member is replaced", 80, 0.1)
-        return member
+        self._start(name, member, assignors)
+        self._wait(lambda: before != {m.member_id for m in self._described()}, "the member is replaced")
+        return name, member
 
-    def _choose(self) -> Member:
-        return self._members[self._random.choice(sorted(self._members))]
+    def _choose(self, is_possible: Callable[[Member], bool] = lambda member: True) -> tuple[str, Member]:
+        name = self._random.choice(sorted(name for name, member in self._members.items() if is_possible(member)))
+        return name, self._members[name]
 
-    def _take(self) -> Member:
-        return self._members.pop(self._choose().client_id)
+    def _expected(self, cause: str, name: str) -> Expected:
+        return Expected(cause, self._members[name].client_id, self._ids.get(name))
+
+    def _gone(self, cause: str, name: str) -> Expected:
+        expected = self._expected(cause, name)
+        del self._members[name]
+        return expected
 
     def _described(self) -> Sequence[Any]:
         return describe_groups(self._cluster, [self.name])[self.name].members
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        wait_until(condition, f"{self.name}: {what}", self.world.start_s, 0.1)
 
     def _wait_rebalance(self) -> None:
         def is_rebalancing() -> bool:
@@ -426,30 +338,37 @@ class CausedGroup:
             # it was over between two requests
             return
 
-    def _wait_stable(self) -> None:
+    def wait_stable(self) -> None:
         """Waits until the group is Stable with the expected members and their assignments stay the same."""
-        names = [*self._members, *([] if self._stuck is None else [self._stuck.client_id])]
+        names = [m.client_id for m in self._members.values()]
+        names += [] if self._stuck is None else [self._stuck.client_id]
 
         def state() -> Any:
             group = describe_groups(self._cluster, [self.name])[self.name]
             found = [m.client_id for m in group.members]
             is_stable = group.state == "Stable" and sorted(found) == sorted(names)
-            is_stable = is_stable and (not self.world.is_static or self._has_current_members(group.members))
+            is_stable = is_stable and (not self.world.is_static or all(m.group_instance_id for m in group.members))
             assigned = [tp for m in group.members for tp in m.assignment]
             # with cooperative-sticky, the second rebalance assigns the rest
             if not is_stable or len(assigned) < self._partitions:
                 return None
-            return sorted((m.member_id, m.assignment) for m in group.members)
+            return sorted((m.member_id, m.client_id, m.assignment) for m in group.members)
 
         started, last, since = time.monotonic(), None, time.monotonic()
         while time.monotonic() - since < self._settle_s or last is None:
             now = state()
             if now is None or now != last:
                 last, since = now, time.monotonic()
-            if time.monotonic() - started > START_TIMEOUT_S:
+            if time.monotonic() - started > self.world.start_s:
                 group = describe_groups(self._cluster, [self.name])[self.name]
                 raise AssertionError(f"group {self.name} is {group.state}, not Stable with {sorted(names)}: {group}")
             time.sleep(0.1)
+        self._identify({member_id: client_id for member_id, client_id, _ in last})
 
-    def _has_current_members(self, members: Sequence[Any]) -> bool:
-        return all(m.group_instance_id for m in members)
+    def _identify(self, found: dict[str, str]) -> None:
+        """Notes the member id of each process, where it is certain."""
+        self._ids = {n: i for n, i in self._ids.items() if n in self._members and i in found}
+        for name, member in self._members.items():
+            free = [i for i, client in found.items() if client == member.client_id and i not in self._ids.values()]
+            if name not in self._ids and len(free) == 1:
+                self._ids[name] = free[0]

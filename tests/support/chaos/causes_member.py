@@ -2,7 +2,7 @@
 
 ``slow SECONDS`` stops to poll, ``subscribe A,B`` changes the subscription, ``rejoin`` joins again without a change,
 ``close`` leaves the group and ends. The client library is that of this package (``own``), confluent-kafka
-(``librdkafka``), kafka-python or aiokafka.
+(``librdkafka``), kafka-python or aiokafka. SIGTERM is ``close``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
 import sys
 import time
 from queue import Empty, SimpleQueue
@@ -214,6 +215,7 @@ def main() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     config = json.loads(sys.argv[1])
     commands: Commands = SimpleQueue()
+    signal.signal(signal.SIGTERM, lambda *_: commands.put(["close"]))
     Thread(target=read_commands, args=(commands,), daemon=True).start()
     RUNNERS[config["library"]](config, commands)
 
