@@ -80,6 +80,8 @@ FOREIGN_WORLDS = (
     World(("kafka-python",), EAGER, has_shared_client=True),
 )
 _START_ATTEMPTS = 4
+# shorter and longer than the session timeout
+_PAUSES_S = (0.0, 8.0, 0.0)
 SOURCES = ("events", "own members", "history", "merged")
 
 
@@ -251,11 +253,17 @@ def run(
 
         try:
             _in_threads([(act_on, (number, group)) for number, group in enumerate(groups)])
-            for pause_s in pauses_s:
-                restart(broker, [group for group in groups if group.name not in broken], pause_s)
+            judged = judge(cluster, groups)
+            try:
+                for pause_s in pauses_s:
+                    restart(broker, [group for group in groups if group.name not in broken], pause_s)
+                judged = judge(cluster, groups) if pauses_s else judged
+            except UnavailableError as error:
+                # what was caused before the restart is judged
+                print(f"Restarting the broker failed: {error}", file=sys.stderr)
             ended.set()
             traffic.join()
-            return [i for group in groups for i in group.injections], judge(cluster, groups)
+            return [i for group in groups for i in group.injections], judged
         finally:
             ended.set()
             for group in groups:
@@ -393,6 +401,7 @@ def main() -> None:
     parser.add_argument("configurations", nargs="*", metavar="|".join(CONFIGURATIONS), help="default: all")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--restarts", type=int, default=len(_PAUSES_S), help="restarts of the broker at the end")
     parser.add_argument("--pace", type=float, default=1.0, help="factor of the timeouts, for a busy machine")
     parser.add_argument("--group", type=int, action="append", help="number of a group of the configuration")
     parser.add_argument("--logs", type=Path, help="directory for the output of the members")
@@ -407,7 +416,7 @@ def main() -> None:
             directory.mkdir(parents=True, exist_ok=True)
             print(f"--- {name}", flush=True)
             injections, judged = run(
-                broker, directory, options.count, options.seed, chosen, pauses_s=(0.0, 8.0, 0.0)
+                broker, directory, options.count, options.seed, chosen, pauses_s=_PAUSES_S[: options.restarts]
             )
             print(f"{len(injections)} actions: {dict(Counter(i.action for i in injections))}")
             shares = report(judged, is_verbose=True)
