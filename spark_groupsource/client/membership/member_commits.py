@@ -63,8 +63,11 @@ class MemberCommits:
             return code
         with self._shared.changed:
             # true if a rebalance ended meanwhile that left the partitions to the member, in a new generation
+            is_current = sent == membership.generation
             can_retry = membership.on_commit_response(code, sent)
-            if code == ErrorCode.REBALANCE_IN_PROGRESS:
+            if code == ErrorCode.UNKNOWN_MEMBER_ID and is_current:
+                self._shared.record_removed(member, sent, self._clock.instant())
+            if code == ErrorCode.REBALANCE_IN_PROGRESS and membership.rejoin_needed:
                 self._shared.events.noticed(member.client_id, sent.member_id, self._clock.timestamp_ms())
             self._shared.changed.notify_all()
         if code not in FENCING_ERRORS:

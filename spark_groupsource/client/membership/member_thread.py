@@ -435,19 +435,11 @@ class MemberThread:
 
     def _record_heartbeat(self, rule: ResponseRule, code: int, generation: Generation, now: Instant) -> None:
         """Records what a heartbeat response says; `generation` is that before the response was applied."""
-        events, client_id, config = self._shared.events, self.member.client_id, self.membership.config
+        events, client_id = self._shared.events, self.member.client_id
         if rule.reaction is Reaction.REBALANCE and self.membership.state is MemberState.STABLE:
             events.noticed(client_id, generation.member_id, now.timestamp_ms)
         if code == ErrorCode.UNKNOWN_MEMBER_ID and rule.reset is not Reset.NOTHING:
-            events.removed(
-                client_id,
-                generation.member_id,
-                generation.generation_id,
-                self.membership.rejoin_reason,
-                config.session_timeout_ms,
-                now.now_ms,
-                now.timestamp_ms,
-            )
+            self._shared.record_removed(self.member, generation, now)
         elif code in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
             events.contacted(client_id, now.now_ms)
 

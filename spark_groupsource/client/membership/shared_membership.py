@@ -16,6 +16,7 @@ from spark_groupsource.client.membership.membership_values import NO_GENERATION,
 from spark_groupsource.client.membership.rebalance_log import RebalanceRecorder
 from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.client.settings import GroupSettings
+from spark_groupsource.clock import Instant
 from spark_groupsource.model import Assignment, TopicPartition
 from spark_groupsource.wire.group_events import Cause
 
@@ -78,6 +79,19 @@ class SharedMembership:
         """Records that a member leaves its generation."""
         generation = member.membership.generation
         self.events.left(member.client_id, generation.member_id, generation.generation_id, cause, reason, at_ms)
+
+    def record_removed(self, member: LocalMember, generation: Generation, now: Instant) -> None:
+        """Records that the coordinator no longer knows a member, which it had in `generation`."""
+        membership = member.membership
+        self.events.removed(
+            member.client_id,
+            generation.member_id,
+            generation.generation_id,
+            membership.rejoin_reason,
+            membership.config.session_timeout_ms,
+            now.now_ms,
+            now.timestamp_ms,
+        )
 
     def awaits_member_ids(self) -> bool:
         """True while a joining member has no member id yet."""
