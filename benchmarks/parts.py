@@ -1,4 +1,4 @@
-"""Processor time of a read task by part, in ns per record: where a million records go.
+"""Processor time of a read task by part, per record.
 
     python benchmarks/run.py --only parts
 

@@ -1,4 +1,4 @@
-"""Streaming queries: their start, whole availableNow queries, and micro-batches, beside Spark's Kafka source.
+"""Streaming queries: start, availableNow and micro-batches, beside Spark's Kafka source.
 
     python benchmarks/run.py --only availableNow --only cold-start --only micro-batch-tcp --only micro-batch-unix
 

@@ -141,7 +141,7 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
             raise NetworkError(f"TLS handshake with {address} failed: no response within {timeout_ms} ms.") from error
         raise NetworkError(
             f"TLS handshake with {address} failed: the peer closed the connection ({error}). Check that the listener "
-            "uses TLS."
+            "uses TLS, as kafka.security.protocol says."
         ) from error
 
 
