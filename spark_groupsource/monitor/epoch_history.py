@@ -1,4 +1,4 @@
-"""Rebalances of groups of the consumer, share and streams protocols, from their records.
+"""Rebalances of consumer, share and streams groups, from their records.
 
 These groups have no generations: each change of the members or partitions increases the epoch of the group, and the
 members take over the new assignment one by one. Each epoch is one rebalance here. It begins with the record of the

@@ -23,6 +23,7 @@ LONG_FUNCTIONS = {
     "cli/group_resets.py: reset_offsets": "one parameter for each option",
     "cli/produce.py: produce": "one parameter for each option",
     "monitor/event_rebalances.py: _end": "one value for each field of the rebalance",
+    "chaos/rebalance_causes.py: run": "the steps of one run, in their order",
     "chaos/causes_member.py: run_own": "the commands of a member, as for each other client library",
 }
 _DEFINITION = re.compile(r"( *)(?:async )?def ")

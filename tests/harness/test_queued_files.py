@@ -39,7 +39,6 @@ def test_each_test_file_is_in_one_queue_and_long_files_come_first(plan: str) -> 
     queues = queued_files(plan)
     assert sorted(file for files in queues.values() for file in files) == sorted(TESTS.rglob("test_*.py"))
     seconds = expected_seconds(plan)
-    assert [name for name in seconds if not (TESTS / name).exists()] == []
     for files in queues.values():
         expected = [seconds[name] for name in map(file_name, files) if name in seconds]
         assert expected == sorted(expected, reverse=True)

@@ -1,4 +1,4 @@
-"""Spark application of a group member that obeys commands: ``causes_application.py JSON``, commands on standard input.
+"""Spark application of a group member that executes commands.
 
 ``slow SECONDS`` makes the next micro-batch that long, ``close`` and SIGTERM drain the query. A failed query is
 restarted from its checkpoint, as a supervisor would do.
