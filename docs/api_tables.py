@@ -75,7 +75,7 @@ _BEHAVIOR = (
     ),
     (
         "Fetch sessions are in eight shards with separate evictions; a session has any number of partitions.",
-        "One shard; all sessions of a node have at most 500,000 partitions.",
+        "One shard; all sessions of a node have at most 50,000 partitions.",
         "One thread serves them; the memory that a client can use is bounded.",
     ),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from support.waiting import wait_until
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.storage.catalog import TRANSACTIONS_TOPIC
+from spark_groupsource.storage.partition import Partition
 from spark_groupsource.transactions.states import COMPLETE_COMMIT, EMPTY, ONGOING, PREPARE_ABORT
 from spark_groupsource.wire.messages import DescribeTransactionsRequest, InitProducerIdRequest, ListTransactionsRequest
 
@@ -70,21 +72,25 @@ class Refusal:
     """Makes the next `count` appends to the transaction log fail with a code."""
 
     def __init__(self, broker: EmbeddedBroker, code: ErrorCode, count: int = 1) -> None:
-        self._partition = broker.call(lambda b: b.partitions.partition(TRANSACTIONS_TOPIC, 0))
-        append = self._partition.append_from_coordinator
+        log = broker.call(lambda b: b.partitions.partition(TRANSACTIONS_TOPIC, 0))
+        self._append = append = Partition.append_from_coordinator
         left = [count]
 
-        def refuse(*arguments: Any) -> Any:
-            left[0] -= 1
-            if left[0] >= 0:
+        def refuse(partition: Partition, *arguments: Any) -> Any:
+            left[0] -= partition is log
+            if partition is log and left[0] >= 0:
                 raise ApiError(code, "refused")
-            return append(*arguments)
+            return append(partition, *arguments)
 
-        broker.call(lambda b: setattr(self._partition, "append_from_coordinator", refuse))
         self._broker = broker
+        self._replace(refuse)
 
     def end(self) -> None:
-        self._broker.call(lambda b: delattr(self._partition, "append_from_coordinator"))
+        self._replace(self._append)
+
+    def _replace(self, append: Callable[..., Any]) -> None:
+        # an instance has slots; its class is patched in the thread of the broker
+        self._broker.call(lambda b: setattr(Partition, "append_from_coordinator", append))
 
 
 # --- loading and unloading
