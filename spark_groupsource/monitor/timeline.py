@@ -98,7 +98,7 @@ class Timeline(NamedTuple):
 
     @property
     def unowned_seconds(self) -> float:
-        """Sum over the partitions of the seconds between two owners."""
+        """Sum over the partitions of the seconds between two owners. One that owns less than 1 ms is no owner."""
         if not self.partitions:
             return sum(marker.unowned_seconds or 0.0 for marker in self.markers)
         waits = (wait for periods in self.partitions.values() for wait in periods[:-1] if wait.owner is None)

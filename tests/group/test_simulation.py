@@ -57,7 +57,7 @@ def commits_of_any_generation_are_accepted(patch: Patch) -> None:
 
 
 def heartbeats_are_not_checked(patch: Patch) -> None:
-    patch.setattr(member_sessions, "_heartbeat", lambda builder, group, request: ErrorCode.NONE)
+    patch.setattr(member_sessions, "_heartbeat", lambda *_: ErrorCode.NONE)
 
 
 def followers_get_the_assignment_of_the_leader(patch: Patch) -> None:
