@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -101,12 +102,18 @@ class ProducerIdAndEpoch(NamedTuple):
     epoch: int
 
 
+@lru_cache(maxsize=10_000)  # a leader orders its members by it in each rebalance
 def java_string_hash(text: str) -> int:
     """Returns Java's `String.hashCode`, a signed 32-bit number."""
-    units = text.encode("utf-16-be", "surrogatepass")
+    units: Iterable[int]
+    if text.isascii():
+        units = text.encode()
+    else:
+        encoded = text.encode("utf-16-be", "surrogatepass")
+        units = struct.unpack(f">{len(encoded) // 2}H", encoded)
     value = 0
-    for at in range(0, len(units), 2):
-        value = (31 * value + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
+    for unit in units:
+        value = (31 * value + unit) & 0xFFFFFFFF
     return value - (1 << 32) if value & 0x80000000 else value
 
 

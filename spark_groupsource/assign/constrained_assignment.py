@@ -8,11 +8,23 @@ Source: KIP-54, KIP-881; Kafka's AbstractStickyAssignor.ConstrainedAssignmentBui
 from __future__ import annotations
 
 from collections import deque
+from functools import lru_cache
+from itertools import repeat
+from operator import itemgetter
 from typing import AbstractSet, Mapping
 
 from spark_groupsource.assign.java_order import text_order
 from spark_groupsource.assign.rack_info import RackInfo
 from spark_groupsource.model import TopicPartition
+
+# of a `TopicPartition`: its number, then its topic
+_by_number = itemgetter(1, 0)
+
+
+@lru_cache(maxsize=16)
+def partitions_of(topic: str, count: int) -> tuple[TopicPartition, ...]:
+    """Returns the partitions of a topic; a leader needs the same ones in each rebalance."""
+    return tuple(map(TopicPartition, repeat(topic), range(count)))
 
 
 class ConstrainedAssignmentBuilder:
@@ -51,12 +63,12 @@ class ConstrainedAssignmentBuilder:
         """Fills `assigned` and `transfers`."""
         for member_id, partitions in self._owned.items():
             self.assigned[member_id] = self._keep(member_id, partitions)
-        kept = {partition for partitions in self.assigned.values() for partition in partitions}
+        kept = set[TopicPartition]().union(*self.assigned.values())
         unassigned = [
             partition
             for topic in sorted(self._partitions)
-            for number in range(self._partitions[topic])
-            if (partition := TopicPartition(topic, number)) not in kept
+            for partition in partitions_of(topic, self._partitions[topic])
+            if partition not in kept
         ]
         self._below_quota.sort(key=text_order)
         self._at_minimum = deque(sorted(self._at_minimum, key=text_order))
@@ -66,17 +78,13 @@ class ConstrainedAssignmentBuilder:
         self._place_round_robin(unassigned)
 
     def _keep(self, member_id: str, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        for partition in partitions:
-            if self._racks.mismatches(member_id, partition):
-                self._revoked_from[partition] = member_id
-        own = sorted(
-            (
-                partition
-                for partition in partitions
-                if partition not in self._multiply_claimed and not self._racks.mismatches(member_id, partition)
-            ),
-            key=lambda partition: (partition.partition, partition.topic),
-        )
+        own = partitions
+        if self._racks.active:
+            own = [partition for partition in partitions if not self._racks.mismatches(member_id, partition)]
+            self._revoked_from.update(dict.fromkeys(set(partitions).difference(own), member_id))
+        if self._multiply_claimed:
+            own = [partition for partition in own if partition not in self._multiply_claimed]
+        own = sorted(own, key=_by_number)
         quota = self._minimum
         if len(own) < self._minimum:
             self._below_quota.append(member_id)
@@ -130,6 +138,7 @@ class ConstrainedAssignmentBuilder:
 
     def _place_round_robin(self, unassigned: list[TopicPartition]) -> None:
         """Assigns partitions round robin to members below quota, then one more each to members at the minimum."""
+        unassigned = self._place_evenly(unassigned)
         members_in_order, next_round = deque(self._below_quota), deque[str]()
         for partition in unassigned:
             if not members_in_order:
@@ -142,6 +151,22 @@ class ConstrainedAssignmentBuilder:
                 next_round.append(member_id)
             else:
                 self._at_minimum.append(member_id)
+
+    def _place_evenly(self, unassigned: list[TopicPartition]) -> list[TopicPartition]:
+        """Fills the members below quota at once if none of them owns a partition and none moves; returns the rest.
+
+        The result is that of the rounds: a fresh assignment, one member at a time.
+        """
+        members = self._below_quota
+        count = len(members)
+        if not count or self._revoked_from or self._multiply_claimed or any(self.assigned[each] for each in members):
+            return unassigned
+        needed = count * self._minimum
+        for turn, member_id in enumerate(members):
+            self.assigned[member_id] = unassigned[turn:needed:count]
+        self._at_minimum.extend(members)
+        self._below_quota = []
+        return unassigned[needed:]
 
     def _give(self, partition: TopicPartition, member_id: str) -> int:
         revoked_from = self._revoked_from.get(partition, member_id)

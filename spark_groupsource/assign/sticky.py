@@ -8,9 +8,10 @@ Source: KIP-54, KIP-429, KIP-341 (generation in the user data), KIP-792; Kafka's
 
 from __future__ import annotations
 
+from itertools import chain, starmap
 from typing import Iterable, Mapping, NamedTuple, Sequence
 
-from spark_groupsource.assign.constrained_assignment import ConstrainedAssignmentBuilder
+from spark_groupsource.assign.constrained_assignment import ConstrainedAssignmentBuilder, partitions_of
 from spark_groupsource.assign.general_assignment import GeneralAssignmentBuilder
 from spark_groupsource.assign.java_order import by_member_hash
 from spark_groupsource.assign.rack_info import RackInfo
@@ -171,10 +172,20 @@ class _OwnedPartitions:
     def __init__(
         self, partitions: Mapping[str, int], members: Sequence[GroupMember], data: Mapping[str, MemberData]
     ) -> None:
+        self.multiply_claimed: set[TopicPartition] = set()
+        all_claimed = set[TopicPartition]().union(*(claimed for claimed, _ in data.values()))
+        is_disjoint = len(all_claimed) == sum(len(claimed) for claimed, _ in data.values())
+        if is_disjoint and all_claimed.issubset(chain.from_iterable(starmap(partitions_of, partitions.items()))):
+            self.owned = {member_id: list(claimed) for member_id, (claimed, _) in data.items()}
+        else:
+            self.owned = self._resolve(partitions, members, data)
+
+    def _resolve(
+        self, partitions: Mapping[str, int], members: Sequence[GroupMember], data: Mapping[str, MemberData]
+    ) -> dict[str, list[TopicPartition]]:
         generation_fields = {member.member_id: member.subscription.generation_id for member in members}
         claimed_by: dict[TopicPartition, str] = {}
         owned: dict[str, dict[TopicPartition, None]] = {member_id: {} for member_id in data}
-        self.multiply_claimed: set[TopicPartition] = set()
         for member_id, (claimed, generation_id) in data.items():
             for partition in claimed:
                 if not 0 <= partition.partition < partitions.get(partition.topic, 0):
@@ -191,7 +202,7 @@ class _OwnedPartitions:
                 if other is None or generation_id > other_generation:
                     owned[member_id][partition] = None
                 claimed_by[partition] = member_id
-        self.owned = {member_id: list(partitions) for member_id, partitions in owned.items()}
+        return {member_id: list(partitions) for member_id, partitions in owned.items()}
 
 
 def _have_equal_subscriptions(members: Sequence[GroupMember]) -> bool:
