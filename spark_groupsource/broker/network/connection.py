@@ -142,6 +142,8 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        # asyncio's transport refers to itself by a bound method: a cycle, which only a full collection would find
+        vars(self._transport).pop("_read_ready_cb", None)
         self._transport = None
         self._buffer.clear()
         if self._token is not None:
