@@ -104,6 +104,25 @@ def test_above_twice_the_limit_only_tiny_requests_are_read():
     assert memory.read_bytes == 16 * KB
 
 
+@pytest.mark.parametrize("other_kb", [8_000, 0], ids=["above the limit", "below the limit"])
+def test_thousands_of_waiting_connections_are_resumed_in_turns(other_kb):
+    class Reader(Peer):
+        def resume(self) -> None:
+            super().resume()
+            memory.set_size(self, 2 * KB)
+
+    memory, other, large = RequestMemory(10_000 * KB), Peer("other"), Peer("large")
+    other.waits_for_client = False
+    assert memory.set_size(other, other_kb * KB) and memory.set_size(large, 30_000 * KB)
+    readers = [Reader(str(number)) for number in range(3_000)]
+    assert not any(memory.set_size(reader, 2 * KB) for reader in readers)
+    memory.set_size(large, 0)
+    assert sum(reader.resumed for reader in readers) == 100
+    for second in range(29):
+        memory.close_stalled(1_000 * second)
+    assert {reader.resumed for reader in readers} == {1}
+
+
 def test_a_connection_that_holds_memory_and_sends_nothing_is_closed():
     memory, (silent, waiting, busy) = RequestMemory(100 * KB), map(Peer, ("silent", "waiting", "busy"))
     assert [memory.set_size(silent, 90 * KB), memory.set_size(waiting, 90 * KB)] == [True, True]

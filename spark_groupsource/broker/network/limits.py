@@ -12,6 +12,8 @@ from collections import Counter
 from typing import Protocol
 
 _READ_BYTES, _SMALL_BYTES, _TINY_BYTES = 262_144, 16_384, 1_024
+# thousands of connections at once would block the event loop for 100 ms
+_RESUMED_AT_ONCE = 100
 _STALLED_REQUEST_MS = 5_000
 _STALLED_RESPONSE_MS = 2_000
 _MIN_BYTES_PER_S = 65_536
@@ -78,6 +80,7 @@ class RequestMemory:
         self._waiting: dict[BoundedConnection, None] = {}
         self._admitted: BoundedConnection | None = None
         self._admitted_ms = self._admitted_bytes = 0
+        self._is_resuming = False
         self.total = 0
         self.read_bytes, self._small_bytes = _READ_BYTES, _SMALL_BYTES
 
@@ -93,10 +96,10 @@ class RequestMemory:
             self._admitted = None
         if self.total <= self._limit:
             self._admitted = None
-            self._resume_all()
+            self._resume_some()
             return True
         if size <= self._small_bytes:
-            self._admit_next()
+            self._resume_some()
             return True
         if self._admitted is None:
             self._admit(connection)
@@ -107,6 +110,7 @@ class RequestMemory:
 
     def close_stalled(self, now_ms: int) -> None:
         """Closes connections with memory that others wait for. To be called every second."""
+        self._resume_some()
         if self.total <= self._limit:
             return
         for connection, size in list(self._held.items()):
@@ -125,17 +129,27 @@ class RequestMemory:
         self._admitted, self._admitted_ms = connection, 0
         self._admitted_bytes = self._held.get(connection, 0)
 
-    def _admit_next(self) -> None:
-        if self._admitted is None and self._waiting:
-            connection = next(iter(self._waiting))
-            del self._waiting[connection]
-            self._admit(connection)
-            connection.resume()
+    def _resume_some(self) -> None:
+        """Resumes waiting connections, at most `_RESUMED_AT_ONCE`; above the limit, large requests one at a time.
 
-    def _resume_all(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for connection in waiting:
-            connection.resume()
+        The others follow at the next change of a size, at the latest after a second.
+        """
+        if self._is_resuming:
+            # a connection that is resumed sets its size
+            return
+        self._is_resuming = True
+        try:
+            for _ in range(_RESUMED_AT_ONCE):
+                is_full = self.total > self._limit
+                if not self._waiting or (is_full and self._admitted is not None):
+                    return
+                connection = next(iter(self._waiting))
+                del self._waiting[connection]
+                if is_full:
+                    self._admit(connection)
+                connection.resume()
+        finally:
+            self._is_resuming = False
 
 
 class ResponseMemory:
