@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Producer
 from support.clients import open_cluster
 from support.topics import create_topic, delete_topic, produce
+from support.waiting import wait_until
 
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.client import LATEST, Cluster
@@ -180,7 +181,8 @@ def test_aborted_transactions_are_returned(cluster: Any, topic: str) -> None:
         (producer.commit_transaction if commit else producer.abort_transaction)()
     tp = TopicPartition(topic, 0)
     with open_cluster(cluster.bootstrap_servers, isolation_level="read_committed") as client:
-        assert client.list_offsets({tp: LATEST})[tp].offset == 6, "three records and three markers"
+        # Kafka responds to EndTxn before it writes the marker
+        wait_until(lambda: client.list_offsets({tp: LATEST})[tp].offset == 6, "three records and three markers")
         blocks = list(PartitionFetcher(client).fetch_blocks([OffsetRange(tp, 0, 6)]))
     assert [aborted.first_offset for block in blocks for aborted in block.aborted] == [2]
 
