@@ -26,6 +26,7 @@ import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.children import processor_seconds
 from rich.console import Console
 from rich.table import Table
 
@@ -101,19 +102,6 @@ def session(cores: int, has_unix_socket: bool) -> Any:
     return spark
 
 
-def processor_seconds() -> float:
-    """Processor time of this session's processes so far, those that ended included; 0 where there is no /proc."""
-    session_id, ticks = os.getsid(0), 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # ended meanwhile; its parent counts it
-            continue
-        if int(fields[3]) == session_id:
-            ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
 def run_query(spark: Any, source: str, bootstrap_servers: str, seconds: float, directory: str) -> Round:
     """Runs one query for `seconds` after its first batches."""
     stream = spark.readStream.format(source).option("kafka.bootstrap.servers", bootstrap_servers)
@@ -163,7 +151,7 @@ def child(arguments: argparse.Namespace, bootstrap_servers: str, has_unix_socket
     command += ["--unix-socket"] * has_unix_socket
     environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
     found = []
-    # a session of its own, so that its processes are told from all others
+    # a session of its own, so that its processes are distinguished from all others
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
     ) as process:

@@ -35,7 +35,8 @@ from rich.table import Table
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "jobs"), str(HERE)]
 
-from microbatch import PHASES, SOURCES, processor_seconds, session  # noqa: E402
+from bench.children import processor_seconds  # noqa: E402
+from microbatch import PHASES, SOURCES, session  # noqa: E402
 from real_kafka import RealKafka  # noqa: E402
 
 PARTITIONS = 4

@@ -17,7 +17,7 @@ _BEHAVIOR = (
     (
         "The first JoinGroup of a group that is rejected leaves an Empty group with a record.",
         "It leaves nothing.",
-        "No group was created: ListGroups would show one that nobody has joined.",
+        "No group was created: ListGroups would show one that no client has joined.",
     ),
     (
         "A member that names one protocol twice is counted twice, so no other member matches it.",

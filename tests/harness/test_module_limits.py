@@ -21,7 +21,6 @@ LONG_FUNCTIONS = {
     "records/plain_records.py: _check": "a loop over bytes, in which a call for each field doubles its time",
     "cli/consume.py: consume": "one parameter for each option",
     "cli/group_resets.py: reset_offsets": "one parameter for each option",
-    "cli/produce.py: produce": "one parameter for each option",
     "monitor/event_rebalances.py: _end": "one value for each field of the rebalance",
     "chaos/rebalance_causes.py: run": "the steps of one run, in their order",
     "chaos/causes_member.py: run_own": "the commands of a member, as for each other client library",
@@ -63,6 +62,7 @@ def test_functions_have_at_most_50_lines() -> None:
         for name, lines in long_functions(file.read_text("utf-8"))
     }
     assert {name: lines for name, lines in found.items() if name not in LONG_FUNCTIONS} == {}
+    assert LONG_FUNCTIONS.keys() <= found.keys(), "functions that are short enough by now"
 
 
 def test_first_lines_have_at_most_12_words() -> None:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
@@ -201,15 +201,20 @@ def connections(target: Target, stack: ExitStack) -> None:
             client.socket.send(data)
 
 
-def incomplete_requests(target: Target, stack: ExitStack) -> None:
-    """100 incomplete requests of 4 MB."""
-    data = half_sent(100_000_000, 4_000_000)
-    clients = [stack.enter_context(target.connect()) for _ in range(100)]
-    threads = [threading.Thread(target=client.send_available, args=(data,), daemon=True) for client in clients]
+def _at_once(sends: Sequence[Callable[[bytes], object]], data: bytes) -> None:
+    """Sends the data by all clients at the same time; waits up to a minute for each."""
+    threads = [threading.Thread(target=send, args=(data,), daemon=True) for send in sends]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
+
+
+def incomplete_requests(target: Target, stack: ExitStack) -> None:
+    """100 incomplete requests of 4 MB."""
+    data = half_sent(100_000_000, 4_000_000)
+    clients = [stack.enter_context(target.connect()) for _ in range(100)]
+    _at_once([client.send_available for client in clients], data)
 
 
 def waiting_requests(target: Target, stack: ExitStack) -> None:
@@ -226,11 +231,7 @@ def large_requests(target: Target, stack: ExitStack) -> None:
     """20 clients with requests of 39,000 names each, whose responses are as large."""
     data = metadata_of([f"n-{number}" for number in range(39_000)])
     clients = [stack.enter_context(target.connect()) for _ in range(20)]
-    threads = [threading.Thread(target=client.call, args=(data,), daemon=True) for client in clients]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    _at_once([client.call for client in clients], data)
 
 
 def unread_responses(target: Target, stack: ExitStack) -> None:
