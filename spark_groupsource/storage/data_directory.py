@@ -206,13 +206,6 @@ class DataDirectory:
 
     # --- checkpoints ---
 
-    def set_log_start_offset(self, topic_partition: TopicPartition, offset: int) -> None:
-        """Stores a log start offset; durable on return.
-
-        Raises: StorageError.
-        """
-        self.set_log_start_offsets({topic_partition: offset})
-
     def set_log_start_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Stores log start offsets; durable on return.
 

@@ -30,7 +30,7 @@ from spark_groupsource.storage.log_loader import LogLoader, recover_segment
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.segment import InvalidBatchError, LogSegment, StoredBatch
 from spark_groupsource.storage.segment_swap import CleanedSegment, replacement_steps
-from spark_groupsource.storage.steps import StorageSteps, run_steps
+from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.storage.topic_config import TopicConfig
 
 
@@ -337,10 +337,6 @@ class PartitionLog:
             if corrupt is not None:
                 raise self.corrupt_ranges.read_error(corrupt)
 
-    def offset_for_timestamp(self, timestamp_ms: int) -> TimestampAndOffset | None:
-        """Runs `find_timestamp` at once."""
-        return run_steps(self.find_timestamp(timestamp_ms))
-
     def find_timestamp(self, timestamp_ms: int) -> StorageSteps[TimestampAndOffset | None]:
         """The first record with a timestamp of at least `timestamp_ms`; None without one. Searches in steps.
 
@@ -354,10 +350,6 @@ class PartitionLog:
             if found is not None:
                 return found
         return None
-
-    def latest_timestamp(self) -> TimestampAndOffset | None:
-        """Runs `find_latest_timestamp` at once."""
-        return run_steps(self.find_latest_timestamp())
 
     def find_latest_timestamp(self) -> StorageSteps[TimestampAndOffset | None]:
         """The first record with the largest timestamp; None without records. Searches in steps.

@@ -17,8 +17,6 @@ from spark_groupsource.wire.apis import APIS, Api, api_of, api_of_key
 from spark_groupsource.wire.decoder import decode_exactly, decode_prefix, skip_tagged_fields
 from spark_groupsource.wire.messages import ApiMessage, EncodeBuffer, EncodeBufferPool, Request, ResponseT
 
-MAX_REQUEST_BYTES = 104_857_600
-"""Default of socket.request.max.bytes."""
 _LENGTH = struct.Struct(">i")
 _ERROR_CODE = struct.Struct(">h")
 _REQUEST_HEADER = struct.Struct(">hhih")

@@ -348,7 +348,7 @@ def test_a_session_belongs_to_its_node(broker, led, topic):
         assert included(at_first.call(request(session=(session_id, 3)), 12)) == (0, [(1, 0)])
 
 
-def test_a_stopped_node_drops_its_sessions(led, topic):
+def test_a_stopped_node_drops_its_sessions(topic):
     with EmbeddedBroker(brokers=2) as own:
         addresses = own.bootstrap_servers.split(",")
         with RawConnection(addresses[1]) as connection:

@@ -207,7 +207,7 @@ def test_a_failed_append_of_a_timeout_does_not_raise_the_epoch_and_is_retried(br
 
 
 @pytest.mark.conformance("TS-023", "TS-028")
-def test_an_id_whose_tombstone_is_not_stored_remains(broker, connection, topic, group):
+def test_an_id_whose_tombstone_is_not_stored_remains(broker, connection, group):
     producer = RawTransactions(connection, group)
     wait_until(lambda: producer.init() is NONE, "the coordinator is loaded")
     refusal = Refusal(broker, ErrorCode.NOT_ENOUGH_REPLICAS, 1_000)
@@ -219,7 +219,7 @@ def test_an_id_whose_tombstone_is_not_stored_remains(broker, connection, topic, 
 
 
 @pytest.mark.conformance("TS-027", "TS-029")
-def test_tombstones_of_many_ids_are_stored_in_batches_below_the_limit(broker, connection, topic, group):
+def test_tombstones_of_many_ids_are_stored_in_batches_below_the_limit(broker, connection, group):
     for number in range(20):
         producer = RawTransactions(connection, f"{group}-{number}")
         wait_until(lambda producer=producer: producer.init() is NONE, "the coordinator is loaded")
@@ -258,7 +258,7 @@ def expire(broker: EmbeddedBroker) -> None:
 
 
 @pytest.mark.conformance("TS-016")
-def test_list_transactions_filters_by_state_producer_duration_and_pattern(broker, connection, topic, group):
+def test_list_transactions_filters_by_state_producer_duration_and_pattern(connection, topic, group):
     ongoing = begun(connection, topic, f"{group}-ongoing")
     completed = begun(connection, topic, f"{group}-completed")
     assert completed.end(True) is NONE

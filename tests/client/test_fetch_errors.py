@@ -300,15 +300,15 @@ def test_listoffsets_without_a_response_ends_at_its_timeout(broker: FakeLeader, 
 
 
 @pytest.mark.conformance("OF-030", "OF-012")
-def test_lost_connections_of_listoffsets_are_retried(broker: FakeLeader, client: Cluster) -> None:
+def test_lost_connections_of_listoffsets_are_retried(broker: FakeLeader) -> None:
     respond, codes = broker.responses["ListOffsets"], [True, True]
 
     def lose(request: object, version: int) -> object:
         return b"" if codes and codes.pop() else respond(request, version)
 
     broker.responses["ListOffsets"] = lose
-    with open_cluster(str(broker.address), **{**SETTINGS, "request_timeout_ms": "50"}) as impatient:
-        assert impatient.list_offsets({TP: LATEST})[TP].offset == 10
+    with open_cluster(str(broker.address), **{**SETTINGS, "request_timeout_ms": "50"}) as client:
+        assert client.list_offsets({TP: LATEST})[TP].offset == 10
 
 
 @pytest.mark.conformance("OF-029")

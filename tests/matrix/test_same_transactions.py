@@ -123,7 +123,7 @@ def test_partitions_that_occur_twice_in_a_failed_request_are_returned_once(conne
     assert producer.add(topic, 1, 0, 0) == [NONE] * 3
 
 
-def test_clients_neither_write_to_nor_delete_from_internal_topics(connection, topic, group):
+def test_clients_neither_write_to_nor_delete_from_internal_topics(connection, group):
     producer, name = producer_of(connection, group), "__transaction_state"
     assert producer.add(name, 0, 99) == [ErrorCode.TOPIC_AUTHORIZATION_FAILED] * 2
     row = DeleteRecordsRequest.DeleteRecordsTopic

@@ -51,7 +51,7 @@ def test_a_result_as_a_dataframe(spark: Any) -> None:
     assert frame.select("topic", "partition_count").collect() == [("orders", 2)]
 
 
-def test_tables_and_topics_in_sql(spark: Any, committed: str, topic: str, group: str, tmp_path: Path) -> None:
+def test_tables_and_topics_in_sql(spark: Any, committed: str, topic: str, group: str) -> None:
     options = f"`kafka.bootstrap.servers` '{committed}', table 'lag', group '{group}'"
     spark.sql(f"CREATE TEMP VIEW lag_view USING groupsource OPTIONS ({options})")
     assert spark.sql("SELECT lag FROM lag_view").collect() == [(2,)]

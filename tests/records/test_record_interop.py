@@ -20,7 +20,7 @@ from spark_groupsource.records.compression import CODECS
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.wire.frames import MAX_REQUEST_BYTES, decode_response, encode_request, frame_length
+from spark_groupsource.wire.frames import decode_response, encode_request, frame_length
 from spark_groupsource.wire.messages import FetchRequest, ProduceRequest
 
 with warnings.catch_warnings():
@@ -109,7 +109,7 @@ def call(bootstrap_servers, request, version):
     host, _, port = bootstrap_servers.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection, connection.makefile("rb") as answers:
         connection.sendall(encode_request(request, version, 1, "test"))
-        frame = answers.read(frame_length(answers.read(4), MAX_REQUEST_BYTES))
+        frame = answers.read(frame_length(answers.read(4), 1 << 20))
     return decode_response(memoryview(frame), request, version, 1)
 
 

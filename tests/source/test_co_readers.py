@@ -74,9 +74,9 @@ def test_readers_that_are_not_started_join_first_and_get_further_requests_soon(t
     assert len(requests) == 3
 
 
-def test_no_reader_gets_a_request_while_rebalances_complete(tmp_path):
+def test_no_reader_gets_a_request_while_rebalances_complete():
     clock = ManualClock()
-    co_readers = CoReaders("g", lambda: pytest.fail("co-readers were asked"), clock)
+    co_readers = CoReaders("g", lambda: pytest.fail("the other readers got a request"), clock)
     for _ in range(5):
         assert not co_readers.should_yield(False, True)
         clock.advance_ms(900)

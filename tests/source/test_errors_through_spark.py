@@ -256,7 +256,7 @@ FAILURES = {
         CONFIGURATION, lambda s: s.run(**{"kafka.group.id": None}), ["kafka.group.id is missing", "Name the group"]),
     "option of batches": (CONFIGURATION, lambda s: s.run(endingOffsets="latest"), ["not allowed in a stream query"]),
     "listener": (
-        CONFIGURATION, lambda s: s.run(rebalanceListener="no_such_module:Told"), ["rebalanceListener", "Python path"]),
+        CONFIGURATION, lambda s: s.run(rebalanceListener="no_such_module:Class"), ["rebalanceListener", "Python path"]),
     "schema": (CONFIGURATION, lambda s: s.read("value string"), ["value of the schema must be binary", "Cast it"]),
     "no topic": (CONFIGURATION, lambda s: s.read(subscribe="nope"), ["topic nope does not exist at .*. Create it"]),
     "no topic for a stream": (CONFIGURATION, lambda s: s.run(subscribe="nope"), ["topic nope does not exist at"]),
@@ -380,7 +380,7 @@ def test_authentication_failure(spark, topic):
     assert "Traceback" not in str(raised.value) and "wrong" not in str(raised.value)
 
 
-def test_corrupt_record_error_names_partition_and_offset(spark, request, cluster, topic, tmp_path):
+def test_corrupt_record_error_names_partition_and_offset(spark, request, cluster, topic):
     create_topic(cluster.bootstrap_servers, topic)
     produce(cluster.bootstrap_servers, topic, [(0, None, b"some value %d" % n) for n in range(10)])
     running = request.getfixturevalue(cluster.name)

@@ -51,7 +51,7 @@ def harness(spark, cluster, topic, group, tmp_path):
 
 
 @pytest.fixture
-def listeners(tmp_path, monkeypatch):
+def listeners(tmp_path):
     """A module of listeners that Spark's processes can import; its name and the file the listeners write."""
     import sys
     from pathlib import Path

@@ -70,7 +70,7 @@ def drain(reader, proof=None):
     return channel
 
 
-def test_process_group_signal_leaves_the_drain_to_the_driver(source, client, topic, group):
+def test_process_group_signal_leaves_the_drain_to_the_driver(source, client, group):
     end = source.latest_offset()
     # busy: the batch is in flight
     source.call({}, end)

@@ -231,7 +231,7 @@ def test_running_query_does_not_follow_a_reset():
 
 
 @pytest.mark.conformance("CC-037", "CC-042")
-def test_failed_commit_is_retried_and_delays_the_rejoin(caplog):
+def test_failed_commit_is_retried_and_delays_the_rejoin():
     query = Query(startingOffsets="earliest")
     query.trigger()
     query.group.commit_error = BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "commit")

@@ -29,7 +29,7 @@ def test_topics_and_log_start_offsets_survive_a_restart(tmp_path):
     data = opened(tmp_path)
     entry = TopicEntry("t", uuid.uuid4(), 3, {"retention.ms": "5"})
     data.put_topic(entry)
-    data.set_log_start_offset(TopicPartition("t", 1), 42)
+    data.set_log_start_offsets({TopicPartition("t", 1): 42})
     cluster_id = data.cluster_id
     data.set_recovery_points({TopicPartition("t", 0): 7})
     data.close(is_clean=True)
@@ -45,8 +45,8 @@ def test_topics_and_log_start_offsets_survive_a_restart(tmp_path):
 
 def test_offset_checkpoints_have_kafkas_format(tmp_path):
     data = opened(tmp_path)
-    data.set_log_start_offset(TopicPartition("t", 1), 42)
-    data.set_log_start_offset(TopicPartition("a", 0), 1)
+    data.set_log_start_offsets({TopicPartition("t", 1): 42})
+    data.set_log_start_offsets({TopicPartition("a", 0): 1})
     data.set_recovery_points({TopicPartition("t", 1): 9})
     data.close(is_clean=False)
     assert (tmp_path / "log-start-offset-checkpoint").read_text() == "0\n2\na 0 1\nt 1 42\n"

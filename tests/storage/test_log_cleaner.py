@@ -9,7 +9,7 @@ import google_crc32c
 import pytest
 from support.compacted_logs import COMPACT, Store, compacted, fill, keyed
 from support.examples import scaled
-from support.partition_logs import append, values_from
+from support.partition_logs import append, offset_for_timestamp, values_from
 
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.storage.cleaner import Cleaner, OffsetMap, group_segments_by_size, log_to_clean
@@ -35,7 +35,7 @@ def test_compaction_retains_the_last_record_of_each_key_and_its_offset(tmp_path,
             for max_bytes in (1, 300, 1 << 20):
                 assert keyed(store.log, offset, max_bytes) == [each for each in expected if each[0] >= offset]
         for stamp in (0, 1_020, 1_060):
-            found = store.log.offset_for_timestamp(stamp)
+            found = offset_for_timestamp(store.log, stamp)
             assert found is None or found.offset in {offset for offset, _, _ in expected}
         store.restart(clean)
         assert [line for line in store.reports if "damaged" in line] == []
@@ -236,7 +236,7 @@ class SizedSegment(NamedTuple):
 
 
 @pytest.mark.conformance("LC-035", "LC-036", "LC-037", "LC-038")
-def test_segments_are_grouped_by_size_and_offset_range(tmp_path):
+def test_segments_are_grouped_by_size_and_offset_range():
     def grouped(*segments: tuple[int, int, int]) -> list[int]:
         return [len(group) for group in group_segments_by_size([SizedSegment(*each) for each in segments], 100)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.partition_logs import SMALL, append, batch, fill, logs, open_log, values_from
+from support.partition_logs import SMALL, append, batch, fill, logs, offset_for_timestamp, open_log, values_from
 from support.waiting import wait_until
 
 from spark_groupsource.errors import CorruptRecordError, StorageError
@@ -176,7 +176,7 @@ def test_a_bad_index_is_rebuilt(directory, suffix, damage):
             path.write_bytes(b"\x7f" * len(data))
     log, reports = open_log(directory, config=SMALL, recovery_point=90)
     assert (values_from(log, 0), reports) == (stored, [])
-    assert log.offset_for_timestamp(1201) == (1201, 61)
+    assert offset_for_timestamp(log, 1201) == (1201, 61)
     log.close()
     assert {path: path.read_bytes() for path in good} == good
 

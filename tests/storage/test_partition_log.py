@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 from support.file_operations import FileOperations
-from support.partition_logs import SMALL, append, batch, fill, logs, open_log, values_from
+from support.partition_logs import (
+    SMALL,
+    append,
+    batch,
+    fill,
+    latest_timestamp,
+    logs,
+    offset_for_timestamp,
+    open_log,
+    values_from,
+)
 
 from spark_groupsource.errors import StorageError
 from spark_groupsource.records.encode import Record, encode_batch
@@ -82,11 +92,11 @@ def test_lookup_by_timestamp_returns_the_first_record_at_or_after_it(directory, 
     log, _ = open_log(directory, config=config)
     fill(log)  # batch n has the timestamps 1000 + 10 n, + 1 and + 2
     for timestamp_ms, expected in [(0, (1000, 0)), (1001, (1001, 1)), (1003, (1010, 3)), (1292, (1292, 89))]:
-        assert log.offset_for_timestamp(timestamp_ms) == expected
-    assert log.offset_for_timestamp(1293) is None
-    assert log.latest_timestamp() == (1292, 89)
+        assert offset_for_timestamp(log, timestamp_ms) == expected
+    assert offset_for_timestamp(log, 1293) is None
+    assert latest_timestamp(log) == (1292, 89)
     log.delete_records(4)
-    assert log.offset_for_timestamp(0) == (1011, 4)
+    assert offset_for_timestamp(log, 0) == (1011, 4)
 
 
 @pytest.mark.conformance("UL-069")
@@ -94,9 +104,9 @@ def test_lookup_by_timestamp_with_descending_timestamps(directory):
     log, _ = open_log(directory, config=SMALL)
     for stamp in (5000, 1000, 3000, 7000, 2000) * 10:
         append(log, batch(b"x" * 50, timestamp_ms=stamp))
-    assert log.offset_for_timestamp(1) == (5000, 0)
-    assert log.offset_for_timestamp(6000) == (7000, 3)
-    assert log.latest_timestamp() == (7000, 3)
+    assert offset_for_timestamp(log, 1) == (5000, 0)
+    assert offset_for_timestamp(log, 6000) == (7000, 3)
+    assert latest_timestamp(log) == (7000, 3)
 
 
 @pytest.mark.conformance("UL-053", "UL-091", "UL-093")
@@ -222,7 +232,7 @@ def test_an_empty_log_is_opened_and_an_empty_active_segment_is_closed(directory)
     log.close()
     log, reports = open_log(directory, recovery_point=0)
     assert (log.log_start_offset, log.log_end_offset, reports) == (0, 0, [])
-    assert bytes(log.read(0, 1000)) == b"" and log.latest_timestamp() is None
+    assert bytes(log.read(0, 1000)) == b"" and latest_timestamp(log) is None
     append(log, batch(b"x"))
     log.roll()
     log.close()
@@ -248,7 +258,7 @@ def test_null_values_missing_timestamps_and_every_codec_are_stored(directory):
         data = encode_batch([Record(None, None, -1), Record(b"k", b"v" * 500, -1)], codec=codec)
         assert append(log, data) == 2 * codec
     assert values_from(log, 0) == [(number, b"v" * 500 if number % 2 else None) for number in range(10)]
-    assert log.latest_timestamp() == (-1, 0)
+    assert latest_timestamp(log) == (-1, 0)
 
 
 @pytest.mark.conformance("LL-020", "LL-022")

@@ -11,7 +11,8 @@ from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.storage.files import FileCache
-from spark_groupsource.storage.log import PartitionLog
+from spark_groupsource.storage.log import PartitionLog, TimestampAndOffset
+from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.storage.topic_config import TopicConfig
 
 # a segment holds a few batches
@@ -64,6 +65,14 @@ def values_from(log: PartitionLog, offset: int, max_bytes: int = 1 << 20) -> lis
                     found.append((record.offset, record.value))
             offset = header.next_offset
     return found
+
+
+def offset_for_timestamp(log: PartitionLog, timestamp_ms: int) -> TimestampAndOffset | None:
+    return run_steps(log.find_timestamp(timestamp_ms))
+
+
+def latest_timestamp(log: PartitionLog) -> TimestampAndOffset | None:
+    return run_steps(log.find_latest_timestamp())
 
 
 def fill(log, batches: int = 30, size: int = 3) -> list[tuple[int, bytes]]:

@@ -12,7 +12,6 @@ from spark_groupsource.errors import RemoteProtocolError, UnsupportedVersionErro
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS
 from spark_groupsource.wire.frames import (
-    MAX_REQUEST_BYTES,
     RequestHeader,
     decode_request,
     decode_response,
@@ -24,11 +23,12 @@ from spark_groupsource.wire.frames import (
 )
 from spark_groupsource.wire.messages import ApiVersionsRequest, ApiVersionsResponse, HeartbeatRequest, HeartbeatResponse
 
+_MAX_BYTES = 104_857_600
 heartbeat = HeartbeatRequest(group_id="g", generation_id=5, member_id="m")
 
 
 def body_of(frame):
-    assert frame_length(frame[:4], MAX_REQUEST_BYTES) == len(frame) - 4
+    assert frame_length(frame[:4], _MAX_BYTES) == len(frame) - 4
     return memoryview(bytes(frame))[4:]
 
 
@@ -63,7 +63,7 @@ def test_bytes_after_a_request_of_librdkafka_are_ignored():
 @pytest.mark.parametrize("length", [b"\xff\xff\xff\xff", b"\x80\0\0\0", b"\x7f\xff\xff\xff", b"GET "])
 def test_a_frame_with_an_invalid_length_is_rejected(length):
     with pytest.raises(RemoteProtocolError, match="peer does not use Kafka's protocol"):
-        frame_length(length, MAX_REQUEST_BYTES)
+        frame_length(length, _MAX_BYTES)
 
 
 def test_the_caller_limits_the_frame_length():

@@ -12,8 +12,6 @@ from spark_groupsource.records.encode import Record, encode_batch, with_body
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire import messages
 
-YEAR_MS = 365 * 86_400_000
-
 
 def batch(*values: bytes, **options: Any) -> bytes:
     records = [Record(b"k", value, 1_000 + number) for number, value in enumerate(values)]

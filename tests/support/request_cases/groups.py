@@ -11,7 +11,6 @@ from spark_groupsource.wire import messages
 from spark_groupsource.wire.apis import APIS
 
 RANGE = (("range", b"\0\1"),)
-Parts = tuple[tuple[str, int, int], ...]
 
 
 def commit(
