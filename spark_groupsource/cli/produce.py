@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import click
 
 from spark_groupsource.cli.common import HELP, cluster_options, open_cluster
+from spark_groupsource.cli.input_blocks import BLOCK_BYTES, LineForm, blocks_of, columns_of, lines_of
 from spark_groupsource.cli.progress import Progress
 from spark_groupsource.cli.record_lines import unescaped
 from spark_groupsource.cli.serdes import FORMATS, Serde, serde
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.config_def import INT64_MAX
-from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.compression import CODECS, codec_number
 from spark_groupsource.records.encode import Record
 from spark_groupsource.records.partitioner import partition_of_key
 
-_BLOCK_BYTES = 256 << 10
 _JSON_FIELDS = ("key", "value", "headers", "partition", "timestamp")
 
 Headers = tuple[tuple[str, "bytes | None"], ...]
 _Parse = Callable[[bytes], "_Line"]
+# formats whose lines are the bytes of the record
+_PLAIN_FORMATS = frozenset({"text", "raw"})
 
 
 class _Line(NamedTuple):
@@ -39,6 +43,14 @@ class _Line(NamedTuple):
     headers: Headers
     partition: int | None = None
     timestamp_ms: int | None = None
+
+
+class _Lines(NamedTuple):
+    """How the input becomes records; `form` is None for lines that only `parse` converts."""
+
+    delimiter: bytes
+    parse: _Parse
+    form: LineForm | None
 
 
 @click.command(context_settings=HELP)
@@ -109,21 +121,39 @@ def produce(
         return _Line(encoded[0], encoded[1], fixed)
 
     null = None if null_marker is None else null_marker.encode()
+    end = unescaped(delimiter).encode()
+    is_plain = not as_json and fixed_key is None and null is None and not fixed
+    is_plain = is_plain and {key_format, value_format or ("avro" if schema else "text")} <= _PLAIN_FORMATS
+    separator = None if key_separator is None else key_separator.encode()
+    # a separator or delimiter of several bytes is rare
+    has_form = is_plain and len(end) == 1 and (separator is None or (len(separator) == 1 and separator != end))
+    lines = _Lines(end, parse, LineForm(end, separator) if has_form else None)
     with open_cluster(bootstrap, command_config) as cluster:
-        chunks = records_of(_standard_input(), unescaped(delimiter).encode())
-        count = _write(cluster, topic, partition, chunks, parse, codec_number(compression))
+        try:
+            count = _write(cluster, topic, partition, _standard_input(), lines, codec_number(compression))
+        except BrokerError as error:
+            raise _with_permission(error, topic) from error
     click.echo(f"{count} records written to {topic}", err=True)
 
 
+def _with_permission(error: BrokerError, topic: str) -> BrokerError:
+    """Returns an error that names the permission to write, if one is missing, else `error`."""
+    acl = f"(kafka-acls --add --allow-principal User:NAME --operation WRITE --topic {topic})"
+    hints: dict[int, str] = {
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED: f"Grant the user WRITE on the topic, which contains DESCRIBE {acl}.",
+        # InitProducerId: Kafka accepts WRITE on any topic since 2.8
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED: (
+            f"Grant the user WRITE on topic {topic} {acl}; brokers before 2.8 require IDEMPOTENT_WRITE on the cluster, "
+            "too."
+        ),
+    }
+    return BrokerError(error.code, error.operation, hints[error.code]) if error.code in hints else error
+
+
 def _write(
-    cluster: Cluster,
-    topic: str,
-    partition: int | None,
-    chunks: Iterable[list[bytes]],
-    parse: _Parse,
-    codec: int,
+    cluster: Cluster, topic: str, partition: int | None, stream: BinaryIO, lines: _Lines, codec: int
 ) -> int:
-    """Writes each chunk of lines; returns their number.
+    """Writes each block of lines; returns their number.
 
     Raises: ConfigurationError for an invalid line, after the lines before it have been written.
     """
@@ -135,27 +165,47 @@ def _write(
     producer = BatchProducer(cluster, codec=codec)
     written = 0
     with Progress("records written") as progress:
-        for chunk in chunks:
-            batches: dict[TopicPartition, list[Record]] = defaultdict(list)
-            begin, invalid = written, None
+        for block in blocks_of(stream, lines.delimiter):
             now_ms = cluster.clock.timestamp_ms()
-            for text in chunk:
-                try:
-                    line = parse(text)
-                    chosen = _partition(line, topic, partition, count, written)
-                except ConfigurationError as error:
-                    invalid = error
-                    break
-                time_ms = now_ms if line.timestamp_ms is None else line.timestamp_ms
-                batches[TopicPartition(topic, chosen)].append(Record(line.key, line.value, time_ms, line.headers))
-                written += 1
-            if written > begin:
-                producer.send(batches)
-            if invalid is not None:
-                raise ConfigurationError(
-                    f"Line {written + 1} of the input is invalid: {invalid} The {written} lines before it are written."
-                ) from invalid
+            columns = lines.form and columns_of(block, lines.form, partition, count, written, now_ms)
+            if columns:
+                producer.send({TopicPartition(topic, number): records for number, records in columns.items()})
+                written += sum(map(len, columns.values()))
+            else:
+                written = _write_lines(producer, topic, partition, count, block, lines, written, now_ms)
             progress.update(written)
+    return written
+
+
+def _write_lines(
+    producer: BatchProducer,
+    topic: str,
+    partition: int | None,
+    count: int,
+    block: bytes,
+    lines: _Lines,
+    written: int,
+    now_ms: int,
+) -> int:
+    """Writes a block line by line; returns the number of records with the `written` ones. Raises: as `_write`."""
+    batches: dict[TopicPartition, list[Record]] = defaultdict(list)
+    invalid = None
+    for text in lines_of(block, lines.delimiter):
+        try:
+            line = lines.parse(text)
+            chosen = _partition(line, topic, partition, count, written)
+        except ConfigurationError as error:
+            invalid = error
+            break
+        time_ms = now_ms if line.timestamp_ms is None else line.timestamp_ms
+        batches[TopicPartition(topic, chosen)].append(Record(line.key, line.value, time_ms, line.headers))
+        written += 1
+    if batches:
+        producer.send(batches)
+    if invalid is not None:
+        raise ConfigurationError(
+            f"Line {written + 1} of the input is invalid: {invalid} The {written} lines before it are written."
+        ) from invalid
     return written
 
 
@@ -167,23 +217,6 @@ def _partition(line: _Line, topic: str, fixed: int | None, count: int, number: i
     if chosen >= count:
         raise ConfigurationError(f"Field partition must be between 0 and {count - 1} for topic {topic}, got {chosen}.")
     return chosen
-
-
-def records_of(stream: BinaryIO, delimiter: bytes) -> Iterator[list[bytes]]:
-    """Yields the records that are available, so that those of a slow input are written at once.
-
-    Raises: ConfigurationError for an empty delimiter.
-    """
-    if not delimiter:
-        raise ConfigurationError("Option --delimiter must not be empty.")
-    rest = b""
-    # a buffered reader: read1 returns what one read of the file returns
-    while block := stream.read1(_BLOCK_BYTES):  # type: ignore[attr-defined]
-        *records, rest = (rest + block).split(delimiter)
-        if records:
-            yield [record.rstrip(b"\r") for record in records] if delimiter == b"\n" else records
-    if rest:
-        yield [rest.rstrip(b"\r") if delimiter == b"\n" else rest]
 
 
 def _parse_object(line: bytes, key_serde: Serde, value_serde: Serde, fixed: Headers, fixed_key: str | None) -> _Line:
@@ -239,4 +272,7 @@ def _key_and_value(line: bytes, separator: str | None) -> tuple[bytes | None, by
 
 
 def _standard_input() -> BinaryIO:
+    with suppress(OSError, AttributeError, ValueError):
+        # a pipe of Linux contains 64 KiB at first; larger blocks are cheaper
+        fcntl.fcntl(sys.stdin.fileno(), fcntl.F_SETPIPE_SZ, BLOCK_BYTES)
     return sys.stdin.buffer

@@ -16,8 +16,9 @@ from support.clusters import Cluster
 from support.topics import create_topic, produce
 
 from spark_groupsource import EmbeddedBroker
+from spark_groupsource.cli.input_blocks import blocks_of, lines_of
 from spark_groupsource.cli.main import main
-from spark_groupsource.cli.produce import records_of
+from spark_groupsource.errors import BrokerError
 
 
 def run(cluster: Cluster, verb: str, topic: str, *arguments: str, stdin: bytes = b"") -> Result:
@@ -218,7 +219,7 @@ def test_lines_are_written_as_they_arrive() -> None:
             buffer[: len(part)] = part
             return len(part)
 
-    chunks = records_of(io.BufferedReader(Slow()), b"\n")
+    chunks = (lines_of(block, b"\n") for block in blocks_of(io.BufferedReader(Slow()), b"\n"))
     assert next(chunks) == [b"a"] and Slow.parts, "without waiting for more"
     assert list(chunks) == [[b"bc"], [b"d"]]
 
@@ -237,6 +238,49 @@ def test_positions_of_kcat(embedded: EmbeddedBroker, topic: str) -> None:
     }.items():
         assert run(cluster, "consume", topic, *arguments).stdout.split() == list(values), arguments
     assert run(cluster, "consume", topic, "--until", "2", "--follow").exit_code == 2
+
+
+@pytest.mark.parametrize("separator", ["", ":"])
+def test_many_lines_are_written_by_block(cluster: Cluster, topic: str, separator: str) -> None:
+    """The records and partitions are those of the lines one by one, which a null marker requires."""
+    create_topic(cluster.bootstrap_servers, topic, 3)
+    create_topic(cluster.bootstrap_servers, f"{topic}-lines", 3)
+    lines = b"".join(b"k%d:v:%d%s\n" % (n % 97, n, b"\r" * (n % 3)) for n in range(9_000)) + b"\xff:\n:last"
+    options = ["--key-separator", separator] if separator else []
+    assert run(cluster, "produce", topic, *options, "--compression", "lz4", stdin=lines).exit_code == 0
+    assert run(cluster, "produce", f"{topic}-lines", *options, "--null-marker", "NULL", stdin=lines).exit_code == 0
+    fields = ("partition", "offset", "key", "value")
+    found, expected = ([[r[n] for n in fields] for r in consumed(cluster, name)] for name in (topic, f"{topic}-lines"))
+    assert found == expected and len(found) == 9_002
+    assert all(record[2] is None for record in found) == (not separator)
+
+
+def test_a_block_with_an_invalid_line_is_written_up_to_it(embedded: EmbeddedBroker, topic: str) -> None:
+    cluster = Cluster("embedded", embedded.bootstrap_servers)
+    create_topic(cluster.bootstrap_servers, topic)
+    lines = b"k:v\n" * 500 + b"no separator\n" + b"k:v\n" * 500
+    result = run(cluster, "produce", topic, "--key-separator", ":", stdin=lines)
+    assert (result.exit_code, "Line 501 of the input is invalid" in result.stderr) == (1, True)
+    assert len(consumed(cluster, topic)) == 500
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BrokerError(29, "Describing topic t", "Grant the user DESCRIBE and READ on the topic."),
+        BrokerError(29, "Produce to t-0"),
+        BrokerError(31, "InitProducerId"),
+    ],
+)
+def test_the_missing_permission_to_write_is_named(
+    error: BrokerError, monkeypatch: pytest.MonkeyPatch, embedded: EmbeddedBroker
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("spark_groupsource.cli.produce._write", fail)
+    result = run(Cluster("embedded", embedded.bootstrap_servers), "produce", "t")
+    assert result.exit_code == 1 and "--operation WRITE --topic t)" in result.stderr and "READ" not in result.stderr
 
 
 @pytest.mark.slow

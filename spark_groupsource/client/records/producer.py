@@ -8,7 +8,8 @@ Source: KIP-98 (idempotent producer).
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Iterator, Mapping, Protocol, Sequence, Union
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError, NetworkError, as_sentence
@@ -21,6 +22,21 @@ MAX_BATCH_BYTES = 900_000
 
 _RECORD_OVERHEAD_BYTES = 40
 _SEQUENCE_MODULUS = 2**31
+
+
+class EncodableRecords(Protocol):
+    """Records of one partition that encode themselves, as `records.record_columns.RecordColumns`."""
+
+    def __len__(self) -> int: ...
+
+    def chunks(self, max_bytes: int) -> Iterator[EncodableRecords]:
+        """Yields parts in order, each for one batch."""
+
+    def encode(self, *, codec: int, producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:
+        """Encodes one batch."""
+
+
+_Records = Union[Sequence[Record], EncodableRecords]
 
 
 class BatchProducer:
@@ -38,7 +54,7 @@ class BatchProducer:
         return self.send({tp: records}, timeout_ms).get(tp, -1)
 
     def send(
-        self, records: Mapping[TopicPartition, Sequence[Record]], timeout_ms: int | None = None
+        self, records: Mapping[TopicPartition, _Records], timeout_ms: int | None = None
     ) -> dict[TopicPartition, int]:
         """Appends records, waits for acks=all, and returns the offset of the first record of each partition.
 
@@ -48,7 +64,7 @@ class BatchProducer:
         first: dict[TopicPartition, int] = {}
         chunks = {tp: _chunks(chosen) for tp, chosen in records.items()}
         while chunks:
-            batches: dict[TopicPartition, Sequence[Record]] = {}
+            batches: dict[TopicPartition, _Records] = {}
             for tp, rest in list(chunks.items()):
                 batch = next(rest, None)
                 if batch is None:
@@ -60,7 +76,7 @@ class BatchProducer:
         return first
 
     def _send_once_each(
-        self, batches: Mapping[TopicPartition, Sequence[Record]], timeout_ms: int | None
+        self, batches: Mapping[TopicPartition, _Records], timeout_ms: int | None
     ) -> dict[TopicPartition, int]:
         pending = {tp: self._encode(tp, records) for tp, records in batches.items()}
         try:
@@ -99,10 +115,10 @@ class BatchProducer:
                 retry.backoff_or_raise(failure)
         return written
 
-    def _encode(self, tp: TopicPartition, records: Sequence[Record]) -> bytes:
+    def _encode(self, tp: TopicPartition, records: _Records) -> bytes:
         identity = self._init_producer_id()
-        return encode_batch(
-            records,
+        encode = partial(encode_batch, records) if isinstance(records, Sequence) else records.encode
+        return encode(
             codec=self._codec,
             producer_id=identity.producer_id,
             producer_epoch=identity.epoch,
@@ -158,8 +174,11 @@ class BatchProducer:
         return failure
 
 
-def _chunks(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
+def _chunks(records: _Records) -> Iterator[_Records]:
     """Splits records into batches of about `MAX_BATCH_BYTES`; a larger record forms its own batch."""
+    if not isinstance(records, Sequence):
+        yield from records.chunks(MAX_BATCH_BYTES)
+        return
     begin = size = 0
     for position, record in enumerate(records):
         needed = _RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")

@@ -1,0 +1,95 @@
+"""Blocks of standard input, split into lines or into columns of records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+
+from spark_groupsource.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from spark_groupsource.records.record_columns import RecordColumns
+
+BLOCK_BYTES = 256 << 10
+# fewer lines are faster one by one, and a short input does not need PyArrow, whose import takes 100 ms
+_MIN_LINES = 200
+
+
+class LineForm(NamedTuple):
+    """Lines that need no conversion: a value, or key, separator of one byte and value; the delimiter is one byte."""
+
+    delimiter: bytes
+    separator: bytes | None
+
+
+def blocks_of(stream: BinaryIO, delimiter: bytes) -> Iterator[bytes]:
+    """Yields the records that are available, each with its delimiter, so that a slow input is written at once.
+
+    Raises: ConfigurationError for an empty delimiter.
+    """
+    if not delimiter:
+        raise ConfigurationError("Option --delimiter must not be empty.")
+    rest = b""
+    # a buffered reader: read1 returns what one read of the file returns
+    while block := stream.read1(BLOCK_BYTES):  # type: ignore[attr-defined]
+        records, found, rest = (rest + block).rpartition(delimiter)
+        if found:
+            yield records + found
+    if rest:
+        yield rest + delimiter
+
+
+def lines_of(block: bytes, delimiter: bytes) -> list[bytes]:
+    """Returns the records of a block, without CR at the end of a line."""
+    lines = block.split(delimiter)[:-1]
+    return [line.rstrip(b"\r") for line in lines] if delimiter == b"\n" else lines
+
+
+def columns_of(
+    block: bytes, form: LineForm, partition: int | None, count: int, number: int, timestamp_ms: int
+) -> dict[int, RecordColumns] | None:
+    """Returns partition -> records of a block; None for few lines, and for a block with a line without separator.
+
+    Args:
+        partition: of all records; None for that of the key, or round-robin.
+        count: number of partitions of the topic.
+        number: number of records before the block.
+    """
+    if block.count(form.delimiter) < _MIN_LINES:
+        return None
+    import numpy as np
+    import pyarrow as pa
+
+    from spark_groupsource.records.key_partitions import partitions_of_keys
+    from spark_groupsource.records.record_columns import RecordColumns, binary_array
+
+    while form.delimiter == b"\n" and b"\r\n" in block:
+        block = block.replace(b"\r\n", b"\n")
+    data = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(data == form.delimiter[0])
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    rows = np.arange(len(ends))
+    chosen = np.full(len(ends), partition) if partition is not None else (number + rows) % count
+    if form.separator is None:
+        lengths, places = ends - starts, ends
+    else:
+        places = np.append(np.flatnonzero(data == form.separator[0]), len(data))
+        places = places[np.searchsorted(places, starts)]
+        if (places > ends).any():
+            return None
+        # the key and the value of each line
+        lengths = np.stack((places - starts, ends - places - 1), axis=1)
+        if partition is None and count > 1:
+            chosen = partitions_of_keys(data, starts, lengths[:, 0], count)
+    is_kept = np.ones(len(data), bool)
+    is_kept[ends] = is_kept[places] = False
+    pieces = binary_array(lengths.reshape(-1), data[is_kept])
+    found = {}
+    for each in np.unique(chosen):
+        selected = rows[chosen == each]
+        if form.separator is None:
+            keys, values = None, pieces if len(selected) == len(rows) else pieces.take(pa.array(selected))
+        else:
+            keys, values = pieces.take(pa.array(2 * selected)), pieces.take(pa.array(2 * selected + 1))
+        found[int(each)] = RecordColumns(keys, values, timestamp_ms)
+    return found
