@@ -35,7 +35,7 @@ def produce(records: int) -> Callable[[Member], Any]:
     request = messages.ProduceRequest(
         transactional_id=None, acks=1, timeout_ms=1000, topic_data=[topic(name="load", partition_data=[partition])]
     )
-    return lambda member: request
+    return lambda _: request
 
 
 def fetch(partitions: int) -> Callable[[Member], Any]:
@@ -50,10 +50,10 @@ def fetch(partitions: int) -> Callable[[Member], Any]:
         replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=1_000_000, isolation_level=0, session_id=0,
         session_epoch=-1, topics=[topic(topic="load", partitions=rows)], forgotten_topics_data=[], rack_id="",
     )  # fmt: skip
-    return lambda member: request
+    return lambda _: request
 
 
-def metadata(member: Member) -> Any:
+def metadata(_: Member) -> Any:
     topic = messages.MetadataRequest.MetadataRequestTopic
     return messages.MetadataRequest(topics=[topic(name="load")], allow_auto_topic_creation=False)
 
@@ -84,10 +84,10 @@ def busy_us(target: Target) -> float:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1000
 
 
-async def turn(target: Target, case: Case) -> tuple[float, float]:
+async def per_request(target: Target, case: Case) -> tuple[float, float]:
     """Returns the processor and wall microseconds per request."""
     connection = await Connection.open(target.address)
-    member = Member(connection, "turns")
+    member = Member(connection, "requests")
     await member.settle()
     frame = bytes(encode_request(case.make(member), case.version, 1, "benchmark"))
     await connection.exchange(frame)

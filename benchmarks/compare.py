@@ -3,9 +3,9 @@
     python benchmarks/compare.py --base COMMIT
     python benchmarks/compare.py --base COMMIT --only decode --rounds 15
 
-The base is checked out below build/. Each side has processes of its own, which take turns of some milliseconds, because
-other load on the machine changes the speed of its processors. Ratios above 1 mean that the working tree takes longer.
-Exits with 1 if the median of a case exceeds the threshold.
+The base is checked out below build/. Each side has processes of its own, which alternate after some milliseconds,
+because other load on the machine changes the speed of its processors. A ratio above 1 means that the working tree takes
+longer. Exits with 1 if the median of a case exceeds the threshold.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import produce
 from arrow_clients import own_compiled, own_numpy
 from bench.children import checkout_environment
 from bench.topics import Topic, ensure
-from broker_requests import CASES, PARTITIONS, turn
+from broker_requests import CASES, PARTITIONS, per_request
 from coordinator import Target, create_topic, embedded, wait_until_ready
 from rich.console import Console
 from rich.table import Table
@@ -34,36 +34,36 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parent.parent
 BASE = ROOT / "build" / "compare-base"
 TOPIC = Topic("compare", 120_000)
-_TURN_S = 0.05
+_SLICE_S = 0.05
 
-Turns = dict[str, Callable[[], float]]
+Cases = dict[str, Callable[[], float]]
 """Case -> processor seconds of one unit of work, in this process."""
 
 
 def repeated(work: Callable[[], object]) -> float:
-    """Returns the processor seconds of one call, over a turn."""
+    """Returns the processor seconds of one call, repeated for a slice."""
     count, began = 0, time.process_time()
-    while (took := time.process_time() - began) < _TURN_S:
+    while (took := time.process_time() - began) < _SLICE_S:
         work()
         count += 1
     return took / count
 
 
-def decode_turns() -> Turns:
+def decode_cases() -> Cases:
     from spark_groupsource.records.compiled_parser import COMPILED_PARSER
     from spark_groupsource.records.parser import NUMPY_PARSER
 
-    turns: Turns = {}
+    cases: Cases = {}
     for shape, record, batch_records, codec in decode.SHAPES:
         buffer = decode.log(record, batch_records, codec)
         for name, parser in (("numpy", NUMPY_PARSER), ("numba", COMPILED_PARSER)):
             for columns in (decode.ALL_COLUMNS, ("value",)):
                 title = f"decode: {shape}, {codec}, {name}, {'value' if len(columns) == 1 else 'all columns'}"
-                turns[title] = partial(repeated, partial(decode.groupsource(parser, columns), buffer))
-    return turns
+                cases[title] = partial(repeated, partial(decode.groupsource(parser, columns), buffer))
+    return cases
 
 
-def append_turns() -> Turns:
+def append_cases() -> Cases:
     return {
         f"append: {shape.title}, {shape.codec}": partial(_append_s, shape) for shape in produce.SHAPES
     }
@@ -73,27 +73,27 @@ def _append_s(shape: produce.Shape) -> float:
     return produce.append_ns(produce.batch(shape)) / 1e9
 
 
-def read_turns(bootstrap_servers: str) -> Turns:
+def read_cases(bootstrap_servers: str) -> Cases:
     return {
         "read task, NumPy parser": partial(repeated, partial(own_numpy, bootstrap_servers, TOPIC)),
         "read task, compiled parser": partial(repeated, partial(own_compiled, bootstrap_servers, TOPIC)),
     }
 
 
-TURNS = {"decode": decode_turns, "append": append_turns}
+PREPARED = {"decode": decode_cases, "append": append_cases}
 
 
 def serve(group: str, bootstrap_servers: str) -> None:
-    """Prints the cases, and then the seconds of one turn of each case whose name is read from the standard input."""
-    turns = read_turns(bootstrap_servers) if group == "read" else TURNS[group]()
-    print("\t".join(turns), flush=True)
+    """Prints the cases, and then the seconds of one call of each case whose name is read from the standard input."""
+    cases = read_cases(bootstrap_servers) if group == "read" else PREPARED[group]()
+    print("\t".join(cases), flush=True)
     for line in sys.stdin:
-        print(turns[line.rstrip("\n")](), flush=True)
+        print(cases[line.rstrip("\n")](), flush=True)
 
 
 @contextmanager
 def serving(checkout: Path, group: str, bootstrap_servers: str) -> Iterator[subprocess.Popen[str]]:
-    """Yields a process that imports the package of a checkout and serves turns."""
+    """Yields a process that imports the package of a checkout and measures cases."""
     command = [sys.executable, str(Path(__file__).resolve()), "--serve", group, "--kafka", bootstrap_servers]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=checkout_environment(checkout)
@@ -105,14 +105,13 @@ def serving(checkout: Path, group: str, bootstrap_servers: str) -> Iterator[subp
             process.kill()
 
 
-def ask(process: subprocess.Popen[str], case: str) -> float:
+def measured_s(process: subprocess.Popen[str], case: str) -> float:
     assert process.stdin is not None and process.stdout is not None
     print(case, file=process.stdin, flush=True)
     line = process.stdout.readline()
     if not line:
         raise RuntimeError(f"the process that measures {case!r} has ended")
     return float(line)
-
 
 
 def in_process(group: str, rounds: int) -> Iterator[tuple[str, list[float]]]:
@@ -125,8 +124,9 @@ def in_process(group: str, rounds: int) -> Iterator[tuple[str, list[float]]]:
         cases = [process.stdout.readline().rstrip("\n").split("\t") for process in sides if process.stdout][0]
         for case in cases:
             for process in sides:
-                ask(process, case)  # the first turn compiles and fills caches
-            yield case, [alternate(number, [partial(ask, side, case) for side in sides]) for number in range(rounds)]
+                measured_s(process, case)  # the first call compiles and fills caches
+            measured = [partial(measured_s, side, case) for side in sides]
+            yield case, [alternate(number, measured) for number in range(rounds)]
 
 
 def alternate(number: int, sides: Sequence[Callable[[], float]]) -> float:
@@ -144,7 +144,7 @@ def requests(rounds: int) -> Iterator[tuple[str, list[float]]]:
             asyncio.run(wait_until_ready(target.address))
 
         def busy(target: Target, number: int) -> float:
-            return asyncio.run(turn(target, CASES[number]))[0]
+            return asyncio.run(per_request(target, CASES[number]))[0]
 
         for number, case in enumerate(CASES):
             title = f"broker: {case.title}" + (f", {case.depth} in flight" if case.depth > 1 else "")

@@ -23,7 +23,6 @@ import itertools
 import os
 import resource
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +32,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.children import process_seconds
+from bench.embedded import EmbeddedBroker
 from rich.console import Console
 from rich.table import Table
 
@@ -213,20 +214,25 @@ class Member:
         )
 
     def commit(self, topic: str, partitions: int) -> Any:
-        entry = messages.OffsetCommitRequest.OffsetCommitRequestTopic
-        parts = [
-            entry.OffsetCommitRequestPartition(
-                partition_index=number, committed_offset=42, committed_leader_epoch=-1, committed_metadata=""
-            )
-            for number in range(partitions)
-        ]
-        return messages.OffsetCommitRequest(
-            group_id=self._group,
-            generation_id_or_member_epoch=self.generation,
-            member_id=self.member_id,
-            group_instance_id=None,
-            topics=[entry(name=topic, partitions=parts)],
+        return commit_request(self._group, topic, partitions, self.member_id, self.generation)
+
+
+def commit_request(group: str, topic: str, partitions: int, member_id: str = "", generation: int = -1) -> Any:
+    """Returns the OffsetCommit of offset 42 in each partition; by default that of a group without members."""
+    entry = messages.OffsetCommitRequest.OffsetCommitRequestTopic
+    parts = [
+        entry.OffsetCommitRequestPartition(
+            partition_index=number, committed_offset=42, committed_leader_epoch=-1, committed_metadata=""
         )
+        for number in range(partitions)
+    ]
+    return messages.OffsetCommitRequest(
+        group_id=group,
+        generation_id_or_member_epoch=generation,
+        member_id=member_id,
+        group_instance_id=None,
+        topics=[entry(name=topic, partitions=parts)],
+    )
 
 
 def leave(members: list[Member]) -> Any:
@@ -356,11 +362,7 @@ class Target(NamedTuple):
 
     def busy_s(self) -> float:
         """Returns the processor time in seconds, nan without /proc."""
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].split()
-        except FileNotFoundError:
-            return float("nan")
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return process_seconds(self.pid)
 
 
 @contextmanager
@@ -370,37 +372,19 @@ def embedded(checkout: Path | None = None) -> Iterator[Target]:
     if checkout is not None:
         name, environment["PYTHONPATH"] = checkout.name, str(checkout.resolve())
     with tempfile.TemporaryDirectory(prefix="groupsource-benchmark-") as data_dir:
-        # not the installed script: its entry point may not exist in an older checkout
-        command = [sys.executable, "-c", "from spark_groupsource.cli.main import main; main()", "broker"]
-        command += ["--listen", "127.0.0.1:0", "--data-dir", data_dir]
-        command += [f"--config={key}={value}" for key, value in CONFIG.items()]
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment,
-            # python -c imports from the working directory first
-            cwd=data_dir,
-        )
+        broker = EmbeddedBroker(data_dir, CONFIG, environment)
         try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line.startswith("listening on "):
-                raise SystemExit(f"the embedded broker did not start: {line}")
-            yield Target(name, line.split()[-1], process.pid)
+            yield Target(name, broker.bootstrap_servers, broker.pid)
         finally:
-            process.terminate()
-            process.wait(30)
+            broker.stop()
 
 
 @contextmanager
 def kafka() -> Iterator[Target]:
     """Runs a real Kafka."""
     with RealKafka(CONFIG) as running:
-        # RealKafka has no public process id
-        assert running._process is not None
-        yield Target("kafka", running.bootstrap_servers, running._process.pid)
+        assert running.process_id is not None
+        yield Target("kafka", running.bootstrap_servers, running.process_id)
 
 
 def measure(target: Target, sizes: list[int], groups: int, seconds: float, rounds: int) -> dict[str, float]:

@@ -36,10 +36,10 @@ def by_records(context: Context) -> Iterator[Figure]:
     for topic in topics:
         title = f"{topic.records / 1e6:.3g} M records of 10 B"
         rival = f"ourselves with {middle.records / 1e6:.3g} M"
-        reach = 0.9 if topic.records > middle.records else None
+        least_ratio = 0.9 if topic.records > middle.records else None
         for kind, found in (("seconds", rounds), ("processor seconds", spent)):
             values, beside = found.values[topic.name], found.values[middle.name]
-            yield Figure(f"{kind} per million records", title, "s", values, rival, beside, reach=reach)
+            yield Figure(f"{kind} per million records", title, "s", values, rival, beside, least_ratio=least_ratio)
 
 
 def by_partitions(context: Context) -> Iterator[Figure]:
@@ -68,7 +68,9 @@ def by_batch_size(context: Context) -> Iterator[Figure]:
             yield beside_kafka(spark, context, "records per record batch", title, [topic.name], 1.0)
 
 
-def beside_kafka(spark: Any, context: Context, measure: str, case: str, topics: list[str], reach: float) -> Figure:
+def beside_kafka(
+    spark: Any, context: Context, measure: str, case: str, topics: list[str], least_ratio: float
+) -> Figure:
     """Returns the seconds of a read of topics by both sources."""
     read = Read(",".join(topics))
     check_same_rows(spark, context.bootstrap_servers, read)
@@ -76,7 +78,7 @@ def beside_kafka(spark: Any, context: Context, measure: str, case: str, topics: 
     for _ in range(context.rounds):
         for source, name in ((OWN, OWN), (KAFKA, _KAFKA_NAME)):
             rounds.add(name, timed(spark, source, context.bootstrap_servers, read).seconds)
-    return rounds.figure(measure, f"{case}, local[{CORES}]", "s", OWN, _KAFKA_NAME, reach=reach)
+    return rounds.figure(measure, f"{case}, local[{CORES}]", "s", OWN, _KAFKA_NAME, least_ratio=least_ratio)
 
 
 MEASURES = (

@@ -95,8 +95,8 @@ def figures(context: Context) -> Iterator[Figure]:
                     if number:
                         took.add(target.name, seconds)
                         spent.add(target.name, target.busy_s() - busy_s)
-            reach = 1.0 if size >= 100 else None
-            yield took.figure(MEASURE, f"{size:,} members", "s", "embedded", "kafka", reach=reach)
+            least_ratio = 1.0 if size >= 100 else None
+            yield took.figure(MEASURE, f"{size:,} members", "s", "embedded", "kafka", least_ratio=least_ratio)
             case = f"{size:,} members, processor time of the broker"
             yield spent.figure(MEASURE, case, "s", "embedded", "kafka")
 

@@ -1,6 +1,6 @@
 """Benchmark of table lag: time for a group with thousands of partitions.
 
-    PYTHONPATH=jobs python benchmarks/lag.py [--bootstrap-servers HOST:PORT | --kafka] [--partitions 10000]
+    python benchmarks/lag.py [--bootstrap-servers HOST:PORT | --kafka] [--partitions 10000]
 
 Every partition has records that the group has not read. Without an address, an embedded broker is started in a process
 of its own, or a real Kafka, where the values are compared with those of kafka-consumer-groups. The best of several
@@ -10,15 +10,11 @@ rounds counts, because other load on the machine only slows a round down; the pr
 from __future__ import annotations
 
 import argparse
-import re
-import subprocess
 import sys
 import time
-from contextlib import contextmanager
-from tempfile import TemporaryDirectory
-from typing import Iterator
 from uuid import uuid4
 
+from coordinator import embedded  # puts jobs/ on the path
 from real_kafka import RealKafka
 
 from spark_groupsource.client.admin import NewTopic, create_partitions, create_topics
@@ -38,22 +34,6 @@ ROUNDS = 5
 LAG = TABLES["lag"]
 COLUMNS = frozenset(column.name for column in LAG.columns)
 VARIANTS = {"offsets": COLUMNS - ESTIMATES, "with time": COLUMNS - ESTIMATES | {"lag_ms"}, "all columns": COLUMNS}
-
-
-@contextmanager
-def broker() -> Iterator[str]:
-    """Starts an embedded broker; yields its address."""
-    command = [sys.executable, "-m", "spark_groupsource.cli", "broker", "--listen", "127.0.0.1:0", "--data-dir"]
-    with TemporaryDirectory(prefix="groupsource-benchmark-") as directory:
-        process = subprocess.Popen([*command, directory], stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            found = re.search(r"127\.0\.0\.1:\d+", process.stdout.readline())
-            assert found is not None, "the broker did not start"
-            yield found[0]
-        finally:
-            process.terminate()
-            process.wait()
 
 
 def wait_for_partitions(cluster: Cluster, topic: str, count: int) -> None:
@@ -135,8 +115,8 @@ def main() -> None:
         with RealKafka() as kafka:
             run(kafka.bootstrap_servers, options.partitions, kafka)
         return
-    with broker() as address:
-        run(address, options.partitions)
+    with embedded() as target:
+        run(target.address, options.partitions)
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def peaks(shapes: list[Shape]) -> Iterator[tuple[Shape, int, float]]:
 def figures(context: Context) -> Iterator[Figure]:
     for shape, _, peak in peaks(list(SHAPES) if context.scale >= 1 else list(SHAPES[:8])):
         title = f"{shape.title}, {shape.codec}, {shape.batches * shape.records:,} records of {shape.size:,} B"
-        yield Figure("memory of a read task above the interpreter", title, "MB", [peak], reach_value=shape.limit_mb)
+        yield Figure("memory of a read task above the interpreter", title, "MB", [peak], largest_value=shape.limit_mb)
 
 
 MEASURES = (Measure("memory", figures, 300),)

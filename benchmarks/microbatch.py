@@ -15,40 +15,31 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.children import processor_seconds
+from bench.children import checkout_environment, exit_at_sigterm, processor_seconds, run_lines
+from bench.spark import session
+from bench.streams import PHASES, SOURCES, Sample, comparison_rows, stream_writer, streaming_settings
 from rich.console import Console
 from rich.table import Table
 
 JOBS = Path(__file__).resolve().parent.parent / "jobs"
 sys.path.insert(0, str(JOBS))
 
-from kafka_jars import spark_connector_jars  # noqa: E402
 from real_kafka import RealKafka  # noqa: E402
 
 PARTITIONS = 4
-SOURCES = ("kafka", "groupsource")
-PHASES = ("latestOffset", "queryPlanning", "walCommit", "getBatch", "addBatch", "commitBatch", "commitOffsets")
 TOPIC = "ticks"
 # a micro-batch of 5 ms has ten records at the default rate
 _TICK_S = 0.005
 _WARM_UP_BATCHES = 10
-_SPARK = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.driver.memory": "2g",
-    "spark.sql.streaming.numRecentProgressUpdates": "10000",
-}
+_TIMEOUT_S = 1_800
 
 
 class Batch(NamedTuple):
@@ -86,30 +77,9 @@ def produce(bootstrap_servers: str, rate: int, stopping: threading.Event) -> Non
     producer.flush(10)
 
 
-def session(cores: int, has_unix_socket: bool) -> Any:
-    """Returns a Spark session with both sources."""
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master(f"local[{cores}]")
-    settings = _SPARK | {
-        "spark.jars": ",".join(str(jar) for jar in spark_connector_jars()),
-        "spark.python.unix.domain.socket.enabled": str(has_unix_socket).lower(),
-    }
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
-
-
 def run_query(spark: Any, source: str, bootstrap_servers: str, seconds: float, directory: str) -> Round:
     """Runs one query for `seconds` after its first batches."""
-    stream = spark.readStream.format(source).option("kafka.bootstrap.servers", bootstrap_servers)
-    stream = stream.option("subscribe", TOPIC).option("startingOffsets", "latest")
-    if source == "groupsource":
-        stream = stream.option("kafka.group.id", f"bench-{uuid.uuid4().hex[:8]}")
-    checkpoint = os.path.join(directory, uuid.uuid4().hex)
-    writer = stream.load().writeStream.format("noop").option("checkpointLocation", checkpoint)
+    writer = stream_writer(spark, source, bootstrap_servers, TOPIC, "latest", directory)
     query = writer.trigger(processingTime="0 seconds").start()
     while (query.lastProgress or {"batchId": -1})["batchId"] < _WARM_UP_BATCHES:
         time.sleep(0.1)
@@ -131,36 +101,27 @@ def run_query(spark: Any, source: str, bootstrap_servers: str, seconds: float, d
 
 def measure(cores: int, bootstrap_servers: str, has_unix_socket: bool, seconds: float, rounds: int) -> None:
     """Runs in a process of its own; prints one JSON line for each query."""
-    spark = session(cores, has_unix_socket)
-    with tempfile.TemporaryDirectory(prefix="groupsource-bench-") as directory:
-        try:
-            for number in range(rounds + 1):
-                for source in SOURCES:
-                    found = run_query(spark, source, bootstrap_servers, seconds if number else 1, directory)
-                    if number:
-                        print(json.dumps([found.source, found.batches, found.processor_s]), flush=True)
-        finally:
-            spark.stop()
+    with (
+        session(cores, streaming_settings(has_unix_socket)) as spark,
+        tempfile.TemporaryDirectory(prefix="groupsource-benchmark-") as directory,
+    ):
+        for number in range(rounds + 1):
+            for source in SOURCES:
+                found = run_query(spark, source, bootstrap_servers, seconds if number else 1, directory)
+                if number:
+                    print(json.dumps([found.source, found.batches, found.processor_s]), flush=True)
 
 
 def child(arguments: argparse.Namespace, bootstrap_servers: str, has_unix_socket: bool) -> list[Round]:
-    """What a process of its own measured."""
+    """Returns what a process of its own measured."""
     script = Path(__file__).resolve()
     command = [sys.executable, str(script), "--bootstrap-servers", bootstrap_servers, "--local", str(arguments.local)]
     command += ["--seconds", str(arguments.seconds), "--rounds", str(arguments.rounds)]
     command += ["--unix-socket"] * has_unix_socket
-    environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
     found = []
-    # a session of its own, so that its processes are distinguished from all others
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            source, batches, processor_s = json.loads(line)
-            found.append(Round(source, [Batch(*batch) for batch in batches], processor_s))
-    if process.returncode:
-        raise SystemExit(f"the measuring process ended with {process.returncode}")
+    for line in run_lines(command, _TIMEOUT_S, checkout_environment(script.parent.parent)):
+        source, batches, processor_s = json.loads(line)
+        found.append(Round(source, [Batch(*batch) for batch in batches], processor_s))
     return found
 
 
@@ -170,19 +131,13 @@ def percentile(values: list[int], share: float) -> int:
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
-def rows(title: str, found: list[Round]) -> list[list[str]]:
-    """The lines of one child: each source, and the ratio of both."""
-    lines, figures = [], []
-    for source in SOURCES:
-        batches = [batch for each in found if each.source == source for batch in each.batches]
-        triggers = [batch.trigger_ms for batch in batches]
-        spent = sum(each.processor_s for each in found if each.source == source) / len(batches) * 1000
-        phases = [statistics.median(batch.phases[phase] for batch in batches) for phase in PHASES]
-        figures.append([statistics.median(triggers), percentile(triggers, 0.99), spent])
-        lines.append([title, source, str(len(batches)), *(f"{each:.0f}" for each in figures[-1] + phases)])
-    ratios = [ours / theirs for theirs, ours in zip(*figures, strict=True)]
-    lines.append([title, "ratio", "", *(f"{ratio:.2f}" for ratio in ratios), *[""] * len(PHASES)])
-    return lines
+def sample(rounds: list[Round]) -> Sample:
+    """Returns the medians of the batches of one source, and the processor time per batch, in ms."""
+    batches = [batch for each in rounds for batch in each.batches]
+    triggers = [batch.trigger_ms for batch in batches]
+    spent_ms = sum(each.processor_s for each in rounds) / len(batches) * 1000
+    phases = [statistics.median(batch.phases[phase] for batch in batches) for phase in PHASES]
+    return Sample(len(batches), [statistics.median(triggers), percentile(triggers, 0.99), spent_ms], phases)
 
 
 def main() -> int:
@@ -195,6 +150,7 @@ def main() -> int:
     parser.add_argument("--bootstrap-servers", help=argparse.SUPPRESS)
     parser.add_argument("--unix-socket", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    exit_at_sigterm()
     if arguments.bootstrap_servers:
         measure(
             arguments.local, arguments.bootstrap_servers, arguments.unix_socket, arguments.seconds, arguments.rounds
@@ -220,7 +176,9 @@ def main() -> int:
         try:
             for has_unix_socket in kinds:
                 title = "unix" if has_unix_socket else "tcp"
-                for row in rows(title, child(arguments, servers, has_unix_socket)):
+                found = child(arguments, servers, has_unix_socket)
+                samples = {source: sample([each for each in found if each.source == source]) for source in SOURCES}
+                for row in comparison_rows(title, samples):
                     table.add_row(*row)
         finally:
             stopping.set()

@@ -3,7 +3,7 @@
     python benchmarks/run.py --only parts
 
 Each part is repeated alone on the same fetched records, with the compiled parser if the extra `fast` is installed; the
-least of the rounds counts. What PySpark adds is the row of the ceiling in `batch_read.py`.
+minimum of the rounds counts. What PySpark adds is the row of the ceiling in `batch_read.py`.
 """
 
 from __future__ import annotations

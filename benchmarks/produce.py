@@ -21,8 +21,8 @@ from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.topic_config import TopicConfig
 
 NOW = 1_700_000_000_000
-TURN_NS = 30_000_000
-MAX_TURN_BYTES = 64_000_000
+SLICE_NS = 30_000_000
+MAX_SLICE_BYTES = 64_000_000
 
 
 class Shape(NamedTuple):
@@ -68,7 +68,7 @@ def batch(shape: Shape) -> bytes:
 
 
 def append_ns(data: bytes) -> float:
-    """Processor nanoseconds of one append, over a turn."""
+    """Processor nanoseconds of one append, repeated for a slice."""
     with tempfile.TemporaryDirectory(prefix="groupsource-benchmark-") as directory:
         config = TopicConfig(max_message_bytes=2_000_000)
         log = PartitionLog(Path(directory) / "t-0", TopicPartition("t", 0), config, FileCache(), print)
@@ -77,7 +77,7 @@ def append_ns(data: bytes) -> float:
         partition.append(data, NOW)
         count, step = 0, max(1, 20_000 // len(data))
         began = time.process_time_ns()
-        while (took := time.process_time_ns() - began) < TURN_NS and count * len(data) < MAX_TURN_BYTES:
+        while (took := time.process_time_ns() - began) < SLICE_NS and count * len(data) < MAX_SLICE_BYTES:
             for _ in range(step):
                 partition.append(data, NOW)
             count += step

@@ -20,6 +20,7 @@ from batch_read import cases
 from bench.context import Context, Measure
 from bench.figures import Figure, Rounds
 from bench.spark import KAFKA, OWN, session
+from bench.streams import streaming_settings
 from bench.topics import Topic, client, create, ensure
 
 _KAFKA_NAME = "Spark's Kafka source"
@@ -58,10 +59,10 @@ def available_now(context: Context) -> Iterator[Figure]:
 
 
 def pair(
-    rounds: Rounds, measure: str, case: str, kind: str, reach: float | None, difference: float | None = None
+    rounds: Rounds, measure: str, case: str, kind: str, least_ratio: float | None, difference: float | None = None
 ) -> Figure:
     own, rival = rounds.values[f"{OWN} {kind}"], rounds.values[f"{KAFKA} {kind}"]
-    return Figure(measure, case, "s", own, _KAFKA_NAME, rival, reach=reach, reach_difference=difference)
+    return Figure(measure, case, "s", own, _KAFKA_NAME, rival, least_ratio=least_ratio, largest_difference=difference)
 
 
 def cold_start(context: Context) -> Iterator[Figure]:
@@ -86,11 +87,9 @@ def micro_batches(has_unix_socket: bool, context: Context) -> Iterator[Figure]:
     )
     producer.start()
     medians, tails = Rounds(), Rounds()
-    sockets = {"spark__python__unix__domain__socket__enabled": str(has_unix_socket).lower()}
-    history = {"spark__sql__streaming__numRecentProgressUpdates": "10000"}
     try:
         with (
-            session(_CORES, **sockets, **history) as spark,
+            session(_CORES, streaming_settings(has_unix_socket)) as spark,
             tempfile.TemporaryDirectory(prefix="groupsource-benchmark-") as directory,
         ):
             for number in range(context.rounds + 1):
@@ -106,9 +105,10 @@ def micro_batches(has_unix_socket: bool, context: Context) -> Iterator[Figure]:
         producer.join()
     title = "unix sockets" if has_unix_socket else "TCP"
     measure = "micro-batch at 2,000 records/s"
-    for kind, rounds, reach in (("median", medians, 1.0), ("99th percentile", tails, 1 / 1.1)):
+    for kind, rounds, least_ratio in (("median", medians, 1.0), ("99th percentile", tails, 1 / 1.1)):
         values = rounds.values
-        yield Figure(measure, f"{title}, {kind}", "ms", values[OWN], _KAFKA_NAME, values[KAFKA], reach=reach)
+        case = f"{title}, {kind}"
+        yield Figure(measure, case, "ms", values[OWN], _KAFKA_NAME, values[KAFKA], least_ratio=least_ratio)
 
 
 MEASURES = (

@@ -18,13 +18,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple
@@ -35,13 +32,22 @@ from rich.table import Table
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "jobs"), str(HERE)]
 
-from bench.children import processor_seconds  # noqa: E402
-from microbatch import PHASES, SOURCES, session  # noqa: E402
+from bench.children import checkout_environment, exit_at_sigterm, processor_seconds, run_lines  # noqa: E402
+from bench.spark import session  # noqa: E402
+from bench.streams import (  # noqa: E402
+    PHASES,
+    SOURCES,
+    Sample,
+    comparison_rows,
+    stream_writer,
+    streaming_settings,
+)
 from real_kafka import RealKafka  # noqa: E402
 
 PARTITIONS = 4
 SMALL, LARGE = "small", "large"
 SMALL_RECORDS = 100
+_TIMEOUT_S = 1_800
 
 
 class Run(NamedTuple):
@@ -71,12 +77,7 @@ def fill(kafka: RealKafka, topic: str, count: int) -> None:
 
 def run_query(spark: Any, kind: str, source: str, bootstrap_servers: str, topic: str, directory: str) -> Run:
     """Runs one query with trigger availableNow over the topic, from its start."""
-    stream = spark.readStream.format(source).option("kafka.bootstrap.servers", bootstrap_servers)
-    stream = stream.option("subscribe", topic).option("startingOffsets", "earliest")
-    if source == "groupsource":
-        stream = stream.option("kafka.group.id", f"bench-{uuid.uuid4().hex[:8]}")
-    checkpoint = os.path.join(directory, uuid.uuid4().hex)
-    writer = stream.load().writeStream.format("noop").option("checkpointLocation", checkpoint)
+    writer = stream_writer(spark, source, bootstrap_servers, topic, "earliest", directory)
     spent, begin_s, begin = processor_seconds(), time.time(), time.perf_counter()
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
@@ -91,69 +92,58 @@ def run_query(spark: Any, kind: str, source: str, bootstrap_servers: str, topic:
 
 def measure(arguments: argparse.Namespace) -> None:
     """Runs in a process of its own; prints one JSON line for each query."""
-    spark = session(arguments.local, arguments.unix_socket)
     servers = arguments.bootstrap_servers
-    with tempfile.TemporaryDirectory(prefix="groupsource-bench-") as directory:
-        try:
-            if arguments.cold_source:
-                found = run_query(spark, "cold", arguments.cold_source, servers, SMALL, directory)
-                print(json.dumps([*found, time.time()]), flush=True)
-                return
-            for number in range(arguments.rounds + 2):
-                for source in SOURCES:
-                    found = run_query(spark, "warm", source, servers, SMALL, directory)
-                    if number >= 2:
-                        print(json.dumps(found), flush=True)
-            for _ in range(arguments.rounds if arguments.records else 0):
-                for source in SOURCES:
-                    print(json.dumps(run_query(spark, "whole", source, servers, LARGE, directory)), flush=True)
-        finally:
-            spark.stop()
+    with (
+        session(arguments.local, streaming_settings(arguments.unix_socket)) as spark,
+        tempfile.TemporaryDirectory(prefix="groupsource-benchmark-") as directory,
+    ):
+        if arguments.cold_source:
+            found = run_query(spark, "cold", arguments.cold_source, servers, SMALL, directory)
+            print(json.dumps([*found, time.time()]), flush=True)
+            return
+        for number in range(arguments.rounds + 2):
+            for source in SOURCES:
+                found = run_query(spark, "warm", source, servers, SMALL, directory)
+                if number >= 2:
+                    print(json.dumps(found), flush=True)
+        for _ in range(arguments.rounds if arguments.records else 0):
+            for source in SOURCES:
+                print(json.dumps(run_query(spark, "whole", source, servers, LARGE, directory)), flush=True)
 
 
 def child(arguments: argparse.Namespace, bootstrap_servers: str, cold_source: str | None = None) -> list[Run]:
-    """What a process of its own measured."""
+    """Returns what a process of its own measured."""
     script = Path(__file__).resolve()
     command = [sys.executable, str(script), "--bootstrap-servers", bootstrap_servers, "--local", str(arguments.local)]
     command += ["--rounds", str(arguments.rounds), "--records", str(arguments.records)]
     command += ["--unix-socket"] * arguments.unix_socket
     command += ["--cold-source", cold_source] if cold_source else []
-    environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
     found, begin_s = [], time.time()
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            fields = json.loads(line)
-            run = Run(*fields[:6])
-            if cold_source:
-                # the first batch is that of the only query: everything before start() belongs to it
-                before_ms = (fields[6] - begin_s) * 1000 - run.total_ms
-                run = run._replace(first_batch_ms=before_ms + run.first_batch_ms, total_ms=before_ms + run.total_ms)
-            found.append(run)
-    if process.returncode:
-        raise SystemExit(f"the measuring process ended with {process.returncode}")
+    for line in run_lines(command, _TIMEOUT_S, checkout_environment(HERE.parent)):
+        fields = json.loads(line)
+        run = Run(*fields[:6])
+        if cold_source:
+            # the first batch is that of the only query: everything before start() belongs to it
+            before_ms = (fields[6] - begin_s) * 1000 - run.total_ms
+            run = run._replace(first_batch_ms=before_ms + run.first_batch_ms, total_ms=before_ms + run.total_ms)
+        found.append(run)
     return found
 
 
 def rows(kind: str, found: list[Run]) -> list[list[str]]:
-    """The lines of one kind: each source, and ours relative to theirs."""
-    lines, figures = [], []
-    for source in SOURCES:
-        runs = [run for run in found if run.kind == kind and run.source == source]
-        columns = [
-            [run.first_batch_ms for run in runs],
-            [run.total_ms for run in runs],
-            [run.processor_s * 1000 for run in runs],
-        ]
-        phases = [statistics.median(run.phases[phase] for run in runs) for phase in runs[0].phases]
-        figures.append([statistics.median(column) for column in columns])
-        lines.append([kind, source, str(len(runs)), *(f"{each:,.0f}" for each in figures[-1] + phases)])
-    ratios = [f"{ours / theirs:.2f}" for theirs, ours in zip(*figures, strict=True)]
-    ratios[0] += f" ({figures[1][0] - figures[0][0]:+,.0f})"
-    lines.append([kind, "ratio", "", *ratios, *[""] * (len(PHASES) + 1)])
+    """Returns a row of each source, and the ratios of ours to theirs with the difference of the first batches."""
+    samples = {source: sample([run for run in found if (run.kind, run.source) == (kind, source)]) for source in SOURCES}
+    lines = comparison_rows(kind, samples)
+    theirs_ms, ours_ms = (samples[source].figures[0] for source in SOURCES)
+    lines[-1][3] += f" ({ours_ms - theirs_ms:+,.0f})"
     return lines
+
+
+def sample(runs: list[Run]) -> Sample:
+    """Returns the medians of the runs of one source, in ms."""
+    figures = [(run.first_batch_ms, run.total_ms, run.processor_s * 1000) for run in runs]
+    phases = [statistics.median(run.phases[phase] for run in runs) for phase in runs[0].phases]
+    return Sample(len(runs), [statistics.median(column) for column in zip(*figures)], phases)
 
 
 def main() -> int:
@@ -166,6 +156,7 @@ def main() -> int:
     for hidden in ("--bootstrap-servers", "--cold-source"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    exit_at_sigterm()
     if arguments.bootstrap_servers:
         measure(arguments)
         return 0

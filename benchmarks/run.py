@@ -16,14 +16,13 @@ import importlib
 import json
 import os
 import platform
-import signal
 import sys
 import time
 import traceback
 from pathlib import Path
 from typing import Iterator
 
-from bench.children import checkout_environment, run_lines
+from bench.children import checkout_environment, exit_at_sigterm, run_lines
 from bench.context import Context, Measure
 from bench.figures import Figure
 from bench.page import table, write_page
@@ -120,8 +119,7 @@ def main() -> int:
     parser.add_argument("--page", action="store_true", help="write the page also with --only")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    # SIGTERM ends the child and Kafka too
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    exit_at_sigterm()
     known = measures()
     if options.list:
         print("\n".join(known))

@@ -49,10 +49,10 @@ class CeilingReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         batch = _batch(self._columns, self._batch_rows, self._value_bytes)
-        missing = self._records // self._tasks
-        while missing > 0:
-            yield batch.slice(0, missing) if missing < batch.num_rows else batch
-            missing -= batch.num_rows
+        remaining = self._records // self._tasks
+        while remaining > 0:
+            yield batch.slice(0, remaining) if remaining < batch.num_rows else batch
+            remaining -= batch.num_rows
 
 
 @lru_cache(maxsize=4)

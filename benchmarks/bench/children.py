@@ -44,6 +44,11 @@ def run_lines(command: Sequence[str], timeout_s: float, environment: Mapping[str
         raise RuntimeError(f"exit status {status}")
 
 
+def exit_at_sigterm() -> None:
+    """Lets SIGTERM raise SystemExit, so that the children of this process are ended too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+
 def kill_session(session_id: int) -> None:
     """Kills the processes of a session that a child of this process leads."""
     for pid in session_processes(session_id):

@@ -1,4 +1,4 @@
-"""Figures of a benchmark: alternating rounds, ratios and their goals."""
+"""Figures of a benchmark: alternating rounds, ratios and their targets."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Figure:
     Attributes:
         own, rival: one value per round, in the order of the rounds; both empty after an error.
         is_rate: True if more is better (records per second), False if less is better (seconds, MB).
-        reach: the least ratio, in which more is better for us: rival : own of times, own : rival of rates.
-        reach_difference: the largest own - rival, instead of `reach`.
-        reach_value: the largest own value, instead of `reach`; there is no rival.
+        least_ratio: the target, rival : own of times and own : rival of rates, so that more is better for us.
+        largest_difference: the largest own - rival, instead of `least_ratio`.
+        largest_value: the largest own value, instead of `least_ratio`; there is no rival.
         error: why there are no values.
     """
 
@@ -28,9 +28,9 @@ class Figure:
     rival_name: str = ""
     rival: Sequence[float] = ()
     is_rate: bool = False
-    reach: float | None = None
-    reach_difference: float | None = None
-    reach_value: float | None = None
+    least_ratio: float | None = None
+    largest_difference: float | None = None
+    largest_value: float | None = None
     error: str = ""
 
     def ratios(self) -> list[float]:
@@ -48,14 +48,14 @@ class Figure:
         pairs = list(zip(self.own, self.rival))
         return statistics.median(a - b for a, b in pairs) if pairs else None
 
-    def is_reached(self) -> bool | None:
+    def is_target_met(self) -> bool | None:
         """Returns whether the figure is as required; None if nothing is required of it."""
         if self.error:
             return False
         for found, bound, is_upper in (
-            (self.ratio(), self.reach, False),
-            (self.difference(), self.reach_difference, True),
-            (max(self.own, default=None), self.reach_value, True),
+            (self.ratio(), self.least_ratio, False),
+            (self.difference(), self.largest_difference, True),
+            (max(self.own, default=None), self.largest_value, True),
         ):
             if bound is not None:
                 return found is not None and (found <= bound if is_upper else found >= bound)

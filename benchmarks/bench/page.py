@@ -26,7 +26,7 @@ def number(value: float) -> str:
 def table(figures: Sequence[Figure]) -> list[str]:
     """Returns the rows of a Markdown table."""
     lines = [
-        "| measure | beside | ours | theirs | ratio | reach | reached |",
+        "| measure | rival | groupsource | rival's value | ratio | target | met |",
         "|---|---|---:|---:|---:|---:|---|",
     ]
     for figure in figures:
@@ -36,7 +36,7 @@ def table(figures: Sequence[Figure]) -> list[str]:
             continue
         own = f"{number(statistics.median(figure.own))} {figure.unit}"
         rival = f"{number(statistics.median(figure.rival))} {figure.unit}" if figure.rival else ""
-        cells = [name, figure.rival_name, own, rival, _ratio(figure), _reach(figure), _reached(figure)]
+        cells = [name, figure.rival_name, own, rival, _ratio(figure), _target(figure), _is_met(figure)]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -48,18 +48,18 @@ def _ratio(figure: Figure) -> str:
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
-def _reach(figure: Figure) -> str:
-    if figure.reach is not None:
-        return f"{figure.reach:.3g}"
-    if figure.reach_difference is not None:
-        return f"{figure.reach_difference:.3g} {figure.unit} over"
-    if figure.reach_value is not None:
-        return f"{figure.reach_value:.3g} {figure.unit}"
+def _target(figure: Figure) -> str:
+    if figure.least_ratio is not None:
+        return f"{figure.least_ratio:.3g}"
+    if figure.largest_difference is not None:
+        return f"{figure.largest_difference:.3g} {figure.unit} more"
+    if figure.largest_value is not None:
+        return f"{figure.largest_value:.3g} {figure.unit}"
     return ""
 
 
-def _reached(figure: Figure) -> str:
-    return {True: "yes", False: "no", None: ""}[figure.is_reached()]
+def _is_met(figure: Figure) -> str:
+    return {True: "yes", False: "no", None: ""}[figure.is_target_met()]
 
 
 def _one_line(text: str) -> str:
@@ -67,7 +67,7 @@ def _one_line(text: str) -> str:
 
 
 def chart(figures: Sequence[Figure]) -> str:
-    """Returns an SVG with a bar for each ratio, and a mark at the ratio to reach."""
+    """Returns an SVG with a bar for each ratio, and a mark at its target."""
     rows = [(f, ratio) for f in figures if (ratio := f.ratio()) is not None]
     height = _ROW * (len(rows) + len({f.measure for f, _ in rows})) + 40
     scale = (_WIDTH - _LEFT - 70) / _MAX_RATIO
@@ -85,12 +85,12 @@ def chart(figures: Sequence[Figure]) -> str:
         for figure, ratio in group:
             label = f"{figure.case} / {figure.rival_name}"
             width = min(ratio, _MAX_RATIO) * scale
-            color = "#1a73e8" if figure.is_reached() is not False else "#d93025"
+            color = "#1a73e8" if figure.is_target_met() is not False else "#d93025"
             parts.append(f'<text x="{_LEFT - 8}" y="{y + 12}" text-anchor="end" fill="#202124">{escape(label)}</text>')
             parts.append(f'<rect x="{_LEFT}" y="{y}" width="{width:.1f}" height="{_BAR}" fill="{color}"/>')
             parts.append(f'<text x="{_LEFT + width + 6:.1f}" y="{y + 12}" fill="#202124">{ratio:.2f}</text>')
-            if figure.reach is not None and figure.reach <= _MAX_RATIO:
-                x = _LEFT + figure.reach * scale
+            if figure.least_ratio is not None and figure.least_ratio <= _MAX_RATIO:
+                x = _LEFT + figure.least_ratio * scale
                 line = f'x1="{x:.1f}" y1="{y - 2}" x2="{x:.1f}" y2="{y + _BAR + 2}"'
                 parts.append(f'<line {line} stroke="#202124" stroke-width="2"/>')
             y += _ROW

@@ -34,11 +34,9 @@ class Read(NamedTuple):
 
 
 @contextmanager
-def session(cores: int, **settings: str) -> Iterator[Any]:
+def session(cores: int, settings: Mapping[str, str] = {}) -> Iterator[Any]:
     """Yields a Spark session on local[`cores`]."""
     from pyspark.sql import SparkSession
-
-    from bench.ceiling import CeilingSource
 
     builder = (
         SparkSession.builder.master(f"local[{cores}]")
@@ -49,10 +47,9 @@ def session(cores: int, **settings: str) -> Iterator[Any]:
         .config("spark.sql.session.timeZone", "UTC")
     )
     for key, value in settings.items():
-        builder = builder.config(key.replace("__", "."), value)
+        builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    spark.dataSource.register(CeilingSource)
     try:
         yield spark
     finally:
