@@ -35,7 +35,6 @@ from spark_groupsource.monitor.lag import LagRow, assignment_text
 _STATES = ("Stable", "PreparingRebalance", "CompletingRebalance", "Empty", "Dead", "Assigning", "Reconciling")
 _TYPES = ("Classic", "Consumer")
 _ALL = "all"
-_ESTIMATE_COLUMNS = ("lag_ms", "lag_bytes", "records_per_second", "catch_up_ms")
 # message of RE2 (C++) -> description of RE2/J, which Kafka's tool prints
 _REGEX_ERRORS = {
     "missing ]": "missing closing ]",
@@ -185,7 +184,7 @@ def _show(cluster: Cluster, group: GroupDescription, view: str, verbose: bool, w
         click.echo(note, err=True)
     if view == "offsets":
         more = _estimates(cluster, group, rows) if with_estimates else ()
-        click.echo(offsets_table(group, rows, verbose, _ESTIMATE_COLUMNS if with_estimates else (), more), nl=False)
+        click.echo(offsets_table(group, rows, verbose, ESTIMATES if with_estimates else (), more), nl=False)
     elif view == "members":
         click.echo(members_table(group, verbose), nl=False)
     elif view == "state":
@@ -194,7 +193,7 @@ def _show(cluster: Cluster, group: GroupDescription, view: str, verbose: bool, w
 
 def _estimates(cluster: Cluster, group: GroupDescription, rows: Sequence[LagRow]) -> list[list[Any]]:
     found = estimates(cluster, {group.group_id: rows}, ESTIMATES)
-    return [[row[name] for name in _ESTIMATE_COLUMNS] for row in found]
+    return [[row[name] for name in ESTIMATES] for row in found]
 
 
 def _rows(cluster: Cluster, group: GroupDescription, view: str, with_estimates: bool) -> Iterable[dict[str, Any]]:
@@ -223,7 +222,7 @@ def _offset_rows(cluster: Cluster, group: GroupDescription, with_estimates: bool
             "consumer_id": row.member.member_id if row.member else None,
             "host": row.member.client_host if row.member else None,
             "client_id": row.member.client_id if row.member else None,
-            **dict(zip(_ESTIMATE_COLUMNS, values)),
+            **dict(zip(ESTIMATES, values)),
         }
 
 

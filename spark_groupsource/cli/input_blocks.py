@@ -22,6 +22,13 @@ class LineForm(NamedTuple):
     separator: bytes | None
 
 
+def plain_form(delimiter: bytes, separator: str | None) -> LineForm | None:
+    """Returns the form of lines without conversions; None for a delimiter or separator of several bytes."""
+    key_end = None if separator is None else separator.encode()
+    is_short = len(delimiter) == 1 and (key_end is None or len(key_end) == 1)
+    return LineForm(delimiter, key_end) if is_short and key_end != delimiter else None
+
+
 def blocks_of(stream: BinaryIO, delimiter: bytes) -> Iterator[bytes]:
     """Yields the records that are available, each with its delimiter, so that a slow input is written at once.
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 import click
 
 from spark_groupsource.cli.common import HELP, cluster_options, open_cluster
-from spark_groupsource.cli.input_blocks import BLOCK_BYTES, LineForm, blocks_of, columns_of, lines_of
+from spark_groupsource.cli.input_blocks import BLOCK_BYTES, LineForm, blocks_of, columns_of, lines_of, plain_form
 from spark_groupsource.cli.progress import Progress
 from spark_groupsource.cli.record_lines import unescaped
 from spark_groupsource.cli.serdes import FORMATS, Serde, serde
@@ -122,12 +122,9 @@ def produce(
 
     null = None if null_marker is None else null_marker.encode()
     end = unescaped(delimiter).encode()
-    is_plain = not as_json and fixed_key is None and null is None and not fixed
-    is_plain = is_plain and {key_format, value_format or ("avro" if schema else "text")} <= _PLAIN_FORMATS
-    separator = None if key_separator is None else key_separator.encode()
-    # a separator or delimiter of several bytes is rare
-    has_form = is_plain and len(end) == 1 and (separator is None or (len(separator) == 1 and separator != end))
-    lines = _Lines(end, parse, LineForm(end, separator) if has_form else None)
+    formats = {key_format, value_format or ("avro" if schema else "text")}
+    is_plain = not (as_json or fixed_key is not None or null is not None or fixed) and formats <= _PLAIN_FORMATS
+    lines = _Lines(end, parse, plain_form(end, key_separator) if is_plain else None)
     with open_cluster(bootstrap, command_config) as cluster:
         try:
             count = _write(cluster, topic, partition, _standard_input(), lines, codec_number(compression))

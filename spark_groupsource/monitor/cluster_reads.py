@@ -7,6 +7,7 @@ from typing import Iterable, Mapping, Sequence
 
 from spark_groupsource.client.admin import GroupDescription, batches_by_coordinator, list_groups, list_topics
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster, ClusterMetadata, TopicInfo
+from spark_groupsource.client.cluster.metadata import MAX_TIMESTAMP
 from spark_groupsource.client.records.partition_fetch import (
     FETCH_BY_NAME,
     PartitionState,
@@ -117,6 +118,13 @@ def offsets_at(
 ) -> dict[TopicPartition, int]:
     """Returns the offset of the first record with the timestamp or a later one, -1 if there is none."""
     return _offsets(cluster, with_leader(cluster, partitions), timestamp_ms)
+
+
+def newest_timestamps(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """Returns the largest timestamp of the partitions with records. Raises: UnsupportedVersionError."""
+    wanted = with_leader(cluster, partitions)
+    found = cluster.list_offsets(dict.fromkeys(wanted, MAX_TIMESTAMP), read_committed=False)
+    return {tp: entry.timestamp_ms for tp, entry in found.items() if entry.timestamp_ms >= 0}
 
 
 def with_leader(cluster: Cluster, partitions: Iterable[TopicPartition], refresh: bool = False) -> list[TopicPartition]:
@@ -234,7 +242,8 @@ def _first_batch(records: memoryview, position: int, log_start_offset: int) -> F
         first_ms = None if header.base_offset >= position else timestamp_from(records, header, position)
         timestamp_ms = header.max_timestamp if header.is_log_append_time else header.base_timestamp
         timestamp_ms = timestamp_ms if first_ms is None else first_ms
-        return FirstBatch(timestamp_ms, header.size, header.last_offset_delta + 1, log_start_offset)
+        offsets, next_offset = header.last_offset_delta + 1, header.last_offset + 1
+        return FirstBatch(timestamp_ms, header.size, offsets, log_start_offset, next_offset, header.max_timestamp)
     return None
 
 

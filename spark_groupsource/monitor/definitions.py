@@ -168,7 +168,8 @@ _DEFINITIONS = (
                 "lag_bytes",
                 "bigint",
                 "Estimate: lag times the mean size of an offset in the log of the partition (DescribeLogDirs), or in "
-                "the batch at current_offset without permission; exact if all records have the same size.",
+                "the batch at current_offset without permission; exact if all records have the same size. Too large "
+                "after DeleteRecords within a segment: the broker counts the bytes until it deletes the segment.",
                 "bytes",
             ),
             TableColumn(
@@ -183,6 +184,14 @@ _DEFINITIONS = (
                 "bigint",
                 "Estimate: lag divided by records_per_second minus the records appended per second in the last 60 s; 0 "
                 "without lag, null if the lag does not decrease.",
+                "ms",
+            ),
+            TableColumn(
+                "log_end_lag_ms",
+                "bigint",
+                "Largest timestamp of the log minus the timestamp of the record at current_offset, 0 without lag: the "
+                "time span of the unread records, which does not grow while nothing is produced; null as lag_ms, and "
+                "for brokers before 3.0.",
                 "ms",
             ),
         ),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Collection, Container, Iterator, Mapping, Sequence
+from typing import AbstractSet, Any, Collection, Container, Iterator, Mapping, Sequence
 
 from spark_groupsource.client.cluster.client import Cluster
-from spark_groupsource.errors import CorruptRecordError, GroupSourceError
+from spark_groupsource.errors import CorruptRecordError, GroupSourceError, UnsupportedVersionError
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.monitor.cluster_reads import (
     first_batches,
     log_sizes,
     log_start_offsets,
+    newest_timestamps,
     offsets_at,
 )
 from spark_groupsource.monitor.lag import (
@@ -22,6 +23,7 @@ from spark_groupsource.monitor.lag import (
     growth_per_second,
     lag_bytes,
     lag_ms,
+    log_end_lag_ms,
 )
 from spark_groupsource.monitor.offsets_log import Corruption, fetch_batches, log_partitions, log_ranges
 from spark_groupsource.monitor.selection import NameSelection
@@ -30,8 +32,9 @@ from spark_groupsource.wire.group_records import OffsetKey, decode_key, decode_o
 
 _log = logging.getLogger(__name__)
 
-ESTIMATES = frozenset({"lag_ms", "lag_bytes", "records_per_second", "catch_up_ms"})
+ESTIMATES = ("lag_ms", "lag_bytes", "records_per_second", "catch_up_ms", "log_end_lag_ms")
 """The columns of table lag that need further requests."""
+_TIMES = frozenset({"lag_ms", "log_end_lag_ms"})
 _WINDOW_MS = 60_000
 # of the history of commits; a group with 10,000 partitions commits them in one second
 _MAX_COMMITS = 50_000
@@ -64,6 +67,7 @@ def estimates(
     # the lag of a group that does not progress does not decrease
     progressing = {row.topic_partition for (_, row), rate in zip(pairs, consumed) if rate and (row.lag or 0) > 0}
     produced = offsets_at(cluster, progressing, timestamp_ms - _WINDOW_MS) if "catch_up_ms" in wanted else {}
+    newest = _newest(cluster, lags, batches) if "log_end_lag_ms" in wanted else {}
     for (group_id, row), rate in zip(pairs, consumed):
         tp, lag, end = row.topic_partition, row.lag, row.log_end_offset
         first = batches[group_id].get(tp)
@@ -73,11 +77,12 @@ def estimates(
             "lag_bytes": lag_bytes(lag, log, first),
             "records_per_second": rate,
             "catch_up_ms": catch_up_ms(lag, rate, _appended(produced.get(tp), end)),
+            "log_end_lag_ms": log_end_lag_ms(lag, first, newest.get(tp)),
         }
 
 
 def _first_batches(
-    cluster: Cluster, lags: Mapping[str, Sequence[LagRow]], columns: Collection[str], sizes: Container[TopicPartition]
+    cluster: Cluster, lags: Mapping[str, Sequence[LagRow]], columns: AbstractSet[str], sizes: Container[TopicPartition]
 ) -> dict[str, dict[TopicPartition, FirstBatch]]:
     """Reads the first record that is not read, by group and partition, where a column needs it.
 
@@ -91,11 +96,28 @@ def _first_batches(
                 for row in rows
                 if row.committed is not None
                 and (row.lag or 0) > 0
-                and ("lag_ms" in columns or ("lag_bytes" in columns and row.topic_partition not in sizes))
+                and (_TIMES & columns or ("lag_bytes" in columns and row.topic_partition not in sizes))
             },
         )
         for group_id, rows in lags.items()
     }
+
+
+def _newest(
+    cluster: Cluster, lags: Mapping[str, Sequence[LagRow]], batches: Mapping[str, Mapping[TopicPartition, FirstBatch]]
+) -> dict[TopicPartition, int]:
+    """Returns the largest timestamp of each log; that of the batch which was read if it is the last one.
+
+    Empty for brokers before 3.0.
+    """
+    ends = {row.topic_partition: row.log_end_offset or 0 for rows in lags.values() for row in rows}
+    read = [(tp, first) for found in batches.values() for tp, first in found.items()]
+    newest = {tp: first.max_timestamp_ms for tp, first in read if first.next_offset >= ends[tp]}
+    try:
+        found = newest_timestamps(cluster, {tp for tp, _ in read} - newest.keys())
+    except UnsupportedVersionError:
+        return newest
+    return newest | found
 
 
 def _consumed(row: LagRow, first: tuple[int, int] | None, timestamp_ms: int) -> float | None:

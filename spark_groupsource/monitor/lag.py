@@ -37,12 +37,17 @@ class LogSpan(NamedTuple):
 
 
 class FirstBatch(NamedTuple):
-    """The record at a position: its timestamp, the bytes and offsets of its batch, the start of the log."""
+    """The record at a position: its timestamp, the bytes and offsets of its batch, the start of the log.
+
+    `next_offset` and `max_timestamp_ms` are those of the batch.
+    """
 
     timestamp_ms: int
     size: int
     offsets: int
     log_start_offset: int = 0
+    next_offset: int = -1
+    max_timestamp_ms: int = -1
 
 
 def lag_rows(
@@ -68,6 +73,11 @@ def lag_ms(lag: int | None, first: FirstBatch | None, timestamp_ms: int) -> int 
     if lag <= 0:
         return 0
     return None if first is None or first.timestamp_ms < 0 else max(0, timestamp_ms - first.timestamp_ms)
+
+
+def log_end_lag_ms(lag: int | None, first: FirstBatch | None, newest_ms: int | None) -> int | None:
+    """Time from the first record that is not read to the newest one, 0 without lag; None if it is unknown."""
+    return None if lag and newest_ms is None else lag_ms(lag, first, newest_ms or 0)
 
 
 def lag_bytes(lag: int | None, log: LogSpan | None, first: FirstBatch | None) -> int | None:

@@ -151,7 +151,7 @@ def _offsets(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
 
 def _lag(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
     lags = group_lag(cluster, list(existing_groups(cluster, query.group).values()), query.topic)
-    wanted = ESTIMATES & query.columns
+    wanted = query.columns.intersection(ESTIMATES)
     more = estimates(cluster, lags, wanted) if wanted else None
     for group_id, rows in lags.items():
         for row in rows:

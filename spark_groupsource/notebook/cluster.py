@@ -215,7 +215,7 @@ class Group:
 _LAG_COLUMNS = ("group", "topic", "partition", "current_offset", "log_end_offset", "lag")
 _MEASURES: Mapping[str, tuple[str, ...]] = {
     "offsets": (),
-    "time": ("lag_ms", "records_per_second", "catch_up_ms"),
+    "time": ("lag_ms", "log_end_lag_ms", "records_per_second", "catch_up_ms"),
     "bytes": ("lag_bytes",),
 }
 

@@ -115,7 +115,8 @@ def test_json_has_the_columns_of_the_tables(cluster: Cluster, topic: str, group:
     assert (row["topic"], row["current_offset"], row["log_end_offset"], row["lag"]) == (topic, 1, 2, 1)
     assert row["lag_ms"] >= 0 and row["lag_bytes"] > 0 and row["consumer_id"] is None
     shown = run(cluster.bootstrap_servers, "describe", *scope[:2], "--estimates").stdout.splitlines()
-    assert shown[1].split()[-5:] == ["CLIENT-ID", "LAG-MS", "LAG-BYTES", "RECORDS-PER-SECOND", "CATCH-UP-MS"]
+    columns = ["CLIENT-ID", "LAG-MS", "LAG-BYTES", "RECORDS-PER-SECOND", "CATCH-UP-MS", "LOG-END-LAG-MS"]
+    assert shown[1].split()[-6:] == columns
     (row,) = json.loads(run(cluster.bootstrap_servers, "describe", *scope[:2], "--state", "--json").stdout)
     assert (row["group"], row["state"], row["members"]) == (group, "Empty", 0)
     listed = json.loads(run(cluster.bootstrap_servers, "list", "--json").stdout)

@@ -92,7 +92,7 @@ def test_lag_of_a_group_without_members(client: Cluster, cluster: Servers, topic
     assert behind["consumer_id"] is behind["host"] is behind["client_id"] is None
     assert 1_000 < behind["lag_ms"] < 60_000 and 40 * 200 < behind["lag_bytes"] < 40 * 350
     assert behind["records_per_second"] == 0.0 and behind["catch_up_ms"] is None
-    assert [done[name] for name in ("lag", "lag_ms", "lag_bytes", "catch_up_ms")] == [0, 0, 0, 0]
+    assert [done[name] for name in ("lag", "lag_ms", "lag_bytes", "catch_up_ms", "log_end_lag_ms")] == [0, 0, 0, 0, 0]
     commit(client, group, topic, 45)
     (behind, _) = read(client, "lag", group)
     assert 0 < behind["records_per_second"] <= 35
@@ -127,8 +127,13 @@ def test_lag_ms_of_a_position_within_a_batch(client: Cluster, cluster: Servers, 
     assert producer.flush(20) == 0
     for offset, minutes in ((0, 30), (1, 20), (2, 10)):
         commit(client, group, topic, offset)
-        (row,) = read(client, "lag", group, columns={"lag_ms"})
+        (row,) = read(client, "lag", group, columns={"lag_ms", "log_end_lag_ms"})
         assert minutes * 60_000 <= row["lag_ms"] < (minutes + 2) * 60_000
+        assert row["log_end_lag_ms"] == (minutes - 10) * 60_000
+    # the newest record is in another batch
+    produce(cluster.bootstrap_servers, topic, [(0, None, b"x")])
+    (row,) = read(client, "lag", group, columns={"log_end_lag_ms"})
+    assert 10 * 60_000 <= row["log_end_lag_ms"] < 12 * 60_000
 
 
 def test_members_and_groups_equal_kafkas_tool(

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from spark_groupsource.monitor.lag import FirstBatch, LogSpan, catch_up_ms, growth_per_second, lag_bytes, lag_ms
+from spark_groupsource.monitor.lag import (
+    FirstBatch,
+    LogSpan,
+    catch_up_ms,
+    growth_per_second,
+    lag_bytes,
+    lag_ms,
+    log_end_lag_ms,
+)
 
 FIRST = FirstBatch(timestamp_ms=1_000, size=300, offsets=3)
 
@@ -20,6 +28,12 @@ def test_lag_ms_is_the_age_of_the_first_record(lag: int | None, first: FirstBatc
 def test_a_record_of_the_future_has_no_negative_age() -> None:
     assert lag_ms(1, FIRST, 500) == 0
     assert lag_ms(1, FirstBatch(-1, 300, 3), 500) is None
+
+
+def test_time_against_the_log_end() -> None:
+    assert [log_end_lag_ms(5, FIRST, newest_ms) for newest_ms in (4_000, 500, None)] == [3_000, 0, None]
+    assert [log_end_lag_ms(lag, None, 4_000) for lag in (0, None, 5)] == [0, None, None]
+    assert log_end_lag_ms(0, None, None) == 0
 
 
 @pytest.mark.parametrize(
