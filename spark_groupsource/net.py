@@ -295,6 +295,19 @@ def receive_into(connection: socket.socket, buffer: memoryview, timeout_ms: int)
         raise NetworkError(f"Receiving failed: the connection was lost ({error}).") from error
 
 
+def is_readable(connection: socket.socket, timeout_ms: int) -> bool:
+    """Waits until bytes have arrived or the connection has ended; returns False if neither happened in time."""
+    # imported here because read tasks do not need it
+    import selectors
+
+    # decrypted bytes in the buffer of a TLS connection
+    if type(connection) is not socket.socket and connection.pending():  # type: ignore[attr-defined]
+        return True
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection, selectors.EVENT_READ)
+        return bool(selector.select(max(timeout_ms, 1) / 1000))
+
+
 def abort(connection: socket.socket) -> None:
     """Ends a pending read or write of another thread with NetworkError."""
     try:

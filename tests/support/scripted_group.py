@@ -75,6 +75,7 @@ class Script:
         assigned: partitions that the leader assigns to the member under test, if another member is the leader.
         committed: committed offsets of the group.
         log_end_offsets: topic -> log end offset of each of its partitions, 10 by default.
+        delay_ms: set by a prepared function of JoinGroup or SyncGroup: the response arrives so much later.
     """
 
     def __init__(self, clock: ManualClock) -> None:
@@ -90,6 +91,7 @@ class Script:
         self.assigned: Sequence[TopicPartition] = (T0, T1)
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
         self.log_end_offsets: dict[str, int] = {}
+        self.delay_ms = 0
         self._ids: Iterator[str] = (f"m{number}" for number in range(1, 1_000))
         self._steps: dict[str, deque[Step]] = defaultdict(deque)
 
@@ -274,6 +276,8 @@ class ScriptedConnection:
         self._script = script
         self.is_closed = False
         self.is_expired = False
+        self._response: Any = None
+        self._arrives_ms = 0
 
     def open(self, timeout_ms: int | None = None) -> None:
         try:
@@ -288,6 +292,23 @@ class ScriptedConnection:
         except NetworkError:
             self.is_closed = True
             raise
+
+    def send(self, request: Any, timeout_ms: int | None = None, **versions: Any) -> None:
+        """Sends a request; a `RequestTimeoutError` of its preparation means that no response arrives."""
+        clock, self._script.delay_ms = self._script.clock, 0
+        try:
+            self._response = self._script.respond(request, 0)
+            self._arrives_ms = clock.now_ms() + self._script.delay_ms
+        except RequestTimeoutError:
+            self._arrives_ms = 2**62
+
+    def has_response(self, timeout_ms: int) -> bool:
+        clock = self._script.clock
+        clock.advance_ms(min(timeout_ms, max(self._arrives_ms - clock.now_ms(), 0)))
+        return clock.now_ms() >= self._arrives_ms
+
+    def receive(self, sent: None) -> Any:
+        return self._response
 
     def abort(self) -> None:
         self.is_closed = True

@@ -370,10 +370,9 @@ class Router:
                 allow_auto_topic_creation=False,
             )
             self._update_cache(self._request_metadata(request, timeout_ms), names)
+        wanted = None if names is None else set(names)
         with self._lock:
-            chosen = {
-                name: known for name, (_, known) in self._topics.items() if names is None or name in set(names)
-            }
+            chosen = {name: known for name, (_, known) in self._topics.items() if wanted is None or name in wanted}
             return ClusterMetadata(
                 dict(self._nodes),
                 {name: known for name, known in chosen.items() if isinstance(known, TopicInfo)},

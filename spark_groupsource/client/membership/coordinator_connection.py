@@ -6,19 +6,23 @@ Source: AbstractCoordinator.ensureCoordinatorReady, markCoordinatorUnknown.
 from __future__ import annotations
 
 import logging
-from typing import TypeVar
+from typing import Collection, TypeVar
 
 from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.routing import COORDINATOR_MOVED
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
 from spark_groupsource.client.network.connection import BrokerConnection
-from spark_groupsource.errors import NetworkError
+from spark_groupsource.errors import ErrorCode, GroupSourceError, NetworkError, RequestTimeoutError, error_name
 from spark_groupsource.model import Node
-from spark_groupsource.wire.messages import Request, Response
+from spark_groupsource.wire.apis import api_of
+from spark_groupsource.wire.messages import DescribeGroupsRequest, Request, Response
 
 _log = logging.getLogger(__name__)
 R = TypeVar("R", bound="Response")
 
 _LOOKUP_MS = 5_000
+# the check of a coordinator ends within session.timeout.ms, so that the member can join at the next one in time
+_CHECKS_PER_SESSION = 3
 
 
 class CoordinatorConnection:
@@ -44,6 +48,59 @@ class CoordinatorConnection:
             self.mark_unknown(str(error))
             raise
 
+    def call_delayed(self, request: Request[R], timeout_ms: int, min_version: int, answered_in: Collection[str]) -> R:
+        """Sends a request whose response waits for other members; the coordinator is checked meanwhile.
+
+        A coordinator that stops without closing the connection, for example a frozen process, never responds. Kafka's
+        client waits for `timeout_ms` in any case.
+
+        Args:
+            answered_in: states of the group in which the coordinator has responded to the request.
+        Raises: NetworkError, as soon as the coordinator does not respond to the check, or is another node, or has twice
+            been found to have responded on a connection that was lost; RequestTimeoutError after `timeout_ms`.
+        """
+        api, clock = api_of(request).name, self._cluster.clock
+        connection = self.connected(timeout_ms)
+        request_timeout_ms = self._cluster.settings.request_timeout_ms
+        session_ms = self._member.membership.config.session_timeout_ms
+        interval_ms = min(request_timeout_ms, session_ms // _CHECKS_PER_SESSION)
+        try:
+            sent = connection.send(request, request_timeout_ms, min_version=min_version)
+            deadline_ms, lost = clock.now_ms() + timeout_ms, 0
+            while not connection.has_response(min(interval_ms, max(deadline_ms - clock.now_ms(), 1))):
+                if clock.now_ms() >= deadline_ms:
+                    raise RequestTimeoutError(f"{api} request: no response within {timeout_ms} ms.")
+                # the response may be on its way during the first check
+                lost = lost + 1 if self._group_state(interval_ms) in answered_in else 0
+                if lost > 1:
+                    raise NetworkError(f"{api} request: the coordinator has responded, but nothing was received.")
+            return connection.receive(sent)
+        except NetworkError as error:
+            self.mark_unknown(str(error))
+            raise
+
+    def _group_state(self, timeout_ms: int) -> str:
+        """Returns the state of the group, empty if the coordinator does not name it.
+
+        Raises: NetworkError if the node does not respond or is no longer the coordinator.
+        """
+        node, group_id = self._node, self._member.membership.config.group_id
+        if node is None:
+            raise NetworkError("The connection to the coordinator is closed.")
+        request = DescribeGroupsRequest(groups=[group_id], include_authorized_operations=False)
+        try:
+            (group,) = self._cluster.call_address(self._cluster.node_address(node), request, timeout_ms).groups
+        except NetworkError:
+            raise
+        except GroupSourceError as error:
+            _log.debug("%s The coordinator cannot be checked: %s", self._member.log_prefix, error)
+            return ""
+        if group.error_code in COORDINATOR_MOVED:
+            raise NetworkError(f"{node} is no longer the coordinator: {error_name(group.error_code)}.")
+        if group.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
+            return "Dead"
+        return "" if group.error_code else group.group_state
+
     def connected(self, timeout_ms: int) -> BrokerConnection:
         """Returns the open connection; looks the coordinator up and connects if there is none.
 
@@ -61,8 +118,10 @@ class CoordinatorConnection:
         with self._shared.changed:
             if self._shared.is_closing:
                 raise NetworkError("Connecting to the coordinator was canceled: the group client is closing.")
+            # as Kafka's client (KIP-601), twice as long after each failure
+            open_ms = self._cluster.settings.connect_timeout_ms << min(membership.attempts, 20)
         try:
-            connection.open(timeout_ms)
+            connection.open(min(timeout_ms, open_ms))
         except NetworkError as error:
             self.mark_unknown(str(error))
             raise

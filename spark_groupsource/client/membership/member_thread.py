@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import Future, wait
-from typing import Any, Callable, Mapping, TypeVar
+from typing import Any, Callable, Collection, Mapping, TypeVar
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.membership.assignment import GroupAssignment, compute_assignment, unassigned
@@ -35,7 +35,6 @@ from spark_groupsource.errors import (
     GroupSourceError,
     NetworkError,
     RemoteProtocolError,
-    RequestTimeoutError,
     error_name,
 )
 from spark_groupsource.model import Subscription, bounded_names
@@ -49,6 +48,9 @@ R = TypeVar("R", bound="Response")
 
 # the coordinator responds to JoinGroup when the last member has joined, at the latest after the rebalance timeout
 _JOIN_GRACE_MS = 5_000
+# states of a group in which the coordinator has responded to every JoinGroup, or SyncGroup
+_JOIN_ANSWERED = frozenset({"CompletingRebalance", "Stable", "Empty", "Dead"})
+_SYNC_ANSWERED = frozenset({"PreparingRebalance", "Stable", "Empty", "Dead"})
 # how long a member with a new id waits until all members of the process have theirs, so that they join one rebalance
 _MEMBER_IDS_WAIT_MS = 1_000
 # upper bound of every wait for the shared condition
@@ -138,7 +140,7 @@ class MemberThread:
         request, sent, reason = prepared
         started = self._clock.instant()
         is_static = membership.config.group_instance_id is not None
-        response = self._end_rebalance_if_failed(lambda: self._call_join(request, 5 if is_static else 0))
+        response = self._end_rebalance_if_failed(lambda: self._call(request, 5 if is_static else 0, _JOIN_ANSWERED))
         if response is None:
             return
         with self._shared.changed:
@@ -226,7 +228,7 @@ class MemberThread:
                 return False
             request = membership.sync_request(computed.assignments if computed else {})
         is_static = membership.config.group_instance_id is not None
-        response = self._end_rebalance_if_failed(lambda: self._call_sync(request, 3 if is_static else 0))
+        response = self._end_rebalance_if_failed(lambda: self._call(request, 3 if is_static else 0, _SYNC_ANSWERED))
         if response is None:
             return False
         with shared.changed:
@@ -338,32 +340,15 @@ class MemberThread:
                 self._fail(fatal_error(self.membership.config.group_id, request, code))
             self._shared.changed.notify_all()
 
-    def _call_join(self, request: Request[R], min_version: int) -> R:
-        """Sends JoinGroup; the coordinator may respond as late as after the rebalance timeout."""
-        return self._coordinator.call(request, self._rebalance_wait_ms, min_version)
+    def _call(self, request: Request[R], min_version: int, answered_in: Collection[str]) -> R:
+        """Sends JoinGroup or SyncGroup; the coordinator may respond as late as after the rebalance timeout.
 
-    @property
-    def _rebalance_wait_ms(self) -> int:
-        rebalance_ms = self.membership.config.rebalance_timeout_ms + _JOIN_GRACE_MS
-        return max(self._cluster.settings.request_timeout_ms, rebalance_ms)
-
-    def _call_sync(self, request: Request[R], min_version: int) -> R:
-        """Sends SyncGroup; repeats it every request.timeout.ms while the coordinator accepts connections.
-
-        The coordinator responds when it has the leader's assignment, and a repeated request replaces the first. Kafka's
-        client rejoins after request.timeout.ms instead, so an assignor that takes longer never ends a rebalance there.
+        Kafka's client limits SyncGroup to request.timeout.ms, so an assignor that takes longer never ends a rebalance
+        there.
         """
-        settings, clock = self._cluster.settings, self._clock
-        deadline_ms = clock.now_ms() + self._rebalance_wait_ms
-        while True:
-            left_ms = deadline_ms - clock.now_ms()
-            try:
-                return self._coordinator.call(request, max(min(settings.request_timeout_ms, left_ms), 1), min_version)
-            except RequestTimeoutError:
-                if clock.now_ms() >= deadline_ms:
-                    raise
-            # raises if the process of the coordinator does not run
-            self._coordinator.connected(settings.connect_timeout_ms)
+        rebalance_ms = self.membership.config.rebalance_timeout_ms + _JOIN_GRACE_MS
+        timeout_ms = max(self._cluster.settings.request_timeout_ms, rebalance_ms)
+        return self._coordinator.call_delayed(request, timeout_ms, min_version, answered_in)
 
     def _end_rebalance_if_failed(self, call: Callable[[], R]) -> R | None:
         """Returns the response; None if none was received, which ends the rebalance of this member."""

@@ -238,6 +238,13 @@ class BrokerConnection:
             self.close()
             raise RemoteProtocolError(f"Broker {self.address}: {error}") from error
 
+    def has_response(self, timeout_ms: int) -> bool:
+        """Waits for the next response; returns True if `receive` will not wait for its first byte, or will fail.
+
+        Raises: NetworkError on a closed connection.
+        """
+        return net.is_readable(self._connected(), timeout_ms)
+
     def abort(self) -> None:
         """Ends a pending read or write of another thread; the only method that other threads may call."""
         self._closed = True
