@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -80,76 +81,99 @@ Positions = dict[TopicPartition, int]
 @click.option("--schema", type=click.Path(dir_okay=False, path_type=Path), help="Avro schema of the values, as JSON.")
 @click.option("--key-schema", type=click.Path(dir_okay=False, path_type=Path), help="Avro schema of the keys.")
 @click.option("--schema-header", is_flag=True, help="Skip the five bytes of a schema registry before each Avro datum.")
-def consume(
-    bootstrap: str,
-    command_config: Path | None,
-    topic: str,
-    numbers: tuple[int, ...],
-    begin: str,
-    until: str | None,
-    last: int | None,
-    max_messages: int | None,
-    follow: bool,
-    group: str | None,
-    show: bool,
-    as_json: bool,
-    template: str | None,
-    key_separator: str | None,
-    null_marker: str,
-    key_format: str,
-    value_format: str | None,
-    schema: Path | None,
-    key_schema: Path | None,
-    schema_header: bool,
-) -> None:
+def consume(bootstrap: str, command_config: Path | None, **given: Any) -> None:
     """Prints the values of the records of a topic, one per line.
 
     Ends at the log end offsets of its start. Without --group, joins no group and commits nothing.
     """
-    if as_json and "raw" in (key_format, value_format):
-        raise click.UsageError("Format raw is not for --json, which has bytes as base64.")
-    if group is not None and (numbers or last):
-        raise click.UsageError("Options --partition and --last are not for --group.")
-    if last and follow:
-        raise click.UsageError("Give either --last or --follow.")
-    if until is not None and (group is not None or last or follow):
-        raise click.UsageError("Option --until is not for --group, --last and --follow.")
-    header = 0 if schema_header else None
-    key = serde("--key-format", key_format, key_schema, header)
-    value = serde("--value-format", value_format or ("avro" if schema else "text"), schema, header)
-    if template is not None:
-        write = format_writer(template, value, key)
-    elif as_json:
-        write = json_writer(value, key)
-    else:
-        write = value_writer(value, key, show, null_marker, key_separator)
+    options = _Options(**given)
+    options.check()
+    write = _writer(options)
     with open_cluster(bootstrap, command_config) as cluster:
-        info = cluster.describe_topics([topic], refresh=True)[topic]
-        unknown = sorted(set(numbers) - set(info.partitions))
-        if unknown:
-            raise ConfigurationError(f"Option --partition must be a partition of topic {topic}, got {unknown[0]}.")
-        partitions = [TopicPartition(topic, number) for number in sorted(numbers or info.partitions)]
         printed: Positions = {}
-        if group is not None:
-            records = _read_as_member(cluster, group, topic, begin, follow, printed)
-        elif last is not None:
-            records = _read_last(cluster, partitions, last)
-        else:
-            ends = None if until is None else start_positions(cluster, partitions, until, "--until")
-            # the other columns cost as much as the value
-            is_plain = not (show or as_json or template is not None or key_separator is not None)
-            columns = ("value",) if is_plain else _COLUMNS
-            records = _read_all(cluster, start_positions(cluster, partitions, begin), follow, ends, columns)
-        is_live = follow or group is not None
+        records = _records(cluster, options, printed)
+        is_live = options.follow or options.group is not None
         try:
             with _terminates_as_ctrl_c(is_live):
-                _print(islice(records, max_messages), write, printed, is_flushed=is_live)
+                _print(islice(records, options.max_messages), write, printed, is_flushed=is_live)
         except KeyboardInterrupt:
-            if not follow:
+            if not options.follow:
                 raise
         finally:
             # a member commits what was printed and leaves
             records.close()
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The options of the command."""
+
+    topic: str
+    numbers: tuple[int, ...]
+    begin: str
+    until: str | None
+    last: int | None
+    max_messages: int | None
+    follow: bool
+    group: str | None
+    show: bool
+    as_json: bool
+    template: str | None
+    key_separator: str | None
+    null_marker: str
+    key_format: str
+    value_format: str | None
+    schema: Path | None
+    key_schema: Path | None
+    schema_header: bool
+
+    def check(self) -> None:
+        """Raises: click.UsageError for options that exclude each other."""
+        if self.as_json and "raw" in (self.key_format, self.value_format):
+            raise click.UsageError("Format raw is not for --json, which has bytes as base64.")
+        if self.group is not None and (self.numbers or self.last):
+            raise click.UsageError("Options --partition and --last are not for --group.")
+        if self.last and self.follow:
+            raise click.UsageError("Give either --last or --follow.")
+        if self.until is not None and (self.group is not None or self.last or self.follow):
+            raise click.UsageError("Option --until is not for --group, --last and --follow.")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are printed; the others cost as much as the value."""
+        is_plain = not (self.show or self.as_json or self.template is not None or self.key_separator is not None)
+        return ("value",) if is_plain else _COLUMNS
+
+
+def _writer(options: _Options) -> Writer:
+    header = 0 if options.schema_header else None
+    key = serde("--key-format", options.key_format, options.key_schema, header)
+    value_format = options.value_format or ("avro" if options.schema else "text")
+    value = serde("--value-format", value_format, options.schema, header)
+    if options.template is not None:
+        return format_writer(options.template, value, key)
+    if options.as_json:
+        return json_writer(value, key)
+    return value_writer(value, key, options.show, options.null_marker, options.key_separator)
+
+
+def _records(cluster: Cluster, options: _Options, printed: Positions) -> Generator[Row, None, None]:
+    """Returns the chosen records; a member commits the offsets in `printed`.
+
+    Raises: ConfigurationError, BrokerError, NetworkError.
+    """
+    info = cluster.describe_topics([options.topic], refresh=True)[options.topic]
+    unknown = sorted(set(options.numbers) - set(info.partitions))
+    if unknown:
+        raise ConfigurationError(f"Option --partition must be a partition of topic {options.topic}, got {unknown[0]}.")
+    partitions = [TopicPartition(options.topic, number) for number in sorted(options.numbers or info.partitions)]
+    if options.group is not None:
+        return _read_as_member(cluster, options.group, options.topic, options.begin, options.follow, printed)
+    if options.last is not None:
+        return _read_last(cluster, partitions, options.last)
+    ends = None if options.until is None else start_positions(cluster, partitions, options.until, "--until")
+    starts = start_positions(cluster, partitions, options.begin)
+    return _read_all(cluster, starts, options.follow, ends, options.columns)
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ _DURATION = re.compile(
 )
 
 _Plans = dict[str, Mapping[TopicPartition, int]]
+# group id -> what decides the offset of a restart; None without a checkpoint
+_RuleOf = Callable[[str], Any]
 
 
 @click.command("reset-offsets")
@@ -100,93 +103,105 @@ _Plans = dict[str, Mapping[TopicPartition, int]]
     metavar="DIR",
     help="Checkpoint of a Spark query: warn where the query would not continue at the new offset.",
 )
-def reset_offsets(
-    bootstrap: str,
-    command_config: Path | None,
-    timeout_ms: int,
-    as_json: bool,
-    names: tuple[str, ...],
-    all_groups: bool,
-    topics: tuple[str, ...],
-    all_topics: bool,
-    dry_run: bool,
-    execute: bool,
-    export: bool,
-    checkpoint: Path | None,
-    **targets: Any,
-) -> None:
+def reset_offsets(bootstrap: str, command_config: Path | None, timeout_ms: int, as_json: bool, **given: Any) -> None:
     """Resets the committed offsets of groups without members.
 
     Without --execute, only shows the new offsets. A scope (--topic or --all-topics) and a target (--to-earliest,
     --to-latest, --to-current, --to-offset, --shift-by, --by-duration, --to-datetime or --from-file) are required; a
     file is the scope, too.
     """
-    if dry_run and execute:
-        reject_command_line(
-            "Give either --dry-run or --execute.", "Option [reset-offsets] only accepts one of [execute] and [dry-run]"
-        )
-    if not dry_run and not execute:
-        click.echo(_NO_EXECUTE, err=True)
-    check_group_options(names, all_groups, "reset-offsets")
-    option = _target_option(targets)
-    if not all_topics and not topics and option != "from-file":
-        text = "One of the reset scopes should be defined: --all-topics, --topic."
-        reject_command_line(text, text)
+    targets = {name: given.pop(name.replace("-", "_")) for name in _TARGETS}
+    options = _Options(targets=targets, **given)
+    options.check()
     planned: _Plans = {}
     plans: list[ResetPlan] = []
     with open_cluster(bootstrap, command_config, timeout_ms) as cluster:
-        rule_of = _restart_rules(cluster, checkpoint)
-        for name in dict.fromkeys(consumer_groups(cluster) if all_groups else names):
-            try:
-                (group,) = describe_groups(cluster, [name]).values()
-                check_inactive(group)
-            except GroupSourceError as error:
-                planned[name] = {}
-                print_error(str(error))
-                continue
-            target = _target(option, targets, name, is_single=len(names) == 1)
-            if target is None:
-                planned[name] = {}
-                print_error(f"No reset plan for group {name} found")
-                continue
-            scope = ALL_COMMITTED if all_topics else parse_scope(topics)
-            found = plan(cluster, name, scope, target, rule_of(name))
-            _print_notes(found, target, to_stderr=as_json)
-            if execute:
-                found.execute()
-            plans.append(found)
-            planned[name] = found.offsets
+        rule_of = _restart_rules(cluster, options.checkpoint)
+        for name in dict.fromkeys(consumer_groups(cluster) if options.all_groups else options.names):
+            found = _plan(cluster, name, options, rule_of, as_json)
+            planned[name] = {} if found is None else found.offsets
+            if found is not None:
+                plans.append(found)
     if as_json:
         print_json(_json_row(each, row) for each in plans for row in each.rows)
-    elif export:
-        click.echo(reset_csv(planned, with_group=len(names) != 1), nl=False)
+    elif options.export:
+        click.echo(reset_csv(planned, with_group=len(options.names) != 1), nl=False)
     else:
         click.echo(reset_table(planned), nl=False)
 
 
-def _target_option(targets: Mapping[str, Any]) -> str:
-    """Returns the name of the option that is given. Raises: click.UsageError unless it is exactly one."""
-    values = {name: targets[name.replace("-", "_")] for name in _TARGETS}
-    # 0 is a value
-    given = [name for name, value in values.items() if value is not None and value is not False]
-    named = ", ".join(f"--{name}" for name in _TARGETS)
-    if not given:
-        listed = ", ".join(f"[{name}]" for name in _TARGETS)
-        reject_command_line(
-            f"Give one of {named}.",
-            f"Option '[reset-offsets]' requires one of the following scenarios: [{listed}]",
-        )
-    if len(given) > 1:
-        reject_command_line(
-            f"Give one of {named}; got --{given[0]} and --{given[1]}.",
-            f'Option "[{given[0]}]" can\'t be used with option "[{given[1]}]"',
-        )
-    return given[0]
+@dataclass(frozen=True)
+class _Options:
+    """The options of the command; `targets` are the values by name, as in `_TARGETS`."""
+
+    names: tuple[str, ...]
+    all_groups: bool
+    topics: tuple[str, ...]
+    all_topics: bool
+    dry_run: bool
+    execute: bool
+    export: bool
+    checkpoint: Path | None
+    targets: Mapping[str, Any]
+
+    def check(self) -> None:
+        """Raises: click.UsageError for options that exclude each other or are missing."""
+        if self.dry_run and self.execute:
+            reject_command_line(
+                "Give either --dry-run or --execute.",
+                "Option [reset-offsets] only accepts one of [execute] and [dry-run]",
+            )
+        if not self.dry_run and not self.execute:
+            click.echo(_NO_EXECUTE, err=True)
+        check_group_options(self.names, self.all_groups, "reset-offsets")
+        target = self.target
+        if not self.all_topics and not self.topics and target != "from-file":
+            text = "One of the reset scopes should be defined: --all-topics, --topic."
+            reject_command_line(text, text)
+
+    @property
+    def target(self) -> str:
+        """The name of the target option that is given. Raises: click.UsageError unless it is exactly one."""
+        # 0 is a value
+        given = [name for name, value in self.targets.items() if value is not None and value is not False]
+        named = ", ".join(f"--{name}" for name in _TARGETS)
+        if not given:
+            listed = ", ".join(f"[{name}]" for name in _TARGETS)
+            reject_command_line(
+                f"Give one of {named}.",
+                f"Option '[reset-offsets]' requires one of the following scenarios: [{listed}]",
+            )
+        if len(given) > 1:
+            reject_command_line(
+                f"Give one of {named}; got --{given[0]} and --{given[1]}.",
+                f'Option "[{given[0]}]" can\'t be used with option "[{given[1]}]"',
+            )
+        return given[0]
+
+
+def _plan(cluster: Cluster, group_id: str, options: _Options, rule_of: _RuleOf, as_json: bool) -> ResetPlan | None:
+    """Plans the reset of one group and executes it with --execute; None, with an error, where it is not possible."""
+    try:
+        (group,) = describe_groups(cluster, [group_id]).values()
+        check_inactive(group)
+    except GroupSourceError as error:
+        print_error(str(error))
+        return None
+    target = _target(options.target, options.targets, group_id, is_single=len(options.names) == 1)
+    if target is None:
+        print_error(f"No reset plan for group {group_id} found")
+        return None
+    scope = ALL_COMMITTED if options.all_topics else parse_scope(options.topics)
+    found = plan(cluster, group_id, scope, target, rule_of(group_id))
+    _print_notes(found, target, to_stderr=as_json)
+    if options.execute:
+        found.execute()
+    return found
 
 
 def _target(option: str, targets: Mapping[str, Any], group_id: str, is_single: bool) -> ResetTarget | None:
     """Returns the target; None if the file has no offsets of the group. Raises: ReportedError."""
-    value = targets[option.replace("-", "_")]
+    value = targets[option]
     if option == "to-offset":
         return ResetTarget(TargetKind.OFFSET, value)
     if option == "shift-by":
@@ -286,7 +301,7 @@ def _print_notes(found: ResetPlan, target: ResetTarget, to_stderr: bool) -> None
         click.echo(f"WARN: {warning}", err=True)
 
 
-def _restart_rules(cluster: Cluster, checkpoint: Path | None) -> Any:
+def _restart_rules(cluster: Cluster, checkpoint: Path | None) -> _RuleOf:
     if checkpoint is None:
         return lambda group_id: None
     # imported here: the other commands do not need the source

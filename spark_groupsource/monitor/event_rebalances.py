@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.model import TopicPartition, bounded_names
 from spark_groupsource.monitor.application_reports import (
@@ -16,7 +16,7 @@ from spark_groupsource.monitor.rebalance import Actor, Cause, MemberMove, Origin
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
 _Owners = Mapping[TopicPartition, str]
-# a removed client learns it from its next heartbeat
+# a removed client is notified at its next heartbeat
 _RETURN_MS = 10_000
 
 
@@ -108,6 +108,15 @@ class _Open:
     protocol: str | None = None
     members: dict[str, Actor] | None = None
     assigned: GroupEvent | None = None
+
+
+class _Effect(NamedTuple):
+    """The fields of a rebalance that compare two assignments."""
+
+    moves: Mapping[str, MemberMove] = {}
+    partitions_moved: int = 0
+    partitions_unassigned: int = 0
+    unowned_seconds: float | None = None
 
 
 class _GroupHistory:
@@ -211,31 +220,11 @@ class _GroupHistory:
     def _end(self, ended: _Open, assigned: GroupEvent) -> Rebalance:
         members = self.members if ended.members is None else ended.members
         assignment = assigned.detail.get("assignment")
-        known = assignment is not None
-        after: _Owners = {p: member for member, topics in (assignment or {}).items() for p in _partitions(topics)}
-        before = self.owners
-        origins = dict.fromkeys(("generation", "completed_ms", "members"), Origin.SEEN)
-        trigger, origins["cause"] = self._cause_of(ended, before, after if known else None)
-        if trigger.cause is Cause.UNKNOWN:
-            del origins["cause"]
-        if ended.triggers or ended.joins:
-            origins |= dict.fromkeys(("started_ms", "phases", "reason", "difference"), Origin.SEEN)
-        if trigger.actor is not None:
-            origins["actor"] = Origin.SEEN
+        after = None if assignment is None else _owners(assignment)
+        trigger, cause_origin = self._cause_of(ended, self.owners, after)
         slowest = self._slowest(ended)
-        if slowest is not None:
-            origins["slowest_member"] = Origin.SEEN
-        moves: Mapping[str, MemberMove] = {}
-        moved = unassigned = 0
-        unowned: float | None = None
-        if known and before is not None:
-            moves = _moves(before, after)
-            moved = sum(1 for p, owner in after.items() if before.get(p, owner) != owner)
-            unassigned = len(before.keys() - after.keys())
-            unowned = self._unowned_seconds(ended, assigned.at_ms, before, after)
-            effects = ("moves", "partitions_moved", "partitions_unassigned", "unowned_seconds")
-            origins |= dict.fromkeys(effects, Origin.SEEN)
-        if not known or not members:
+        effect = self._effect(ended, assigned.at_ms, after)
+        if after is None or not members:
             # a group without members is not in need of owners
             self.released_ms = {}
         rebalance = Rebalance(
@@ -250,17 +239,26 @@ class _GroupHistory:
             phases=_phases(ended, assigned.at_ms),
             slowest_member=slowest,
             members=len(members),
-            moves=moves,
-            partitions_moved=moved,
-            partitions_unassigned=unassigned,
-            unowned_seconds=unowned,
             repeated_records=None,
             lag_added=None,
-            origins=origins,
+            origins=_origins(ended, trigger, cause_origin, slowest, effect),
+            **(effect or _Effect())._asdict(),
         )
         self.members, self.protocol = members, ended.protocol or self.protocol
-        self._assign(after if known else None)
+        self._assign(after)
         return rebalance
+
+    def _effect(self, ended: _Open, assigned_ms: int, after: _Owners | None) -> _Effect | None:
+        """Returns what the assignment changed; None unless this assignment and the previous one are known."""
+        before = self.owners
+        if before is None or after is None:
+            return None
+        return _Effect(
+            _moves(before, after),
+            sum(1 for p, owner in after.items() if before.get(p, owner) != owner),
+            len(before.keys() - after.keys()),
+            self._unowned_seconds(ended, assigned_ms, before, after),
+        )
 
     def _cause_of(self, ended: _Open, before: _Owners | None, after: _Owners | None) -> tuple[_Trigger, Origin]:
         late = [left for left in ended.left if left.cause is Cause.JOIN_TIMED_OUT]
@@ -302,6 +300,18 @@ def _with_reports(rebalance: Rebalance, reports: Sequence[ApplicationReport]) ->
     for report in reports:
         rebalance = report.added_to(rebalance)
     return rebalance
+
+
+def _origins(
+    ended: _Open, trigger: _Trigger, cause_origin: Origin, slowest: str | None, effect: _Effect | None
+) -> dict[str, Origin]:
+    names = ["generation", "completed_ms", "members"]
+    if ended.triggers or ended.joins:
+        names += ["started_ms", "phases", "reason", "difference"]
+    names += ["actor"] * (trigger.actor is not None) + ["slowest_member"] * (slowest is not None)
+    names += _Effect._fields if effect is not None else ()
+    causes = {} if trigger.cause is Cause.UNKNOWN else {"cause": cause_origin}
+    return dict.fromkeys(names, Origin.SEEN) | causes
 
 
 def _phases(ended: _Open, assigned_ms: int) -> Phases:
@@ -356,6 +366,10 @@ def _members(form: Any) -> dict[str, Actor]:
         member_id: Actor(member_id, client_id, host, instance_id)
         for member_id, (client_id, host, instance_id) in (form or {}).items()
     }
+
+
+def _owners(assignment: Mapping[str, Mapping[str, Sequence[int]]]) -> dict[TopicPartition, str]:
+    return {partition: member_id for member_id, topics in assignment.items() for partition in _partitions(topics)}
 
 
 def _partitions(topics: Mapping[str, Sequence[int]]) -> Iterator[TopicPartition]:
