@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -81,38 +82,56 @@ class _Lines(NamedTuple):
 @click.option(
     "--compression", type=click.Choice(CODECS), default="none", show_default=True, help="Codec of the record batches."
 )
-def produce(
-    bootstrap: str,
-    command_config: Path | None,
-    topic: str,
-    partition: int | None,
-    key_separator: str | None,
-    fixed_key: str | None,
-    delimiter: str,
-    headers: tuple[str, ...],
-    null_marker: str | None,
-    as_json: bool,
-    key_format: str,
-    value_format: str | None,
-    schema: Path | None,
-    key_schema: Path | None,
-    schema_id: int | None,
-    compression: str,
-) -> None:
+def produce(bootstrap: str, command_config: Path | None, **given: Any) -> None:
     """Writes each line of standard input as one record; keys map to partitions as in Kafka's Java producer.
 
     Lines are written as they arrive. An invalid line ends the command: the lines before it are written.
     """
-    key_serde = serde("--key-format", key_format, key_schema)
-    value_serde = serde("--value-format", value_format or ("avro" if schema else "text"), schema, schema_id)
-    fixed = _headers(headers)
-    if as_json and (key_separator is not None or null_marker is not None):
+    options = _Options(**given)
+    topic, lines, codec = options.topic, _lines_of(options), codec_number(options.compression)
+    with open_cluster(bootstrap, command_config) as cluster:
+        try:
+            count = _write(cluster, topic, options.partition, _standard_input(), lines, codec)
+        except BrokerError as error:
+            raise _with_permission(error, topic) from error
+    click.echo(f"{count} records written to {topic}", err=True)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The options of the command."""
+
+    topic: str
+    partition: int | None
+    key_separator: str | None
+    fixed_key: str | None
+    delimiter: str
+    headers: tuple[str, ...]
+    null_marker: str | None
+    as_json: bool
+    key_format: str
+    value_format: str | None
+    schema: Path | None
+    key_schema: Path | None
+    schema_id: int | None
+    compression: str
+
+
+def _lines_of(options: _Options) -> _Lines:
+    """Returns how the options divide and convert the input. Raises: click.UsageError, ConfigurationError."""
+    separator, fixed_key = options.key_separator, options.fixed_key
+    value_format = options.value_format or ("avro" if options.schema else "text")
+    key_serde = serde("--key-format", options.key_format, options.key_schema)
+    value_serde = serde("--value-format", value_format, options.schema, options.schema_id)
+    fixed = _headers(options.headers)
+    if options.as_json and (separator is not None or options.null_marker is not None):
         raise click.UsageError("Options --key-separator and --null-marker are not for --json.")
+    null = None if options.null_marker is None else options.null_marker.encode()
 
     def parse(line: bytes) -> _Line:
-        if as_json:
+        if options.as_json:
             return _parse_object(line, key_serde, value_serde, fixed, fixed_key)
-        key, value = _key_and_value(line, key_separator)
+        key, value = _key_and_value(line, separator)
         key = fixed_key.encode() if key is None and fixed_key is not None else key
         encoded = [
             None if text is None or text == null else each.encode(text)
@@ -120,17 +139,10 @@ def produce(
         ]
         return _Line(encoded[0], encoded[1], fixed)
 
-    null = None if null_marker is None else null_marker.encode()
-    end = unescaped(delimiter).encode()
-    formats = {key_format, value_format or ("avro" if schema else "text")}
-    is_plain = not (as_json or fixed_key is not None or null is not None or fixed) and formats <= _PLAIN_FORMATS
-    lines = _Lines(end, parse, plain_form(end, key_separator) if is_plain else None)
-    with open_cluster(bootstrap, command_config) as cluster:
-        try:
-            count = _write(cluster, topic, partition, _standard_input(), lines, codec_number(compression))
-        except BrokerError as error:
-            raise _with_permission(error, topic) from error
-    click.echo(f"{count} records written to {topic}", err=True)
+    end = unescaped(options.delimiter).encode()
+    is_changed = options.as_json or fixed_key is not None or null is not None or bool(fixed)
+    is_plain = not is_changed and {options.key_format, value_format} <= _PLAIN_FORMATS
+    return _Lines(end, parse, plain_form(end, separator) if is_plain else None)
 
 
 def _with_permission(error: BrokerError, topic: str) -> BrokerError:
