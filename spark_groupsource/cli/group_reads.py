@@ -30,7 +30,7 @@ from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.monitor.cluster_reads import group_lag
 from spark_groupsource.monitor.estimates import ESTIMATES, estimates
-from spark_groupsource.monitor.lag import LagRow, assignment_text
+from spark_groupsource.monitor.lag import LagRow, member_row
 
 _STATES = ("Stable", "PreparingRebalance", "CompletingRebalance", "Empty", "Dead", "Assigning", "Reconciling")
 _TYPES = ("Classic", "Consumer")
@@ -228,12 +228,4 @@ def _offset_rows(cluster: Cluster, group: GroupDescription, with_estimates: bool
 
 def _member_rows(group: GroupDescription) -> Iterator[dict[str, Any]]:
     for member in group.members:
-        yield {
-            "group": group.group_id,
-            "consumer_id": member.member_id,
-            "group_instance_id": member.group_instance_id,
-            "host": member.client_host,
-            "client_id": member.client_id,
-            "partitions": len(member.assignment),
-            "assignment": assignment_text(member.assignment),
-        }
+        yield member_row(group.group_id, member)

@@ -6,7 +6,7 @@ Source: Kafka `ConsumerGroupCommand.collectConsumerAssignment`.
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Iterable, Mapping, NamedTuple
+from typing import Any, Iterable, Mapping, NamedTuple
 
 from spark_groupsource.client.admin import GroupDescription, MemberDescription
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
@@ -113,3 +113,16 @@ def assignment_text(partitions: Iterable[TopicPartition]) -> str:
     """``flights:0,1;weather:3``; empty without partitions."""
     by_topic = groupby(sorted(partitions), key=lambda tp: tp.topic)
     return ";".join(f"{topic}:{','.join(str(tp.partition) for tp in tps)}" for topic, tps in by_topic)
+
+
+def member_row(group_id: str, member: MemberDescription) -> dict[str, Any]:
+    """Returns a member as a row of columns."""
+    return {
+        "group": group_id,
+        "consumer_id": member.member_id,
+        "group_instance_id": member.group_instance_id,
+        "host": member.client_host,
+        "client_id": member.client_id,
+        "partitions": len(member.assignment),
+        "assignment": assignment_text(member.assignment),
+    }

@@ -23,7 +23,7 @@ from spark_groupsource.monitor.cluster_reads import (
 )
 from spark_groupsource.monitor.estimates import ESTIMATES, estimates
 from spark_groupsource.monitor.group_history import last_group_records
-from spark_groupsource.monitor.lag import assignment_text
+from spark_groupsource.monitor.lag import member_row
 from spark_groupsource.monitor.offsets_log import Corruption, Entry, entries, fetch_batches, log_partitions, log_ranges
 from spark_groupsource.monitor.rebalance import Actor, Origin, Rebalance
 from spark_groupsource.monitor.rebalance_sources import group_rebalances
@@ -122,13 +122,7 @@ def _members(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
         is_known = any(member.member_id == leader for member in group.members)
         for member in group.members:
             yield {
-                "group": group.group_id,
-                "consumer_id": member.member_id,
-                "group_instance_id": member.group_instance_id,
-                "host": member.client_host,
-                "client_id": member.client_id,
-                "partitions": len(member.assignment),
-                "assignment": assignment_text(member.assignment),
+                **member_row(group.group_id, member),
                 "is_leader": member.member_id == leader if is_known else None,
             }
 

@@ -15,7 +15,7 @@ from child_processes import start_process, stop_process
 from click.testing import CliRunner, Result
 from confluent_kafka.admin import AdminClient as RdAdmin
 from confluent_kafka.admin import ConfigResource, ResourceType
-from support.members import RdMember
+from support.members import LibrdkafkaMember
 from support.raw_broker import RawConnection
 from support.topics import create_topic, produce
 from support.waiting import wait_until
@@ -102,7 +102,7 @@ def test_signal_stops_the_broker_and_a_restart_keeps_its_data(
     with running_broker(tmp_path / "data", *settings) as (address, process):
         create_topic(address, topic, 2)
         produce(address, topic, ((n % 2, None, b"x") for n in range(10)))
-        with RdMember(address, group, topic) as member:
+        with LibrdkafkaMember(address, group, topic) as member:
             wait_until(lambda: sum(member.seen.values()) == 10, "ten records are read")
         process.send_signal(number)
         assert process.wait(20) == 0

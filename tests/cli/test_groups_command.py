@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from real_kafka import RealKafka
 from support.clusters import Cluster
 from support.java_tools import GROUPS, JavaTools
-from support.members import JavaMember, RdMember
+from support.members import JavaMember, LibrdkafkaMember
 from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
 
@@ -36,7 +36,7 @@ def active_group(cluster: Cluster) -> Iterator[str]:
     group, topic = f"g-{uuid4().hex[:12]}", f"a-topic-with-quite-a-long-name-{uuid4().hex[:12]}"
     create_topic(cluster.bootstrap_servers, topic, 5)
     produce(cluster.bootstrap_servers, topic, ((n % 4, None, b"%d" % n) for n in range(40)))
-    with RdMember(cluster.bootstrap_servers, group, topic, client_id="other") as other:
+    with LibrdkafkaMember(cluster.bootstrap_servers, group, topic, client_id="other") as other:
         with JavaMember(cluster.bootstrap_servers, group, topic, group_instance_id="first") as java:
             wait_until(lambda: {len(java.partitions), len(other.partitions)} == {2, 3}, "five partitions are shared")
 
@@ -85,7 +85,7 @@ def test_empty_group_equals_the_output_of_kafkas_tool(
 ) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     produce(cluster.bootstrap_servers, topic, [(0, None, b"x")])
-    with RdMember(cluster.bootstrap_servers, group, topic) as member:
+    with LibrdkafkaMember(cluster.bootstrap_servers, group, topic) as member:
         wait_until(lambda: member.seen, "the record is read")
     result = run(cluster.bootstrap_servers, "describe", "--group", group, *arguments)
     expected, note = run_kafka_tool(java, cluster.bootstrap_servers, "describe", "--group", group, *arguments)
@@ -98,7 +98,7 @@ def test_describe_with_offsets_of_a_deleted_topic(kafka: RealKafka, topic: str, 
     for name in (topic, kept):
         create_topic(kafka.bootstrap_servers, name)
         produce(kafka.bootstrap_servers, name, [(0, None, b"x")])
-        with RdMember(kafka.bootstrap_servers, group, name) as member:
+        with LibrdkafkaMember(kafka.bootstrap_servers, group, name) as member:
             wait_until(lambda: member.seen, "the record is read")
     delete_topic(kafka.bootstrap_servers, topic)
     rows = run(kafka.bootstrap_servers, "describe", "--group", group).stdout.splitlines()[2:]

@@ -17,7 +17,7 @@ from support.clusters import Cluster
 from support.commits import commit_as
 from support.dumped import dump_tool, parsed, segments
 from support.java_tools import JavaTools
-from support.members import RdMember
+from support.members import LibrdkafkaMember
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
@@ -49,7 +49,8 @@ def data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         bootstrap = broker.bootstrap_servers
         create_topic(bootstrap, "t", 2)
         produce(bootstrap, "t", ((n % 2, None, b"v") for n in range(20)))
-        with RdMember(bootstrap, "g", "t", group_instance_id="one") as one, RdMember(bootstrap, "g", "t") as two:
+        static = LibrdkafkaMember(bootstrap, "g", "t", group_instance_id="one")
+        with static as one, LibrdkafkaMember(bootstrap, "g", "t") as two:
             wait_until(lambda: sum(one.seen.values()) + sum(two.seen.values()) >= 20, "all records are read")
             for number in range(40):
                 text = "é" * (number % 3)

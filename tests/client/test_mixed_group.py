@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.clients import POLL_MS, group_client, open_cluster, polling, settle
-from support.members import JavaMember, RdMember
+from support.members import JavaMember, LibrdkafkaMember
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
@@ -41,7 +41,7 @@ def test_our_member_leads_a_group_with_librdkafka(
 ) -> None:
     with group_client(client, group, topic, members=2, assignors=("range",)) as ours:
         settle(ours, 6)
-        with polling(ours), RdMember(
+        with polling(ours), LibrdkafkaMember(
             cluster.bootstrap_servers, group, topic, partition_assignment_strategy="range"
         ) as other:
             other.wait_for_partitions(2)
@@ -54,7 +54,7 @@ def test_our_member_leads_a_group_with_librdkafka(
 def test_librdkafka_leads_a_group_with_our_members(
     client: Cluster, topic: str, group: str, cluster: Any, six: Any
 ) -> None:
-    with RdMember(cluster.bootstrap_servers, group, topic, partition_assignment_strategy="roundrobin") as other:
+    with LibrdkafkaMember(cluster.bootstrap_servers, group, topic, partition_assignment_strategy="roundrobin") as other:
         other.wait_for_partitions(6)
         with group_client(client, group, topic, members=2, assignors=("roundrobin",)) as ours:
             view = settle(ours, 4)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.clients import group_client, open_cluster, polling, settle
-from support.members import JavaMember, RdMember
+from support.members import JavaMember, LibrdkafkaMember
 from support.python_members import AioKafkaMember, KafkaPythonMember
 from support.topics import create_topic, produce
 from support.waiting import wait_until
@@ -23,7 +23,7 @@ from spark_groupsource.records.header import iter_batches
 
 CONFIG = {"offsets.topic.num.partitions": "4", "group.initial.rebalance.delay.ms": "0"}
 NODES = (1, 2, 3)
-MEMBERS = {"librdkafka": RdMember, "kafka-python": KafkaPythonMember, "aiokafka": AioKafkaMember}
+MEMBERS = {"librdkafka": LibrdkafkaMember, "kafka-python": KafkaPythonMember, "aiokafka": AioKafkaMember}
 
 
 @pytest.fixture(scope="module")

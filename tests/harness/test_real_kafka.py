@@ -7,7 +7,7 @@ from pathlib import Path
 import kafka_jars
 import pytest
 from real_kafka import RealKafka
-from support.members import JavaMember, JavaProducer, RdMember
+from support.members import JavaMember, JavaProducer, LibrdkafkaMember
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
@@ -26,7 +26,7 @@ def test_tools_reach_the_broker(kafka: RealKafka, topic: str) -> None:
 def test_java_and_librdkafka_members_share_a_group(kafka: RealKafka, topic: str, group: str) -> None:
     create_topic(kafka.bootstrap_servers, topic, 4)
     produce(kafka.bootstrap_servers, topic, ((n % 4, None, b"%d" % n) for n in range(400)))
-    with RdMember(kafka.bootstrap_servers, group, topic) as ours:
+    with LibrdkafkaMember(kafka.bootstrap_servers, group, topic) as ours:
         ours.wait_for_partitions(4)
         wait_until(lambda: sum(ours.seen.values()) == 400, "librdkafka reads all records")
         with JavaMember(kafka.bootstrap_servers, group, topic) as java:

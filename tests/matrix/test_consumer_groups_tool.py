@@ -9,7 +9,7 @@ from uuid import uuid4
 from click.testing import CliRunner
 from support.clusters import Cluster
 from support.java_tools import GROUPS, JavaTools
-from support.members import RdMember
+from support.members import LibrdkafkaMember
 from support.topics import create_topic
 from support.waiting import wait_until
 
@@ -157,7 +157,7 @@ def test_the_command_lines_of_kafkas_tool(cluster: Cluster, java: JavaTools, top
         (directory / "negative.csv").write_text(f"{topic},0,-3\n")
         (directory / "topics.csv").write_text(f"{topic},0,2\n{topic},1,50\n")
         (directory / "groups.csv").write_text(f"{names['G1']},{topic},0,2\n{names['G2']},{topic},1,5\n")
-    with RdMember(cluster.bootstrap_servers, theirs["A"], topic) as member:
+    with LibrdkafkaMember(cluster.bootstrap_servers, theirs["A"], topic) as member:
         wait_until(lambda: len(member.partitions) == 2, "the member owns the topic")
         for line in (COMMAND_LINES + (REJECTED_LINES if cluster.name == "embedded" else "")).strip().splitlines():
             is_of_all_groups = "--list" in line or "--all-groups" in line

@@ -17,8 +17,8 @@ from support.java_tools import (
     TOPICS,
     JavaTools,
 )
-from support.members import JavaMember, JavaProducer, RdMember
-from support.topics import create_topic, produce
+from support.members import JavaMember, JavaProducer, LibrdkafkaMember
+from support.topics import HOUR_MS, create_hourly_topic, create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.client.cluster.client import Cluster
@@ -27,7 +27,6 @@ from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 
 pytestmark = pytest.mark.kafka
 
-HOUR_MS = 3_600_000
 Tool = Callable[..., list[list[str]]]
 
 
@@ -40,13 +39,7 @@ def tool(java: JavaTools, cluster: Any) -> Tool:
 @pytest.fixture
 def filled(cluster: Any, topic: str) -> str:
     """A topic of two partitions with ten records each, one per hour from 1970."""
-    from confluent_kafka import Producer
-
-    create_topic(cluster.bootstrap_servers, topic, 2, {"retention.ms": "-1"})
-    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
-    for number in range(20):
-        producer.produce(topic, b"v%d" % number, partition=number % 2, timestamp=(number // 2 + 1) * HOUR_MS)
-    assert producer.flush(20) == 0
+    create_hourly_topic(cluster.bootstrap_servers, topic)
     return topic
 
 
@@ -110,7 +103,7 @@ def test_console_consumer(tool: Tool, filled: str, group: str) -> None:
 
 
 def test_list_and_describe_a_group_with_members(tool: Tool, cluster: Any, filled: str, group: str) -> None:
-    with RdMember(cluster.bootstrap_servers, group, filled, client_id="reader") as member:
+    with LibrdkafkaMember(cluster.bootstrap_servers, group, filled, client_id="reader") as member:
         wait_until(lambda: sum(member.seen.values()) == 20, "all records are read")
 
         def caught_up() -> bool:

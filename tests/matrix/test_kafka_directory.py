@@ -22,7 +22,7 @@ from support.clusters import BROKER_CONFIG
 from support.commits import commit, commit_as
 from support.dumped import dump_tool, parsed, segments
 from support.java_tools import JavaTools
-from support.members import JavaMember, RdMember
+from support.members import JavaMember, LibrdkafkaMember
 from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
 
@@ -156,7 +156,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Left]:
         where, data = kafka.bootstrap_servers, kafka.data_directory
         fill(where)
         with JavaMember(where, "g", "t", group_instance_id="first", session_timeout_ms=45_000) as java:
-            with RdMember(where, "g", "t", group_instance_id="second", session_timeout_ms=45_000) as other:
+            with LibrdkafkaMember(where, "g", "t", group_instance_id="second", session_timeout_ms=45_000) as other:
                 wait_until(lambda: {len(java.partitions), len(other.partitions)} == {1, 2}, "both have partitions")
                 wait_until(lambda: java.consumed + sum(other.seen.values()) >= 290, "the group has read the topic")
                 cleaned = data / "cleaner-offset-checkpoint"

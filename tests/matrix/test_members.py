@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.members import JavaMember, RdMember
+from support.members import JavaMember, LibrdkafkaMember
 from support.python_members import AioKafkaMember, KafkaPythonMember
 from support.topics import create_topic, produce
 from support.waiting import wait_until
@@ -30,7 +30,7 @@ def member(library: str, cluster: Any, group: str, topic: str, assignor: str = "
         return JavaMember(address, group, topic, assignor=JAVA_ASSIGNORS[assignor], **options)
     if library == "librdkafka":
         options = {"group_instance_id": instance} if instance else {}
-        return RdMember(address, group, topic, partition_assignment_strategy=assignor, **options)
+        return LibrdkafkaMember(address, group, topic, partition_assignment_strategy=assignor, **options)
     kind = {"kafka-python": KafkaPythonMember, "aiokafka": AioKafkaMember}[library]
     options = {"group_instance_id": instance} if instance else {}
     return kind(address, group, topic, assignor, **options)
@@ -98,19 +98,19 @@ def test_each_library_leads_another(
 def test_eager_members_revoke_all_partitions_and_cooperative_ones_only_moved_ones(
     cluster: Any, six: Any, topic: str, group: str, assignor: str, kept: bool
 ) -> None:
-    given_up: list[set[TopicPartition]] = []
+    revoked: list[set[TopicPartition]] = []
 
-    class Watched(RdMember):
+    class RecordingMember(LibrdkafkaMember):
         def _revoked(self, consumer: Any, partitions: Any) -> None:
-            given_up.append({TopicPartition(p.topic, p.partition) for p in partitions})
+            revoked.append({TopicPartition(p.topic, p.partition) for p in partitions})
             super()._revoked(consumer, partitions)
 
-    with Watched(cluster.bootstrap_servers, group, topic, partition_assignment_strategy=assignor) as first:
+    with RecordingMember(cluster.bootstrap_servers, group, topic, partition_assignment_strategy=assignor) as first:
         first.wait_for_partitions(6)
         with member("librdkafka", cluster, group, topic, assignor) as second:
             share(first, second, six)
-            assert [len(each) for each in given_up] == ([3] if kept else [6])
-            assert not kept or given_up[0] == second.partitions
+            assert [len(each) for each in revoked] == ([3] if kept else [6])
+            assert not kept or revoked[0] == second.partitions
 
 
 @pytest.mark.parametrize("library", ["librdkafka", pytest.param("java", marks=pytest.mark.kafka)])

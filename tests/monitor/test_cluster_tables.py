@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from support.clusters import Cluster as Servers
 from support.java_tools import GROUPS, JavaTools
-from support.members import RdMember
+from support.members import LibrdkafkaMember
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
@@ -146,8 +146,9 @@ def test_members_and_groups_equal_kafkas_tool(
         address = ("--bootstrap-server", cluster.bootstrap_servers)
         return java.rows(GROUPS, *address, "--describe", "--group", group, *arguments)[1:]
 
-    with RdMember(cluster.bootstrap_servers, group, topic, client_id="one") as one:
-        with RdMember(cluster.bootstrap_servers, group, topic, client_id="two", group_instance_id="second") as two:
+    with LibrdkafkaMember(cluster.bootstrap_servers, group, topic, client_id="one") as one:
+        names = {"client_id": "two", "group_instance_id": "second"}
+        with LibrdkafkaMember(cluster.bootstrap_servers, group, topic, **names) as two:
             wait_until(lambda: {len(one.partitions), len(two.partitions)} == {1, 2}, "three partitions are shared")
             wait_until(lambda: sum(row["lag"] == 0 for row in read(client, "lag", group)) == 3, "all is committed")
             ours = read(client, "members", group)
@@ -201,9 +202,9 @@ def check_history_commands(bootstrap_servers: str, group: str) -> None:
 
 def test_rebalances_and_the_log_of_a_group(client: Cluster, cluster: Servers, topic: str, group: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
-    with RdMember(cluster.bootstrap_servers, group, topic, client_id="first") as first:
+    with LibrdkafkaMember(cluster.bootstrap_servers, group, topic, client_id="first") as first:
         first.wait_for_partitions(2)
-        with RdMember(cluster.bootstrap_servers, group, topic, client_id="second") as second:
+        with LibrdkafkaMember(cluster.bootstrap_servers, group, topic, client_id="second") as second:
             second.wait_for_partitions(1)
         wait_until(lambda: len(read(client, "rebalances", group)) == 3, "the third rebalance")
         follower = GroupWatch(client, group)

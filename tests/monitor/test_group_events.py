@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 from support.clients import POLL_MS, group_client, open_cluster, polling, settle
-from support.members import RdMember
+from support.members import LibrdkafkaMember
 from support.topics import create_topic
 from support.waiting import wait_until
 
@@ -60,7 +60,7 @@ def test_causes_and_actors_of_own_and_foreign_members(broker: EmbeddedBroker) ->
         settle(ours, 4)
         first = wait_for(client, group, Cause.JOINED)
         assert first.members == 1
-        with RdMember(servers, group, topic, client_id="foreign", partition_assignment_strategy="range"):
+        with LibrdkafkaMember(servers, group, topic, client_id="foreign", partition_assignment_strategy="range"):
             view = settle(ours, 2)
             joined = wait_for(client, group, Cause.JOINED, after=first.generation)
             assert joined.actor is not None and joined.actor.client_id == "foreign"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.clusters import Cluster
-from support.topics import create_topic
+from support.topics import HOUR_MS, create_hourly_topic
 
 from spark_groupsource.client.cluster.client import Cluster as ClusterClient
 from spark_groupsource.client.settings import ClientSettings
@@ -25,7 +25,6 @@ from spark_groupsource.monitor.offset_reset import (
     plan,
 )
 
-HOUR_MS = 3_600_000
 NOW_MS = 1_700_000_000_000
 
 
@@ -39,13 +38,7 @@ def client(cluster: Cluster) -> Iterator[ClusterClient]:
 @pytest.fixture
 def filled(cluster: Cluster, topic: str) -> str:
     """A topic of two partitions with ten records each, one per hour from 1970."""
-    from confluent_kafka import Producer
-
-    create_topic(cluster.bootstrap_servers, topic, 2, {"retention.ms": "-1"})
-    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
-    for number in range(20):
-        producer.produce(topic, b"v%d" % number, partition=number % 2, timestamp=(number // 2 + 1) * HOUR_MS)
-    assert producer.flush(20) == 0
+    create_hourly_topic(cluster.bootstrap_servers, topic)
     return topic
 
 

@@ -19,7 +19,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from kafka_jars import spark_connector_jars
-from support.members import RdMember
+from support.members import LibrdkafkaMember
 from support.query_harness import QueryHarness
 from support.topics import create_topic, produce
 
@@ -172,8 +172,9 @@ def through(respond):
 
 
 def no_common_assignor(harness):
-    strategy = "partition_assignment_strategy"
-    with RdMember(harness.cluster.bootstrap_servers, harness.group, harness.topic, **{strategy: "roundrobin"}) as other:
+    address = harness.cluster.bootstrap_servers
+    strategy = {"partition_assignment_strategy": "roundrobin"}
+    with LibrdkafkaMember(address, harness.group, harness.topic, **strategy) as other:
         other.wait_for_partitions(4)
         harness.run(**{"kafka.partition.assignment.strategy": "range"})
 

@@ -1,7 +1,7 @@
 """Query in one group with a librdkafka or Java consumer."""
 
 import pytest
-from support.members import JavaMember, RdMember
+from support.members import JavaMember, LibrdkafkaMember
 from support.query_harness import PARTITIONS, QueryHarness
 from support.waiting import wait_until
 
@@ -11,10 +11,10 @@ pytestmark = pytest.mark.spark
 
 JAVA = "org.apache.kafka.clients.consumer"
 STRATEGIES = {
-    "librdkafka eager": ("range", RdMember, {"partition_assignment_strategy": "range"}),
+    "librdkafka eager": ("range", LibrdkafkaMember, {"partition_assignment_strategy": "range"}),
     "librdkafka cooperative": (
         "cooperative-sticky",
-        RdMember,
+        LibrdkafkaMember,
         {"partition_assignment_strategy": "cooperative-sticky"},
     ),
     "Java eager": ("roundrobin", JavaMember, {"assignor": f"{JAVA}.RoundRobinAssignor"}),
@@ -31,7 +31,7 @@ def harness(spark, cluster, topic, group, tmp_path):
 
 def consumed_by(member):
     """Returns the values that a foreign member has consumed."""
-    if isinstance(member, RdMember):
+    if isinstance(member, LibrdkafkaMember):
         return {offset * PARTITIONS + partition for partition, offset in member.seen}
     spans = [span for event in member.of("records_consumed") for span in event["partitions"]]
     return {

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as RdTopicPartition
 from support.commits import commit_as
 from support.direct_readers import StreamQuery
-from support.members import RdMember
+from support.members import LibrdkafkaMember
 from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
 
@@ -138,7 +138,7 @@ def test_deleted_topic_does_not_delay_a_rebalance_and_is_read_again_when_recreat
     with scenario.query(subscribe=f"{scenario.topic},{other}", failOnDataLoss="false") as query:
         assert len(query.trigger()) == 50
         delete_topic(servers, scenario.topic)
-        with RdMember(servers, scenario.group, other) as member:
+        with LibrdkafkaMember(servers, scenario.group, other) as member:
             # a member that is not readmitted within 20 s has waited for the commit of the deleted topic
             wait_until(lambda: (query.trigger(), member.rebalances)[1], "the foreign member has joined", 20)
             assert scenario.client.fetch_committed(scenario.group)[TopicPartition(other, 0)].offset == 20
@@ -155,7 +155,7 @@ def test_standby_query_reads_from_where_it_started(scenario, is_restarted):
     """The owner has not committed; a member whose id sorts last owns no partition."""
     scenario.produce(100)
     given = {"startingOffsets": "latest", "kafka.client.id": "standby"}
-    with RdMember(
+    with LibrdkafkaMember(
         scenario.cluster.bootstrap_servers, scenario.group, scenario.topic, enable_auto_commit=False
     ) as owner:
         owner.wait_for_partitions(1)

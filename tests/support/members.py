@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from child_processes import stop_process
 from confluent_kafka import Consumer
-from confluent_kafka import TopicPartition as RdTopicPartition
+from confluent_kafka import TopicPartition as LibrdkafkaPartition
 from real_kafka import popen_tool
+from support.member_thread import MemberThread
 from support.waiting import wait_until
 
 from spark_groupsource.model import TopicPartition
@@ -157,10 +157,12 @@ class JavaProducer(JavaTool):
         return self.of("producer_send_success")
 
 
-class RdMember:
-    """A librdkafka member in a thread of this process. A context manager.
+class LibrdkafkaMember(MemberThread):
+    """A member of librdkafka, whose partitions are those of its last rebalance callback.
 
-    `positions`: partition -> next offset to read; `keys` counts the received records by (partition, offset).
+    Attributes:
+        rebalances: number of assignments.
+        errors: what the consumer has reported.
     """
 
     def __init__(self, bootstrap_servers: str, group: str, topic: str, **settings: object) -> None:
@@ -177,32 +179,9 @@ class RdMember:
         config.update({name.replace("_", "."): value for name, value in settings.items()})
         self._topic = topic
         self._consumer = Consumer(config)
-        self._stopping = threading.Event()
-        self.partitions: set[TopicPartition] = set()
         self.rebalances = 0
-        self.seen: Counter[tuple[int, int]] = Counter()
         self.errors: list[str] = []
-        self._thread = threading.Thread(target=self._run, name=f"librdkafka {group}", daemon=True)
-        self._thread.start()
-
-    def __enter__(self) -> RdMember:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Commits, leaves the group and ends the thread."""
-        self._stopping.set()
-        self._thread.join(30)
-        assert not self._thread.is_alive(), "librdkafka did not close within 30 s"
-
-    def wait_for_partitions(self, count: int, timeout_s: float = 40) -> set[TopicPartition]:
-        """What the member owns, once that is `count` partitions."""
-        wait_until(
-            lambda: len(self.partitions) == count, f"librdkafka owns {count} partitions {self.errors}", timeout_s
-        )
-        return set(self.partitions)
+        super().__init__(f"librdkafka {group}")
 
     def _run(self) -> None:
         self._consumer.subscribe(
@@ -220,9 +199,9 @@ class RdMember:
                 self.seen[partition, offset] += 1
         self._consumer.close()
 
-    def _assigned(self, consumer: Consumer, partitions: list[RdTopicPartition]) -> None:
+    def _assigned(self, consumer: Consumer, partitions: list[LibrdkafkaPartition]) -> None:
         self.partitions |= {TopicPartition(p.topic, p.partition) for p in partitions}
         self.rebalances += 1
 
-    def _revoked(self, consumer: Consumer, partitions: list[RdTopicPartition]) -> None:
+    def _revoked(self, consumer: Consumer, partitions: list[LibrdkafkaPartition]) -> None:
         self.partitions -= {TopicPartition(p.topic, p.partition) for p in partitions}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import warnings
-from collections import Counter
 from typing import Any
 
 from support.kafka_python import KafkaConsumer
-from support.waiting import wait_until
+from support.member_thread import MemberThread
 
 from spark_groupsource.model import TopicPartition
 
@@ -30,50 +28,7 @@ for _name in ("kafka", "aiokafka"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
-class _Member:
-    """Shared state: `partitions` owned now, `seen` by (partition, offset), `errors`. A context manager."""
-
-    def __init__(self, group: str) -> None:
-        self.partitions: set[TopicPartition] = set()
-        self.seen: Counter[tuple[int, int]] = Counter()
-        self.errors: list[str] = []
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._guarded, name=f"{type(self).__name__} {group}", daemon=True)
-        self._thread.start()
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Commits, leaves the group and ends the thread."""
-        self._stopping.set()
-        self._thread.join(30)
-        assert not self._thread.is_alive(), f"{self._thread.name} did not close within 30 s"
-
-    def wait_for_partitions(self, count: int, timeout_s: float = 40) -> set[TopicPartition]:
-        """What the member owns, once that is `count` partitions."""
-        wait_until(
-            lambda: len(self.partitions) == count or self.errors,
-            f"{self._thread.name} owns {count} partitions",
-            timeout_s,
-        )
-        assert not self.errors, self.errors
-        return set(self.partitions)
-
-    def _guarded(self) -> None:
-        try:
-            self._run()
-        except Exception as error:  # `wait_for_partitions` asserts that there is none
-            self.errors.append(repr(error))
-
-    def _run(self) -> None:
-        raise NotImplementedError
-
-
-class KafkaPythonMember(_Member):
+class KafkaPythonMember(MemberThread):
     """kafka-python's consumer; `assignor` is range, roundrobin, sticky or cooperative-sticky."""
 
     ASSIGNORS = {
@@ -99,7 +54,7 @@ class KafkaPythonMember(_Member):
                 **settings,
             },
         )
-        super().__init__(group)
+        super().__init__(f"{type(self).__name__} {group}")
 
     def _run(self) -> None:
         try:
@@ -113,7 +68,7 @@ class KafkaPythonMember(_Member):
             self._consumer.close()
 
 
-class AioKafkaMember(_Member):
+class AioKafkaMember(MemberThread):
     """aiokafka's consumer in a separate event loop; `assignor` is range, roundrobin or sticky."""
 
     ASSIGNORS = {"range": AioRange, "roundrobin": AioRoundRobin, "sticky": AioSticky}
@@ -133,7 +88,7 @@ class AioKafkaMember(_Member):
             "partition_assignment_strategy": [self.ASSIGNORS[assignor]],
             **settings,
         }
-        super().__init__(group)
+        super().__init__(f"{type(self).__name__} {group}")
 
     def _run(self) -> None:
         asyncio.run(self._consume())

@@ -8,6 +8,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from support.waiting import wait_until
 
+HOUR_MS = 3_600_000
+
 
 def create_topic(bootstrap_servers: str, topic: str, partitions: int = 1, config: dict[str, str] | None = None) -> None:
     """Creates a topic and returns once every partition has a leader."""
@@ -50,3 +52,12 @@ def produce(
     left = producer.flush(60)
     assert not failures and not left, f"{len(failures)} records of {count} failed, {left} not sent: {failures[:3]}"
     return count
+
+
+def create_hourly_topic(bootstrap_servers: str, topic: str) -> None:
+    """Creates a topic of two partitions with ten records each, one per hour from 1970."""
+    create_topic(bootstrap_servers, topic, 2, {"retention.ms": "-1"})
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    for number in range(20):
+        producer.produce(topic, b"v%d" % number, partition=number % 2, timestamp=(number // 2 + 1) * HOUR_MS)
+    assert producer.flush(20) == 0
