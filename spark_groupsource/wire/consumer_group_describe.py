@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from spark_groupsource.wire import messages
+from spark_groupsource.wire.message_base import ApiMessage
 
 _RESOURCES = "spark_groupsource.wire.resources"
 
 
-class ConsumerGroupDescribeRequest(messages.ApiMessage, load_json=_RESOURCES):
-    """Asks for groups of type ``consumer``."""
+class ConsumerGroupDescribeRequest(ApiMessage, load_json=_RESOURCES):
+    """Requests groups of type ``consumer``."""
 
 
-class ConsumerGroupDescribeResponse(messages.ApiMessage, load_json=_RESOURCES):
+class ConsumerGroupDescribeResponse(ApiMessage, load_json=_RESOURCES):
     """State, epochs and members of each group."""

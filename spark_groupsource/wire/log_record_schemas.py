@@ -5,7 +5,7 @@ Use them through `messages`.
 
 from __future__ import annotations
 
-from spark_groupsource.wire.messages import ApiData
+from spark_groupsource.wire.message_base import ApiData
 
 _RESOURCES = "spark_groupsource.wire.resources"
 

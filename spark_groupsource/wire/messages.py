@@ -2,7 +2,7 @@
 
 kafka-python builds the classes from Kafka's message schemas; those of log records, and of ConsumerGroupDescribe, which
 it lacks, from the schemas in `resources/`.
-Messages and schemas are imported from that library here only; `sasl_client.py` imports its SASL mechanisms.
+That library is imported here, in `message_base.py` (base classes) and in `sasl_client.py` (SASL mechanisms) only.
 
 A message is built with keyword arguments and encoded at the version that the connection negotiated. A field outside
 that version has its schema default. Nested structs are class attributes:
@@ -15,12 +15,25 @@ the fields of requests and records are read-only.
 
 from __future__ import annotations
 
-import warnings
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Mapping, TypeVar
+from typing import TYPE_CHECKING, Any, Mapping
 
-from spark_groupsource.deferred_packages import defer_package
 from spark_groupsource.wire.api_keys import ApiKey
+from spark_groupsource.wire.message_base import (
+    SCHEMAS,
+    UUID,
+    ApiData,
+    ApiMessage,
+    BaseField,
+    BitField,
+    DataContainer,
+    EncodeBuffer,
+    EncodeBufferPool,
+    Request,
+    Response,
+    ResponseT,
+    StructField,
+    import_schemas,
+)
 
 if TYPE_CHECKING:
     # what `__getattr__` provides; type checkers read the stub
@@ -146,10 +159,6 @@ if TYPE_CHECKING:
         TransactionLogValue,
     )
 
-_SCHEMAS = "kafka.protocol"
-# their ``__init__`` imports the clients of kafka-python or every schema: 0.3 s of processor time at each query start
-_DEFERRED = ("kafka", *(f"{_SCHEMAS}.{name}" for name in ("admin", "consumer", "metadata", "producer")))
-
 # module of kafka-python -> names of its APIs that this package sends or serves
 _APIS: Mapping[str, tuple[str, ...]] = {
     "admin.acl": ("CreateAcls", "DeleteAcls", "DescribeAcls"),
@@ -195,13 +204,13 @@ _APIS: Mapping[str, tuple[str, ...]] = {
 }
 _MODULES: Mapping[str, str] = {
     **{
-        f"{api}{side}": f"{_SCHEMAS}.{module}"
+        f"{api}{side}": f"{SCHEMAS}.{module}"
         for module, apis in _APIS.items()
         for api in apis
         for side in ("Request", "Response")
     },
-    "ConsumerProtocolAssignment": f"{_SCHEMAS}.consumer.metadata",
-    "ConsumerProtocolSubscription": f"{_SCHEMAS}.consumer.metadata",
+    "ConsumerProtocolAssignment": f"{SCHEMAS}.consumer.metadata",
+    "ConsumerProtocolSubscription": f"{SCHEMAS}.consumer.metadata",
     **dict.fromkeys(
         ("ConsumerGroupDescribeRequest", "ConsumerGroupDescribeResponse"),
         "spark_groupsource.wire.consumer_group_describe",
@@ -221,45 +230,21 @@ _MODULES: Mapping[str, str] = {
 """Message class -> the module that builds it from its schema."""
 
 
-def _import(module: str) -> Any:
-    with warnings.catch_warnings():
-        # kafka-python reads its schemas through an importlib call that is deprecated in Python 3.11 and 3.12
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return import_module(module)
-
-
 def __getattr__(name: str) -> Any:
     """Builds a message class at its first use: a process needs a few of them only."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        message_class = getattr(_import(_MODULES[name]), name)
+        message_class = getattr(import_schemas(_MODULES[name]), name)
     except ModuleNotFoundError:
         # another version of kafka-python; the packages export the classes of all their modules
-        message_class = getattr(_import(_MODULES[name].rpartition(".")[0]), name)
+        message_class = getattr(import_schemas(_MODULES[name].rpartition(".")[0]), name)
     if issubclass(message_class, ApiMessage):
         # kafka-python looks API_KEY up in the schema at each access, and every request is dispatched by it
         message_class.API_KEY = ApiKey(message_class.API_KEY)
     globals()[name] = message_class
     return message_class
 
-
-for _package in _DEFERRED:
-    defer_package(_package)
-
-ApiMessage = _import(f"{_SCHEMAS}.api_message").ApiMessage
-ApiData = _import(f"{_SCHEMAS}.api_data").ApiData
-DataContainer = _import(f"{_SCHEMAS}.data_container").DataContainer
-BaseField = _import(f"{_SCHEMAS}.schemas").BaseField
-StructField = _import(f"{_SCHEMAS}.schemas").StructField
-EncodeBuffer = _import(f"{_SCHEMAS}.schemas.fields.codecs.encode_buffer").EncodeBuffer
-EncodeBufferPool = _import(f"{_SCHEMAS}.schemas.fields.codecs.encode_buffer").EncodeBufferPool
-UUID = _import(f"{_SCHEMAS}.schemas.fields.codecs.types").UUID
-BitField = _import(f"{_SCHEMAS}.schemas.fields.codecs.types").BitField
-
-ResponseT = TypeVar("ResponseT")
-Request = Response = ApiMessage
-"""Base class of the requests and of the responses; generic in the stub."""
 
 __all__ = [
     "AddOffsetsToTxnRequest",

@@ -1,119 +1,20 @@
 # Written by tests/wire/generate_message_stubs.py from the message schemas. Do not edit.
 import uuid
-from contextlib import AbstractContextManager
-from typing import AbstractSet, Any, ClassVar, Generic, Mapping, Sequence, TypeVar
+from typing import AbstractSet, Sequence
 
-from typing_extensions import dataclass_transform
-
-from spark_groupsource.wire.api_keys import ApiKey
-
-ResponseT = TypeVar("ResponseT", bound=ApiMessage)
-
-class BaseField:
-    """One field of a schema."""
-
-    name: str
-    _name: str
-    tag: int | None
-    default: Any
-    @property
-    def type_str(self) -> str: ...
-    @property
-    def fields(self) -> Mapping[str, BaseField]: ...
-    @property
-    def array_of(self) -> BaseField: ...
-    @property
-    def data_class(self) -> type[DataContainer]: ...
-    def is_array(self) -> bool: ...
-    def is_struct(self) -> bool: ...
-    def for_version_q(self, version: int) -> bool: ...
-    def nullable_for_version_q(self, version: int) -> bool: ...
-    def tagged_field_q(self, version: int) -> bool: ...
-    def untagged_fields(self, version: int) -> Sequence[BaseField]: ...
-    @classmethod
-    def parse_versions(cls, versions: str | None) -> tuple[int, int] | None: ...
-
-class StructField(BaseField):
-    """The fields of a message or of a struct in it."""
-
-    def __init__(self, json: Mapping[str, Any]) -> None: ...
-    def set_data_class(self, data_class: type[DataContainer]) -> None: ...
-    def compiled_encode_into(self, version: int, compact: bool = ..., tagged: bool = ...) -> Any: ...
-
-class EncodeBuffer:
-    """A growing buffer; the bytes before `pos` are written."""
-
-    buf: bytearray
-    pos: int
-    def ensure(self, needed: int) -> None: ...
-    def result(self) -> bytearray: ...
-
-class EncodeBufferPool:
-    """One encode buffer per thread."""
-
-    @classmethod
-    def acquire(cls) -> AbstractContextManager[EncodeBuffer]: ...
-
-class UUID:
-    """Codec of a topic id; the zero id is None."""
-
-    size: ClassVar[int]
-    @classmethod
-    def decode(cls, data: Any, compact: bool = ...) -> uuid.UUID | None: ...
-
-class BitField:
-    """Codec of a set of bit numbers; None is no value."""
-
-    size: ClassVar[int]
-    @classmethod
-    def decode(cls, data: Any, compact: bool = ...) -> set[int] | None: ...
-
-class DataContainer:
-    """Base class of messages and of the structs in them."""
-
-    _struct: ClassVar[StructField]
-    _version: int | None
-    tags: set[str] | None
-    unknown_tags: dict[str, bytes] | None
-    @property
-    def version(self) -> int | None: ...
-
-class ApiMessage(DataContainer):
-    """Base class of requests and responses."""
-
-    API_KEY: ClassVar[ApiKey]
-    json: ClassVar[Mapping[str, Any]]
-    min_version: ClassVar[int]
-    max_version: ClassVar[int]
-    def __init_subclass__(cls, *, load_json: str = ...) -> None: ...
-    @classmethod
-    def flexible_version_q(cls, version: int) -> bool: ...
-    def encode(self, version: int | None = ..., header: bool = ..., framed: bool = ...) -> bytearray: ...
-
-@dataclass_transform(kw_only_default=True, eq_default=False, frozen_default=True)
-class Request(ApiMessage, Generic[ResponseT]):
-    """Base class of requests; the type argument is the class of the response."""
-
-@dataclass_transform(kw_only_default=True, eq_default=False)
-class Response(ApiMessage):
-    """Base class of responses."""
-
-@dataclass_transform(kw_only_default=True, eq_default=False, frozen_default=True)
-class ApiData(DataContainer):
-    """Base class of the keys and values of log records and of the consumer protocol's messages."""
-
-    json: ClassVar[Mapping[str, Any]]
-    max_version: ClassVar[int]
-    def __init_subclass__(cls, *, load_json: str = ...) -> None: ...
-    @classmethod
-    def flexible_version_q(cls, version: int) -> bool: ...
-    def encode(self, version: int | None = ..., header: bool = ..., framed: bool = ...) -> bytes: ...
-
-@dataclass_transform(kw_only_default=True, eq_default=False, frozen_default=True)
-class _FrozenStruct(DataContainer): ...
-
-@dataclass_transform(kw_only_default=True, eq_default=False)
-class _Struct(DataContainer): ...
+from spark_groupsource.wire.message_base import UUID as UUID
+from spark_groupsource.wire.message_base import ApiData as ApiData
+from spark_groupsource.wire.message_base import ApiMessage as ApiMessage
+from spark_groupsource.wire.message_base import BaseField as BaseField
+from spark_groupsource.wire.message_base import BitField as BitField
+from spark_groupsource.wire.message_base import DataContainer as DataContainer
+from spark_groupsource.wire.message_base import EncodeBuffer as EncodeBuffer
+from spark_groupsource.wire.message_base import EncodeBufferPool as EncodeBufferPool
+from spark_groupsource.wire.message_base import FrozenStruct, Struct
+from spark_groupsource.wire.message_base import Request as Request
+from spark_groupsource.wire.message_base import Response as Response
+from spark_groupsource.wire.message_base import ResponseT as ResponseT
+from spark_groupsource.wire.message_base import StructField as StructField
 
 class AddOffsetsToTxnRequest(Request[AddOffsetsToTxnResponse]):
     transactional_id: str = ...
@@ -126,8 +27,8 @@ class AddOffsetsToTxnResponse(Response):
     error_code: int = ...
 
 class AddPartitionsToTxnRequest(Request[AddPartitionsToTxnResponse]):
-    class AddPartitionsToTxnTransaction(_FrozenStruct):
-        class AddPartitionsToTxnTopic(_FrozenStruct):
+    class AddPartitionsToTxnTransaction(FrozenStruct):
+        class AddPartitionsToTxnTopic(FrozenStruct):
             name: str = ...
             partitions: Sequence[int] = ...
 
@@ -137,7 +38,7 @@ class AddPartitionsToTxnRequest(Request[AddPartitionsToTxnResponse]):
         verify_only: bool = ...
         topics: Sequence[AddPartitionsToTxnTopic] = ...
 
-    class AddPartitionsToTxnTopic(_FrozenStruct):
+    class AddPartitionsToTxnTopic(FrozenStruct):
         name: str = ...
         partitions: Sequence[int] = ...
 
@@ -148,9 +49,9 @@ class AddPartitionsToTxnRequest(Request[AddPartitionsToTxnResponse]):
     v3_and_below_topics: Sequence[AddPartitionsToTxnTopic] = ...  # versions 0-3
 
 class AddPartitionsToTxnResponse(Response):
-    class AddPartitionsToTxnResult(_Struct):
-        class AddPartitionsToTxnTopicResult(_Struct):
-            class AddPartitionsToTxnPartitionResult(_Struct):
+    class AddPartitionsToTxnResult(Struct):
+        class AddPartitionsToTxnTopicResult(Struct):
+            class AddPartitionsToTxnPartitionResult(Struct):
                 partition_index: int = ...
                 partition_error_code: int = ...
 
@@ -160,8 +61,8 @@ class AddPartitionsToTxnResponse(Response):
         transactional_id: str = ...
         topic_results: Sequence[AddPartitionsToTxnTopicResult] = ...
 
-    class AddPartitionsToTxnTopicResult(_Struct):
-        class AddPartitionsToTxnPartitionResult(_Struct):
+    class AddPartitionsToTxnTopicResult(Struct):
+        class AddPartitionsToTxnPartitionResult(Struct):
             partition_index: int = ...
             partition_error_code: int = ...
 
@@ -174,12 +75,12 @@ class AddPartitionsToTxnResponse(Response):
     results_by_topic_v3_and_below: Sequence[AddPartitionsToTxnTopicResult] = ...  # versions 0-3
 
 class AlterClientQuotasRequest(Request[AlterClientQuotasResponse]):
-    class EntryData(_FrozenStruct):
-        class EntityData(_FrozenStruct):
+    class EntryData(FrozenStruct):
+        class EntityData(FrozenStruct):
             entity_type: str = ...
             entity_name: str | None = ...
 
-        class OpData(_FrozenStruct):
+        class OpData(FrozenStruct):
             key: str = ...
             value: float = ...
             remove: bool = ...
@@ -191,8 +92,8 @@ class AlterClientQuotasRequest(Request[AlterClientQuotasResponse]):
     validate_only: bool = ...
 
 class AlterClientQuotasResponse(Response):
-    class EntryData(_Struct):
-        class EntityData(_Struct):
+    class EntryData(Struct):
+        class EntityData(Struct):
             entity_type: str = ...
             entity_name: str | None = ...
 
@@ -204,8 +105,8 @@ class AlterClientQuotasResponse(Response):
     entries: Sequence[EntryData] = ...
 
 class AlterConfigsRequest(Request[AlterConfigsResponse]):
-    class AlterConfigsResource(_FrozenStruct):
-        class AlterableConfig(_FrozenStruct):
+    class AlterConfigsResource(FrozenStruct):
+        class AlterableConfig(FrozenStruct):
             name: str = ...
             value: str | None = ...
 
@@ -217,7 +118,7 @@ class AlterConfigsRequest(Request[AlterConfigsResponse]):
     validate_only: bool = ...
 
 class AlterConfigsResponse(Response):
-    class AlterConfigsResourceResponse(_Struct):
+    class AlterConfigsResourceResponse(Struct):
         error_code: int = ...
         error_message: str | None = ...
         resource_type: int = ...
@@ -227,11 +128,11 @@ class AlterConfigsResponse(Response):
     responses: Sequence[AlterConfigsResourceResponse] = ...
 
 class AlterUserScramCredentialsRequest(Request[AlterUserScramCredentialsResponse]):
-    class ScramCredentialDeletion(_FrozenStruct):
+    class ScramCredentialDeletion(FrozenStruct):
         name: str = ...
         mechanism: int = ...
 
-    class ScramCredentialUpsertion(_FrozenStruct):
+    class ScramCredentialUpsertion(FrozenStruct):
         name: str = ...
         mechanism: int = ...
         iterations: int = ...
@@ -242,7 +143,7 @@ class AlterUserScramCredentialsRequest(Request[AlterUserScramCredentialsResponse
     upsertions: Sequence[ScramCredentialUpsertion] = ...
 
 class AlterUserScramCredentialsResponse(Response):
-    class AlterUserScramCredentialsResult(_Struct):
+    class AlterUserScramCredentialsResult(Struct):
         user: str = ...
         error_code: int = ...
         error_message: str | None = ...
@@ -255,17 +156,17 @@ class ApiVersionsRequest(Request[ApiVersionsResponse]):
     client_software_version: str = ...  # versions 3+
 
 class ApiVersionsResponse(Response):
-    class ApiVersion(_Struct):
+    class ApiVersion(Struct):
         api_key: int = ...
         min_version: int = ...
         max_version: int = ...
 
-    class SupportedFeatureKey(_Struct):
+    class SupportedFeatureKey(Struct):
         name: str = ...
         min_version: int = ...
         max_version: int = ...
 
-    class FinalizedFeatureKey(_Struct):
+    class FinalizedFeatureKey(Struct):
         name: str = ...
         max_version_level: int = ...
         min_version_level: int = ...
@@ -283,18 +184,18 @@ class ConsumerGroupDescribeRequest(Request[ConsumerGroupDescribeResponse]):
     include_authorized_operations: bool = ...
 
 class ConsumerGroupDescribeResponse(Response):
-    class DescribedGroup(_Struct):
-        class Member(_Struct):
-            class Assignment(_Struct):
-                class TopicPartitions(_Struct):
+    class DescribedGroup(Struct):
+        class Member(Struct):
+            class Assignment(Struct):
+                class TopicPartitions(Struct):
                     topic_id: uuid.UUID | None = ...
                     topic_name: str = ...
                     partitions: Sequence[int] = ...
 
                 topic_partitions: Sequence[TopicPartitions] = ...
 
-            class TargetAssignment(_Struct):
-                class TopicPartitions(_Struct):
+            class TargetAssignment(Struct):
+                class TopicPartitions(Struct):
                     topic_id: uuid.UUID | None = ...
                     topic_name: str = ...
                     partitions: Sequence[int] = ...
@@ -327,7 +228,7 @@ class ConsumerGroupDescribeResponse(Response):
     groups: Sequence[DescribedGroup] = ...
 
 class ConsumerProtocolAssignment(ApiData):
-    class TopicPartition(_FrozenStruct):
+    class TopicPartition(FrozenStruct):
         topic: str = ...
         partitions: Sequence[int] = ...
 
@@ -335,7 +236,7 @@ class ConsumerProtocolAssignment(ApiData):
     user_data: bytes | None = ...
 
 class ConsumerProtocolSubscription(ApiData):
-    class TopicPartition(_FrozenStruct):
+    class TopicPartition(FrozenStruct):
         topic: str = ...
         partitions: Sequence[int] = ...
 
@@ -346,7 +247,7 @@ class ConsumerProtocolSubscription(ApiData):
     rack_id: str | None = ...  # version 3
 
 class CreateAclsRequest(Request[CreateAclsResponse]):
-    class AclCreation(_FrozenStruct):
+    class AclCreation(FrozenStruct):
         resource_type: int = ...
         resource_name: str = ...
         resource_pattern_type: int = ...  # versions 1+
@@ -358,7 +259,7 @@ class CreateAclsRequest(Request[CreateAclsResponse]):
     creations: Sequence[AclCreation] = ...
 
 class CreateAclsResponse(Response):
-    class AclCreationResult(_Struct):
+    class AclCreationResult(Struct):
         error_code: int = ...
         error_message: str | None = ...
 
@@ -366,8 +267,8 @@ class CreateAclsResponse(Response):
     results: Sequence[AclCreationResult] = ...
 
 class CreatePartitionsRequest(Request[CreatePartitionsResponse]):
-    class CreatePartitionsTopic(_FrozenStruct):
-        class CreatePartitionsAssignment(_FrozenStruct):
+    class CreatePartitionsTopic(FrozenStruct):
+        class CreatePartitionsAssignment(FrozenStruct):
             broker_ids: Sequence[int] = ...
 
         name: str = ...
@@ -379,7 +280,7 @@ class CreatePartitionsRequest(Request[CreatePartitionsResponse]):
     validate_only: bool = ...
 
 class CreatePartitionsResponse(Response):
-    class CreatePartitionsTopicResult(_Struct):
+    class CreatePartitionsTopicResult(Struct):
         name: str = ...
         error_code: int = ...
         error_message: str | None = ...
@@ -388,12 +289,12 @@ class CreatePartitionsResponse(Response):
     results: Sequence[CreatePartitionsTopicResult] = ...
 
 class CreateTopicsRequest(Request[CreateTopicsResponse]):
-    class CreatableTopic(_FrozenStruct):
-        class CreatableReplicaAssignment(_FrozenStruct):
+    class CreatableTopic(FrozenStruct):
+        class CreatableReplicaAssignment(FrozenStruct):
             partition_index: int = ...
             broker_ids: Sequence[int] = ...
 
-        class CreatableTopicConfig(_FrozenStruct):
+        class CreatableTopicConfig(FrozenStruct):
             name: str = ...
             value: str | None = ...
 
@@ -408,8 +309,8 @@ class CreateTopicsRequest(Request[CreateTopicsResponse]):
     validate_only: bool = ...  # versions 1+
 
 class CreateTopicsResponse(Response):
-    class CreatableTopicResult(_Struct):
-        class CreatableTopicConfigs(_Struct):
+    class CreatableTopicResult(Struct):
+        class CreatableTopicConfigs(Struct):
             name: str = ...
             value: str | None = ...
             read_only: bool = ...
@@ -429,7 +330,7 @@ class CreateTopicsResponse(Response):
     topics: Sequence[CreatableTopicResult] = ...
 
 class DeleteAclsRequest(Request[DeleteAclsResponse]):
-    class DeleteAclsFilter(_FrozenStruct):
+    class DeleteAclsFilter(FrozenStruct):
         resource_type_filter: int = ...
         resource_name_filter: str | None = ...
         pattern_type_filter: int = ...  # versions 1+
@@ -441,8 +342,8 @@ class DeleteAclsRequest(Request[DeleteAclsResponse]):
     filters: Sequence[DeleteAclsFilter] = ...
 
 class DeleteAclsResponse(Response):
-    class DeleteAclsFilterResult(_Struct):
-        class DeleteAclsMatchingAcl(_Struct):
+    class DeleteAclsFilterResult(Struct):
+        class DeleteAclsMatchingAcl(Struct):
             error_code: int = ...
             error_message: str | None = ...
             resource_type: int = ...
@@ -464,7 +365,7 @@ class DeleteGroupsRequest(Request[DeleteGroupsResponse]):
     groups_names: Sequence[str] = ...
 
 class DeleteGroupsResponse(Response):
-    class DeletableGroupResult(_Struct):
+    class DeletableGroupResult(Struct):
         group_id: str = ...
         error_code: int = ...
 
@@ -472,8 +373,8 @@ class DeleteGroupsResponse(Response):
     results: Sequence[DeletableGroupResult] = ...
 
 class DeleteRecordsRequest(Request[DeleteRecordsResponse]):
-    class DeleteRecordsTopic(_FrozenStruct):
-        class DeleteRecordsPartition(_FrozenStruct):
+    class DeleteRecordsTopic(FrozenStruct):
+        class DeleteRecordsPartition(FrozenStruct):
             partition_index: int = ...
             offset: int = ...
 
@@ -484,8 +385,8 @@ class DeleteRecordsRequest(Request[DeleteRecordsResponse]):
     timeout_ms: int = ...
 
 class DeleteRecordsResponse(Response):
-    class DeleteRecordsTopicResult(_Struct):
-        class DeleteRecordsPartitionResult(_Struct):
+    class DeleteRecordsTopicResult(Struct):
+        class DeleteRecordsPartitionResult(Struct):
             partition_index: int = ...
             low_watermark: int = ...
             error_code: int = ...
@@ -497,7 +398,7 @@ class DeleteRecordsResponse(Response):
     topics: Sequence[DeleteRecordsTopicResult] = ...
 
 class DeleteTopicsRequest(Request[DeleteTopicsResponse]):
-    class DeleteTopicState(_FrozenStruct):
+    class DeleteTopicState(FrozenStruct):
         name: str | None = ...
         topic_id: uuid.UUID | None = ...
 
@@ -506,7 +407,7 @@ class DeleteTopicsRequest(Request[DeleteTopicsResponse]):
     timeout_ms: int = ...
 
 class DeleteTopicsResponse(Response):
-    class DeletableTopicResult(_Struct):
+    class DeletableTopicResult(Struct):
         name: str | None = ...
         topic_id: uuid.UUID | None = ...  # versions 6+
         error_code: int = ...
@@ -525,8 +426,8 @@ class DescribeAclsRequest(Request[DescribeAclsResponse]):
     permission_type: int = ...
 
 class DescribeAclsResponse(Response):
-    class DescribeAclsResource(_Struct):
-        class AclDescription(_Struct):
+    class DescribeAclsResource(Struct):
+        class AclDescription(Struct):
             principal: str = ...
             host: str = ...
             operation: int = ...
@@ -543,7 +444,7 @@ class DescribeAclsResponse(Response):
     resources: Sequence[DescribeAclsResource] = ...
 
 class DescribeClientQuotasRequest(Request[DescribeClientQuotasResponse]):
-    class ComponentData(_FrozenStruct):
+    class ComponentData(FrozenStruct):
         entity_type: str = ...
         match_type: int = ...
         match: str | None = ...
@@ -552,12 +453,12 @@ class DescribeClientQuotasRequest(Request[DescribeClientQuotasResponse]):
     strict: bool = ...
 
 class DescribeClientQuotasResponse(Response):
-    class EntryData(_Struct):
-        class EntityData(_Struct):
+    class EntryData(Struct):
+        class EntityData(Struct):
             entity_type: str = ...
             entity_name: str | None = ...
 
-        class ValueData(_Struct):
+        class ValueData(Struct):
             key: str = ...
             value: float = ...
 
@@ -575,7 +476,7 @@ class DescribeClusterRequest(Request[DescribeClusterResponse]):
     include_fenced_brokers: bool = ...  # version 2
 
 class DescribeClusterResponse(Response):
-    class DescribeClusterBroker(_Struct):
+    class DescribeClusterBroker(Struct):
         broker_id: int = ...
         host: str = ...
         port: int = ...
@@ -592,7 +493,7 @@ class DescribeClusterResponse(Response):
     authorized_operations: AbstractSet[int] | None = ...
 
 class DescribeConfigsRequest(Request[DescribeConfigsResponse]):
-    class DescribeConfigsResource(_FrozenStruct):
+    class DescribeConfigsResource(FrozenStruct):
         resource_type: int = ...
         resource_name: str = ...
         configuration_keys: Sequence[str] | None = ...
@@ -602,9 +503,9 @@ class DescribeConfigsRequest(Request[DescribeConfigsResponse]):
     include_documentation: bool = ...  # versions 3+
 
 class DescribeConfigsResponse(Response):
-    class DescribeConfigsResult(_Struct):
-        class DescribeConfigsResourceResult(_Struct):
-            class DescribeConfigsSynonym(_Struct):
+    class DescribeConfigsResult(Struct):
+        class DescribeConfigsResourceResult(Struct):
+            class DescribeConfigsSynonym(Struct):
                 name: str = ...
                 value: str | None = ...
                 source: int = ...
@@ -633,8 +534,8 @@ class DescribeGroupsRequest(Request[DescribeGroupsResponse]):
     include_authorized_operations: bool = ...  # versions 3+
 
 class DescribeGroupsResponse(Response):
-    class DescribedGroup(_Struct):
-        class DescribedGroupMember(_Struct):
+    class DescribedGroup(Struct):
+        class DescribedGroupMember(Struct):
             member_id: str = ...
             group_instance_id: str | None = ...  # versions 4+
             client_id: str = ...
@@ -655,16 +556,16 @@ class DescribeGroupsResponse(Response):
     groups: Sequence[DescribedGroup] = ...
 
 class DescribeLogDirsRequest(Request[DescribeLogDirsResponse]):
-    class DescribableLogDirTopic(_FrozenStruct):
+    class DescribableLogDirTopic(FrozenStruct):
         topic: str = ...
         partitions: Sequence[int] = ...
 
     topics: Sequence[DescribableLogDirTopic] | None = ...
 
 class DescribeLogDirsResponse(Response):
-    class DescribeLogDirsResult(_Struct):
-        class DescribeLogDirsTopic(_Struct):
-            class DescribeLogDirsPartition(_Struct):
+    class DescribeLogDirsResult(Struct):
+        class DescribeLogDirsTopic(Struct):
+            class DescribeLogDirsPartition(Struct):
                 partition_index: int = ...
                 partition_size: int = ...
                 offset_lag: int = ...
@@ -685,16 +586,16 @@ class DescribeLogDirsResponse(Response):
     results: Sequence[DescribeLogDirsResult] = ...
 
 class DescribeProducersRequest(Request[DescribeProducersResponse]):
-    class TopicRequest(_FrozenStruct):
+    class TopicRequest(FrozenStruct):
         name: str = ...
         partition_indexes: Sequence[int] = ...
 
     topics: Sequence[TopicRequest] = ...
 
 class DescribeProducersResponse(Response):
-    class TopicResponse(_Struct):
-        class PartitionResponse(_Struct):
-            class ProducerState(_Struct):
+    class TopicResponse(Struct):
+        class PartitionResponse(Struct):
+            class ProducerState(Struct):
                 producer_id: int = ...
                 producer_epoch: int = ...
                 last_sequence: int = ...
@@ -714,10 +615,10 @@ class DescribeProducersResponse(Response):
     topics: Sequence[TopicResponse] = ...
 
 class DescribeTopicPartitionsRequest(Request[DescribeTopicPartitionsResponse]):
-    class TopicRequest(_FrozenStruct):
+    class TopicRequest(FrozenStruct):
         name: str = ...
 
-    class Cursor(_FrozenStruct):
+    class Cursor(FrozenStruct):
         topic_name: str = ...
         partition_index: int = ...
 
@@ -726,8 +627,8 @@ class DescribeTopicPartitionsRequest(Request[DescribeTopicPartitionsResponse]):
     cursor: Cursor | None = ...
 
 class DescribeTopicPartitionsResponse(Response):
-    class DescribeTopicPartitionsResponseTopic(_Struct):
-        class DescribeTopicPartitionsResponsePartition(_Struct):
+    class DescribeTopicPartitionsResponseTopic(Struct):
+        class DescribeTopicPartitionsResponsePartition(Struct):
             error_code: int = ...
             partition_index: int = ...
             leader_id: int = ...
@@ -745,7 +646,7 @@ class DescribeTopicPartitionsResponse(Response):
         partitions: Sequence[DescribeTopicPartitionsResponsePartition] = ...
         topic_authorized_operations: int = ...
 
-    class Cursor(_Struct):
+    class Cursor(Struct):
         topic_name: str = ...
         partition_index: int = ...
 
@@ -757,8 +658,8 @@ class DescribeTransactionsRequest(Request[DescribeTransactionsResponse]):
     transactional_ids: Sequence[str] = ...
 
 class DescribeTransactionsResponse(Response):
-    class TransactionState(_Struct):
-        class TopicData(_Struct):
+    class TransactionState(Struct):
+        class TopicData(Struct):
             topic: str = ...
             partitions: Sequence[int] = ...
 
@@ -775,14 +676,14 @@ class DescribeTransactionsResponse(Response):
     transaction_states: Sequence[TransactionState] = ...
 
 class DescribeUserScramCredentialsRequest(Request[DescribeUserScramCredentialsResponse]):
-    class UserName(_FrozenStruct):
+    class UserName(FrozenStruct):
         name: str = ...
 
     users: Sequence[UserName] | None = ...
 
 class DescribeUserScramCredentialsResponse(Response):
-    class DescribeUserScramCredentialsResult(_Struct):
-        class CredentialInfo(_Struct):
+    class DescribeUserScramCredentialsResult(Struct):
+        class CredentialInfo(Struct):
             mechanism: int = ...
             iterations: int = ...
 
@@ -797,7 +698,7 @@ class DescribeUserScramCredentialsResponse(Response):
     results: Sequence[DescribeUserScramCredentialsResult] = ...
 
 class ElectLeadersRequest(Request[ElectLeadersResponse]):
-    class TopicPartitions(_FrozenStruct):
+    class TopicPartitions(FrozenStruct):
         topic: str = ...
         partitions: Sequence[int] = ...
 
@@ -806,8 +707,8 @@ class ElectLeadersRequest(Request[ElectLeadersResponse]):
     timeout_ms: int = ...
 
 class ElectLeadersResponse(Response):
-    class ReplicaElectionResult(_Struct):
-        class PartitionResult(_Struct):
+    class ReplicaElectionResult(Struct):
+        class PartitionResult(Struct):
             partition_id: int = ...
             error_code: int = ...
             error_message: str | None = ...
@@ -832,12 +733,12 @@ class EndTxnResponse(Response):
     producer_epoch: int = ...  # version 5
 
 class FetchRequest(Request[FetchResponse]):
-    class ReplicaState(_FrozenStruct):
+    class ReplicaState(FrozenStruct):
         replica_id: int = ...
         replica_epoch: int = ...
 
-    class FetchTopic(_FrozenStruct):
-        class FetchPartition(_FrozenStruct):
+    class FetchTopic(FrozenStruct):
+        class FetchPartition(FrozenStruct):
             partition: int = ...
             current_leader_epoch: int = ...  # versions 9+
             fetch_offset: int = ...
@@ -851,7 +752,7 @@ class FetchRequest(Request[FetchResponse]):
         topic_id: uuid.UUID | None = ...  # versions 13+
         partitions: Sequence[FetchPartition] = ...
 
-    class ForgottenTopic(_FrozenStruct):
+    class ForgottenTopic(FrozenStruct):
         topic: str = ...  # versions 7-12
         topic_id: uuid.UUID | None = ...  # versions 13+
         partitions: Sequence[int] = ...
@@ -870,21 +771,21 @@ class FetchRequest(Request[FetchResponse]):
     rack_id: str = ...  # versions 11+
 
 class FetchResponse(Response):
-    class FetchableTopicResponse(_Struct):
-        class PartitionData(_Struct):
-            class EpochEndOffset(_Struct):
+    class FetchableTopicResponse(Struct):
+        class PartitionData(Struct):
+            class EpochEndOffset(Struct):
                 epoch: int = ...
                 end_offset: int = ...
 
-            class LeaderIdAndEpoch(_Struct):
+            class LeaderIdAndEpoch(Struct):
                 leader_id: int = ...
                 leader_epoch: int = ...
 
-            class SnapshotId(_Struct):
+            class SnapshotId(Struct):
                 end_offset: int = ...
                 epoch: int = ...
 
-            class AbortedTransaction(_Struct):
+            class AbortedTransaction(Struct):
                 producer_id: int = ...
                 first_offset: int = ...
 
@@ -904,7 +805,7 @@ class FetchResponse(Response):
         topic_id: uuid.UUID | None = ...  # versions 13+
         partitions: Sequence[PartitionData] = ...
 
-    class NodeEndpoint(_Struct):
+    class NodeEndpoint(Struct):
         node_id: int = ...
         host: str = ...
         port: int = ...
@@ -922,7 +823,7 @@ class FindCoordinatorRequest(Request[FindCoordinatorResponse]):
     coordinator_keys: Sequence[str] = ...  # versions 4+
 
 class FindCoordinatorResponse(Response):
-    class Coordinator(_Struct):
+    class Coordinator(Struct):
         key: str = ...
         node_id: int = ...
         host: str = ...
@@ -942,7 +843,7 @@ class GroupMetadataKey(ApiData):
     group: str = ...
 
 class GroupMetadataValue(ApiData):
-    class MemberMetadata(_FrozenStruct):
+    class MemberMetadata(FrozenStruct):
         member_id: str = ...
         group_instance_id: str | None = ...  # versions 3+
         client_id: str = ...
@@ -970,8 +871,8 @@ class HeartbeatResponse(Response):
     error_code: int = ...
 
 class IncrementalAlterConfigsRequest(Request[IncrementalAlterConfigsResponse]):
-    class AlterConfigsResource(_FrozenStruct):
-        class AlterableConfig(_FrozenStruct):
+    class AlterConfigsResource(FrozenStruct):
+        class AlterableConfig(FrozenStruct):
             name: str = ...
             config_operation: int = ...
             value: str | None = ...
@@ -984,7 +885,7 @@ class IncrementalAlterConfigsRequest(Request[IncrementalAlterConfigsResponse]):
     validate_only: bool = ...
 
 class IncrementalAlterConfigsResponse(Response):
-    class AlterConfigsResourceResponse(_Struct):
+    class AlterConfigsResourceResponse(Struct):
         error_code: int = ...
         error_message: str | None = ...
         resource_type: int = ...
@@ -1010,7 +911,7 @@ class InitProducerIdResponse(Response):
     ongoing_txn_producer_epoch: int = ...  # version 6
 
 class JoinGroupRequest(Request[JoinGroupResponse]):
-    class JoinGroupRequestProtocol(_FrozenStruct):
+    class JoinGroupRequestProtocol(FrozenStruct):
         name: str = ...
         metadata: bytes = ...
 
@@ -1024,7 +925,7 @@ class JoinGroupRequest(Request[JoinGroupResponse]):
     reason: str | None = ...  # versions 8+
 
 class JoinGroupResponse(Response):
-    class JoinGroupResponseMember(_Struct):
+    class JoinGroupResponseMember(Struct):
         member_id: str = ...
         group_instance_id: str | None = ...  # versions 5+
         metadata: bytes = ...
@@ -1040,7 +941,7 @@ class JoinGroupResponse(Response):
     members: Sequence[JoinGroupResponseMember] = ...
 
 class LeaveGroupRequest(Request[LeaveGroupResponse]):
-    class MemberIdentity(_FrozenStruct):
+    class MemberIdentity(FrozenStruct):
         member_id: str = ...
         group_instance_id: str | None = ...
         reason: str | None = ...  # versions 5+
@@ -1050,7 +951,7 @@ class LeaveGroupRequest(Request[LeaveGroupResponse]):
     members: Sequence[MemberIdentity] = ...  # versions 3+
 
 class LeaveGroupResponse(Response):
-    class MemberResponse(_Struct):
+    class MemberResponse(Struct):
         member_id: str = ...
         group_instance_id: str | None = ...
         error_code: int = ...
@@ -1063,7 +964,7 @@ class ListConfigResourcesRequest(Request[ListConfigResourcesResponse]):
     resource_types: Sequence[int] = ...  # version 1
 
 class ListConfigResourcesResponse(Response):
-    class ConfigResource(_Struct):
+    class ConfigResource(Struct):
         resource_name: str = ...
         resource_type: int = ...  # versions 1+
 
@@ -1076,7 +977,7 @@ class ListGroupsRequest(Request[ListGroupsResponse]):
     types_filter: Sequence[str] = ...  # version 5
 
 class ListGroupsResponse(Response):
-    class ListedGroup(_Struct):
+    class ListedGroup(Struct):
         group_id: str = ...
         protocol_type: str = ...
         group_state: str = ...  # versions 4+
@@ -1087,8 +988,8 @@ class ListGroupsResponse(Response):
     groups: Sequence[ListedGroup] = ...
 
 class ListOffsetsRequest(Request[ListOffsetsResponse]):
-    class ListOffsetsTopic(_FrozenStruct):
-        class ListOffsetsPartition(_FrozenStruct):
+    class ListOffsetsTopic(FrozenStruct):
+        class ListOffsetsPartition(FrozenStruct):
             partition_index: int = ...
             current_leader_epoch: int = ...  # versions 4+
             timestamp: int = ...
@@ -1103,8 +1004,8 @@ class ListOffsetsRequest(Request[ListOffsetsResponse]):
     timeout_ms: int = ...  # versions 10+
 
 class ListOffsetsResponse(Response):
-    class ListOffsetsTopicResponse(_Struct):
-        class ListOffsetsPartitionResponse(_Struct):
+    class ListOffsetsTopicResponse(Struct):
+        class ListOffsetsPartitionResponse(Struct):
             partition_index: int = ...
             error_code: int = ...
             old_style_offsets: Sequence[int] = ...  # version 0
@@ -1119,7 +1020,7 @@ class ListOffsetsResponse(Response):
     topics: Sequence[ListOffsetsTopicResponse] = ...
 
 class ListPartitionReassignmentsRequest(Request[ListPartitionReassignmentsResponse]):
-    class ListPartitionReassignmentsTopics(_FrozenStruct):
+    class ListPartitionReassignmentsTopics(FrozenStruct):
         name: str = ...
         partition_indexes: Sequence[int] = ...
 
@@ -1127,8 +1028,8 @@ class ListPartitionReassignmentsRequest(Request[ListPartitionReassignmentsRespon
     topics: Sequence[ListPartitionReassignmentsTopics] | None = ...
 
 class ListPartitionReassignmentsResponse(Response):
-    class OngoingTopicReassignment(_Struct):
-        class OngoingPartitionReassignment(_Struct):
+    class OngoingTopicReassignment(Struct):
+        class OngoingPartitionReassignment(Struct):
             partition_index: int = ...
             replicas: Sequence[int] = ...
             adding_replicas: Sequence[int] = ...
@@ -1149,7 +1050,7 @@ class ListTransactionsRequest(Request[ListTransactionsResponse]):
     transactional_id_pattern: str | None = ...  # version 2
 
 class ListTransactionsResponse(Response):
-    class TransactionState(_Struct):
+    class TransactionState(Struct):
         transactional_id: str = ...
         producer_id: int = ...
         transaction_state: str = ...
@@ -1160,7 +1061,7 @@ class ListTransactionsResponse(Response):
     transaction_states: Sequence[TransactionState] = ...
 
 class MetadataRequest(Request[MetadataResponse]):
-    class MetadataRequestTopic(_FrozenStruct):
+    class MetadataRequestTopic(FrozenStruct):
         topic_id: uuid.UUID | None = ...  # versions 10+
         name: str | None = ...
 
@@ -1170,14 +1071,14 @@ class MetadataRequest(Request[MetadataResponse]):
     include_topic_authorized_operations: bool = ...  # versions 8+
 
 class MetadataResponse(Response):
-    class MetadataResponseBroker(_Struct):
+    class MetadataResponseBroker(Struct):
         node_id: int = ...
         host: str = ...
         port: int = ...
         rack: str | None = ...  # versions 1+
 
-    class MetadataResponseTopic(_Struct):
-        class MetadataResponsePartition(_Struct):
+    class MetadataResponseTopic(Struct):
+        class MetadataResponsePartition(Struct):
             error_code: int = ...
             partition_index: int = ...
             leader_id: int = ...
@@ -1207,8 +1108,8 @@ class OffsetCommitKey(ApiData):
     partition: int = ...
 
 class OffsetCommitRequest(Request[OffsetCommitResponse]):
-    class OffsetCommitRequestTopic(_FrozenStruct):
-        class OffsetCommitRequestPartition(_FrozenStruct):
+    class OffsetCommitRequestTopic(FrozenStruct):
+        class OffsetCommitRequestPartition(FrozenStruct):
             partition_index: int = ...
             committed_offset: int = ...
             committed_leader_epoch: int = ...  # versions 6+
@@ -1227,8 +1128,8 @@ class OffsetCommitRequest(Request[OffsetCommitResponse]):
     topics: Sequence[OffsetCommitRequestTopic] = ...
 
 class OffsetCommitResponse(Response):
-    class OffsetCommitResponseTopic(_Struct):
-        class OffsetCommitResponsePartition(_Struct):
+    class OffsetCommitResponseTopic(Struct):
+        class OffsetCommitResponsePartition(Struct):
             partition_index: int = ...
             error_code: int = ...
 
@@ -1248,8 +1149,8 @@ class OffsetCommitValue(ApiData):
     topic_id: uuid.UUID | None = ...  # version 4
 
 class OffsetDeleteRequest(Request[OffsetDeleteResponse]):
-    class OffsetDeleteRequestTopic(_FrozenStruct):
-        class OffsetDeleteRequestPartition(_FrozenStruct):
+    class OffsetDeleteRequestTopic(FrozenStruct):
+        class OffsetDeleteRequestPartition(FrozenStruct):
             partition_index: int = ...
 
         name: str = ...
@@ -1259,8 +1160,8 @@ class OffsetDeleteRequest(Request[OffsetDeleteResponse]):
     topics: Sequence[OffsetDeleteRequestTopic] = ...
 
 class OffsetDeleteResponse(Response):
-    class OffsetDeleteResponseTopic(_Struct):
-        class OffsetDeleteResponsePartition(_Struct):
+    class OffsetDeleteResponseTopic(Struct):
+        class OffsetDeleteResponsePartition(Struct):
             partition_index: int = ...
             error_code: int = ...
 
@@ -1272,12 +1173,12 @@ class OffsetDeleteResponse(Response):
     topics: Sequence[OffsetDeleteResponseTopic] = ...
 
 class OffsetFetchRequest(Request[OffsetFetchResponse]):
-    class OffsetFetchRequestTopic(_FrozenStruct):
+    class OffsetFetchRequestTopic(FrozenStruct):
         name: str = ...
         partition_indexes: Sequence[int] = ...
 
-    class OffsetFetchRequestGroup(_FrozenStruct):
-        class OffsetFetchRequestTopics(_FrozenStruct):
+    class OffsetFetchRequestGroup(FrozenStruct):
+        class OffsetFetchRequestTopics(FrozenStruct):
             name: str = ...  # versions 8-9
             topic_id: uuid.UUID | None = ...  # versions 10+
             partition_indexes: Sequence[int] = ...
@@ -1293,8 +1194,8 @@ class OffsetFetchRequest(Request[OffsetFetchResponse]):
     require_stable: bool = ...  # versions 7+
 
 class OffsetFetchResponse(Response):
-    class OffsetFetchResponseTopic(_Struct):
-        class OffsetFetchResponsePartition(_Struct):
+    class OffsetFetchResponseTopic(Struct):
+        class OffsetFetchResponsePartition(Struct):
             partition_index: int = ...
             committed_offset: int = ...
             committed_leader_epoch: int = ...  # versions 5+
@@ -1304,9 +1205,9 @@ class OffsetFetchResponse(Response):
         name: str = ...
         partitions: Sequence[OffsetFetchResponsePartition] = ...
 
-    class OffsetFetchResponseGroup(_Struct):
-        class OffsetFetchResponseTopics(_Struct):
-            class OffsetFetchResponsePartitions(_Struct):
+    class OffsetFetchResponseGroup(Struct):
+        class OffsetFetchResponseTopics(Struct):
+            class OffsetFetchResponsePartitions(Struct):
                 partition_index: int = ...
                 committed_offset: int = ...
                 committed_leader_epoch: int = ...
@@ -1327,8 +1228,8 @@ class OffsetFetchResponse(Response):
     groups: Sequence[OffsetFetchResponseGroup] = ...  # versions 8+
 
 class OffsetForLeaderEpochRequest(Request[OffsetForLeaderEpochResponse]):
-    class OffsetForLeaderTopic(_FrozenStruct):
-        class OffsetForLeaderPartition(_FrozenStruct):
+    class OffsetForLeaderTopic(FrozenStruct):
+        class OffsetForLeaderPartition(FrozenStruct):
             partition: int = ...
             current_leader_epoch: int = ...  # versions 2+
             leader_epoch: int = ...
@@ -1340,8 +1241,8 @@ class OffsetForLeaderEpochRequest(Request[OffsetForLeaderEpochResponse]):
     topics: Sequence[OffsetForLeaderTopic] = ...
 
 class OffsetForLeaderEpochResponse(Response):
-    class OffsetForLeaderTopicResult(_Struct):
-        class EpochEndOffset(_Struct):
+    class OffsetForLeaderTopicResult(Struct):
+        class EpochEndOffset(Struct):
             error_code: int = ...
             partition: int = ...
             leader_epoch: int = ...  # versions 1+
@@ -1354,8 +1255,8 @@ class OffsetForLeaderEpochResponse(Response):
     topics: Sequence[OffsetForLeaderTopicResult] = ...
 
 class ProduceRequest(Request[ProduceResponse]):
-    class TopicProduceData(_FrozenStruct):
-        class PartitionProduceData(_FrozenStruct):
+    class TopicProduceData(FrozenStruct):
+        class PartitionProduceData(FrozenStruct):
             index: int = ...
             records: bytes | bytearray | memoryview | None = ...
 
@@ -1369,13 +1270,13 @@ class ProduceRequest(Request[ProduceResponse]):
     topic_data: Sequence[TopicProduceData] = ...
 
 class ProduceResponse(Response):
-    class TopicProduceResponse(_Struct):
-        class PartitionProduceResponse(_Struct):
-            class BatchIndexAndErrorMessage(_Struct):
+    class TopicProduceResponse(Struct):
+        class PartitionProduceResponse(Struct):
+            class BatchIndexAndErrorMessage(Struct):
                 batch_index: int = ...
                 batch_index_error_message: str | None = ...
 
-            class LeaderIdAndEpoch(_Struct):
+            class LeaderIdAndEpoch(Struct):
                 leader_id: int = ...
                 leader_epoch: int = ...
 
@@ -1392,7 +1293,7 @@ class ProduceResponse(Response):
         topic_id: uuid.UUID | None = ...  # versions 13+
         partition_responses: Sequence[PartitionProduceResponse] = ...
 
-    class NodeEndpoint(_Struct):
+    class NodeEndpoint(Struct):
         node_id: int = ...
         host: str = ...
         port: int = ...
@@ -1419,7 +1320,7 @@ class SaslHandshakeResponse(Response):
     mechanisms: Sequence[str] = ...
 
 class SyncGroupRequest(Request[SyncGroupResponse]):
-    class SyncGroupRequestAssignment(_FrozenStruct):
+    class SyncGroupRequestAssignment(FrozenStruct):
         member_id: str = ...
         assignment: bytes = ...
 
@@ -1442,7 +1343,7 @@ class TransactionLogKey(ApiData):
     transactional_id: str = ...
 
 class TransactionLogValue(ApiData):
-    class PartitionsSchema(_FrozenStruct):
+    class PartitionsSchema(FrozenStruct):
         topic: str = ...
         partition_ids: Sequence[int] = ...
 
@@ -1458,8 +1359,8 @@ class TransactionLogValue(ApiData):
     client_transaction_version: int = ...  # version 1
 
 class TxnOffsetCommitRequest(Request[TxnOffsetCommitResponse]):
-    class TxnOffsetCommitRequestTopic(_FrozenStruct):
-        class TxnOffsetCommitRequestPartition(_FrozenStruct):
+    class TxnOffsetCommitRequestTopic(FrozenStruct):
+        class TxnOffsetCommitRequestPartition(FrozenStruct):
             partition_index: int = ...
             committed_offset: int = ...
             committed_leader_epoch: int = ...  # versions 2+
@@ -1478,8 +1379,8 @@ class TxnOffsetCommitRequest(Request[TxnOffsetCommitResponse]):
     topics: Sequence[TxnOffsetCommitRequestTopic] = ...
 
 class TxnOffsetCommitResponse(Response):
-    class TxnOffsetCommitResponseTopic(_Struct):
-        class TxnOffsetCommitResponsePartition(_Struct):
+    class TxnOffsetCommitResponseTopic(Struct):
+        class TxnOffsetCommitResponsePartition(Struct):
             partition_index: int = ...
             error_code: int = ...
 
@@ -1490,8 +1391,8 @@ class TxnOffsetCommitResponse(Response):
     topics: Sequence[TxnOffsetCommitResponseTopic] = ...
 
 class WriteTxnMarkersRequest(Request[WriteTxnMarkersResponse]):
-    class WritableTxnMarker(_FrozenStruct):
-        class WritableTxnMarkerTopic(_FrozenStruct):
+    class WritableTxnMarker(FrozenStruct):
+        class WritableTxnMarkerTopic(FrozenStruct):
             name: str = ...
             partition_indexes: Sequence[int] = ...
 
@@ -1505,9 +1406,9 @@ class WriteTxnMarkersRequest(Request[WriteTxnMarkersResponse]):
     markers: Sequence[WritableTxnMarker] = ...
 
 class WriteTxnMarkersResponse(Response):
-    class WritableTxnMarkerResult(_Struct):
-        class WritableTxnMarkerTopicResult(_Struct):
-            class WritableTxnMarkerPartitionResult(_Struct):
+    class WritableTxnMarkerResult(Struct):
+        class WritableTxnMarkerTopicResult(Struct):
+            class WritableTxnMarkerPartitionResult(Struct):
                 partition_index: int = ...
                 error_code: int = ...
 
