@@ -12,8 +12,9 @@ ACTIONS = ("join", "join", "remove", "add_partitions", "subscribe", "leave")
 
 
 def is_unknown_to_members(judgment):
-    """The reports of the members that remain do not show why another one is gone."""
-    return judgment.source == "own members" and judgment.found.cause is Cause.UNKNOWN
+    """The reports of the members that remain do not show why another one is gone; but they show the rebalance."""
+    found = judgment.found
+    return judgment.source == "own members" and found is not None and found.cause is Cause.UNKNOWN
 
 
 def test_injected_causes_are_found(tmp_path):
