@@ -291,8 +291,9 @@ def _java_prefix(
         executable,
         heap,
         *options,
-        *os.environ.get("KAFKA_OPTS", "").split(),
         f"-Dlog4j2.configurationFile={logging}",
+        # the last value of a property counts
+        *os.environ.get("KAFKA_OPTS", "").split(),
         "-cp",
         class_path,
     ]

@@ -28,10 +28,11 @@ def group_rebalances(cluster: Cluster, selection: NameSelection | None) -> dict[
     """
     logs, coordinator = read_groups(cluster, selection), group_events(cluster, selection)
     groups = sorted({*logs, *coordinator})
-    return {group: _merged(group, logs.get(group) or GroupLog(), coordinator.get(group, ())) for group in groups}
+    return {group: merged_rebalances(group, logs.get(group) or GroupLog(), coordinator.get(group, ())) for group in groups}
 
 
-def _merged(group: str, log: GroupLog, coordinator: Sequence[GroupEvent]) -> list[Rebalance]:
+def merged_rebalances(group: str, log: GroupLog, coordinator: Sequence[GroupEvent]) -> list[Rebalance]:
+    """Returns the rebalances of one group by time, from its log and the events of the embedded coordinator."""
     exact = rebalances_from_events([*coordinator, *log.reports])
     found = merge_rebalances(exact, rebalances(group, log.records, stop_times(log.reports)), bool(coordinator))
     # a group may have been converted from one protocol to another
@@ -60,7 +61,7 @@ def read_history(cluster: Cluster, group: str, log: GroupLog | None = None) -> G
     selection = NameSelection((group,))
     if log is None:
         log = read_groups(cluster, selection).get(group) or GroupLog()
-    merged = _merged(group, log, group_events(cluster, selection).get(group, ()))
+    merged = merged_rebalances(group, log, group_events(cluster, selection).get(group, ()))
     facts = group_facts(group, log.records)
     return GroupHistory(merged, epoch_facts(group, log.epochs) if log.epochs else facts)
 

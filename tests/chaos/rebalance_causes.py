@@ -14,6 +14,8 @@ that users see.
 from __future__ import annotations
 
 import argparse
+import os
+import pickle
 import random
 import subprocess
 import sys
@@ -22,7 +24,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -31,19 +33,22 @@ from child_processes import start_process, stop_process
 from confluent_kafka import Producer
 from kafka_jars import UnavailableError
 from real_kafka import RealKafka
-from support.chaos.caused_group import CausedGroup, Expected, Injection
+from support.chaos.caused_group import CausedGroup, Injection
+from support.chaos.caused_judgments import (
+    Judged,
+    Observed,
+    deviation_text,
+    deviations,
+    judge,
+    observe,
+    report,
+    unowned_shares,
+)
 from support.chaos.caused_members import World
 from support.topics import create_topic
 
 from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.monitor.event_rebalances import rebalances_from_events
-from spark_groupsource.monitor.event_sources import application_events, group_events
-from spark_groupsource.monitor.group_history import group_records
-from spark_groupsource.monitor.rebalance import Rebalance
-from spark_groupsource.monitor.rebalance_sources import read_history
-from spark_groupsource.monitor.rebalances import rebalances
-from spark_groupsource.monitor.selection import NameSelection
 
 CONFIG = {
     "group.initial.rebalance.delay.ms": "0",
@@ -52,6 +57,17 @@ CONFIG = {
 }
 # a restarted Kafka can register again only after the session of the killed one has expired
 KAFKA_CONFIG = {**CONFIG, "broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}
+_LOGGING = """\
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{ISO8601} %p %c{1}: %m%n
+logger.groups.name = org.apache.kafka.coordinator.group
+logger.groups.level = INFO
+rootLogger.level = WARN
+rootLogger.appenderRef.stderr.ref = stderr
+"""
 EAGER, COOPERATIVE = ("range",), ("cooperative-sticky",)
 TWO_ASSIGNORS = ("range", "roundrobin")
 OWN_WORLDS = (
@@ -82,7 +98,6 @@ FOREIGN_WORLDS = (
 _START_ATTEMPTS = 4
 # shorter and longer than the session timeout
 _PAUSES_S = (0.0, 8.0, 0.0)
-SOURCES = ("events", "own members", "history", "merged")
 
 
 class Configuration(NamedTuple):
@@ -101,45 +116,11 @@ CONFIGURATIONS = {
 }
 
 
-class Judged(NamedTuple):
-    """One expected rebalance and what a source says; `expected` are the possible ones, at least one."""
-
-    source: str
-    expected: Sequence[Expected]
-    found: Rebalance | None
-
-    @property
-    def wanted(self) -> Expected:
-        """The expected rebalance of the cause that was found, else the first one."""
-        return max(self.expected, key=lambda each: (self._has_cause(each), self._has_actor(each)))
-
-    @property
-    def is_cause_right(self) -> bool:
-        return self._has_cause(self.wanted)
-
-    @property
-    def is_actor_right(self) -> bool:
-        """The client, and the member id if it is known, are the expected ones; without an expected client, always."""
-        return self._has_actor(self.wanted)
-
-    def _has_cause(self, expected: Expected) -> bool:
-        return self.found is not None and self.found.cause.value == expected.cause
-
-    def _has_actor(self, expected: Expected) -> bool:
-        if expected.client is None:
-            return True
-        actor = None if self.found is None else self.found.actor
-        return (
-            actor is not None
-            and actor.client_id == expected.client
-            and expected.member_id in (None, actor.member_id)
-        )
-
-
 class Broker(Protocol):
     """A broker that can be restarted on its data and address."""
 
     bootstrap_servers: str
+    log: str
 
     def restart(self, down_s: float) -> None:
         """Kills the broker with SIGKILL and starts it again after a pause."""
@@ -147,6 +128,8 @@ class Broker(Protocol):
 
 class _EmbeddedBroker:
     """The embedded broker in a process of its own: the threads of this one would delay it."""
+
+    log = ""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -170,12 +153,19 @@ class _EmbeddedBroker:
 
 
 class _Kafka:
-    """A real Kafka."""
+    """A real Kafka, which logs its rebalances."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: str) -> None:
+        logging = Path(directory) / "log4j2.properties"
+        logging.write_text(_LOGGING)
+        os.environ["KAFKA_OPTS"] = f"-Dlog4j2.configurationFile={logging}"
         self._kafka = RealKafka(KAFKA_CONFIG)
         self._kafka.start()
         self.bootstrap_servers = self._kafka.bootstrap_servers
+
+    @property
+    def log(self) -> str:
+        return self._kafka.log
 
     def restart(self, down_s: float) -> None:
         self._kafka.kill()
@@ -196,7 +186,7 @@ class _Kafka:
 def started_broker(is_kafka: bool) -> Iterator[Broker]:
     """Starts a broker, and stops it at the end."""
     with tempfile.TemporaryDirectory(prefix="causes-broker-") as directory:
-        broker = _Kafka() if is_kafka else _EmbeddedBroker(directory)
+        broker = _Kafka(directory) if is_kafka else _EmbeddedBroker(directory)
         try:
             yield broker
         finally:
@@ -212,7 +202,7 @@ def run(
     actions: Sequence[str] = (),
     settle_s: float = 1.5,
     pauses_s: Sequence[float] = (),
-) -> tuple[list[Injection], list[Judged]]:
+) -> tuple[list[Injection], list[Judged], list[Observed]]:
     """Causes about `count` rebalances, and judges every source.
 
     Args:
@@ -251,19 +241,23 @@ def run(
                 print(f"{group.name}: {traceback.format_exc()}", file=sys.stderr)
                 broken.add(group.name)
 
+        def read() -> list[Observed]:
+            cases = {group.name: (group.world.assignors == COOPERATIVE, group.injections) for group in groups}
+            return observe(cluster, cases, broker.log, directory / "times.jsonl")
+
         try:
             _in_threads([(act_on, (number, group)) for number, group in enumerate(groups)])
-            judged = judge(cluster, groups)
+            observed = read()
             try:
                 for pause_s in pauses_s:
                     restart(broker, [group for group in groups if group.name not in broken], pause_s)
-                judged = judge(cluster, groups) if pauses_s else judged
+                observed = read() if pauses_s else observed
             except UnavailableError as error:
                 # what was caused before the restart is judged
                 print(f"Restarting the broker failed: {error}", file=sys.stderr)
             ended.set()
             traffic.join()
-            return [i for group in groups for i in group.injections], judged
+            return [i for group in groups for i in group.injections], judge(observed), observed
         finally:
             ended.set()
             for group in groups:
@@ -322,78 +316,15 @@ def produce(bootstrap: str, topics: Sequence[str], ended: threading.Event) -> No
         time.sleep(0.2)
 
 
-def judge(cluster: Cluster, groups: Sequence[CausedGroup]) -> list[Judged]:
-    """Compares the expected rebalances with those of each source."""
-    found = []
-    selection = NameSelection(tuple(group.name for group in groups))
-    records, events = group_records(cluster, selection), group_events(cluster, selection)
-    own = application_events(cluster, selection)
-    for group in groups:
-        name = group.name
-        history = list(rebalances(name, records.get(name, ())))
-        sources: Mapping[str, list[Rebalance]] = {
-            "events": list(rebalances_from_events(events.get(name, ()))),
-            "own members": list(rebalances_from_events(own.get(name, ()))),
-            "history": history,
-            "merged": read_history(cluster, name).rebalances,
-        }
-        for injection in group.injections:
-            window = [r for r in history if injection.from_ms <= r.completed_ms <= injection.to_ms]
-            for actual, wanted in paired(injection, window, group.world.assignors == COOPERATIVE):
-                for source in SOURCES:
-                    if not sources[source]:
-                        continue
-                    same = [r for r in sources[source] if r.generation == actual.generation]
-                    nearest = min(same, key=lambda r: abs(r.completed_ms - actual.completed_ms), default=None)
-                    found.append(Judged(source, wanted, nearest))
-    return found
-
-
-def paired(
-    injection: Injection, window: Sequence[Rebalance], is_cooperative: bool
-) -> Iterator[tuple[Rebalance, Sequence[Expected]]]:
-    """Yields each rebalance of an injection with what is expected of it."""
-    expected = list(injection.expected)
-    second = [Expected("COOPERATIVE_SECOND_ROUND", None)] * is_cooperative
-    if not injection.is_ordered or injection.action == "restart_broker":
-        for actual in window:
-            yield actual, [*expected, *second]
-        return
-    at = 0
-    for actual in window:
-        is_second = is_cooperative and at > 0 and actual.cause.value == "COOPERATIVE_SECOND_ROUND"
-        if at < len(expected) and not is_second:
-            yield actual, [expected[at]]
-            at += 1
-        elif is_cooperative and actual.moves:
-            yield actual, second
-    if at != len(expected) or (len(window) != at and not is_cooperative):
-        causes = [r.cause.value for r in window]
-        print(f"{injection.group} {injection.action}: {causes}, expected {[each.cause for each in expected]}")
-
-
-def report(judged: Sequence[Judged], is_verbose: bool) -> dict[str, tuple[float, float, int]]:
-    """Prints the table; returns source -> share of right causes, share of right clients, number."""
-    causes = sorted({j.wanted.cause for j in judged})
-    print(f"{'cause':<26}" + "".join(f"{source:>24}" for source in SOURCES))
-    shares = {}
-    for cause in [*causes, "total"]:
-        cells = []
-        for source in SOURCES:
-            chosen = [j for j in judged if j.source == source and cause in (j.wanted.cause, "total")]
-            right, actor = sum(j.is_cause_right for j in chosen), sum(j.is_actor_right for j in chosen)
-            cells.append(f"{right}/{len(chosen)}, actor {actor}" if chosen else "-")
-            if chosen and cause == "total":
-                shares[source] = (right / len(chosen), actor / len(chosen), len(chosen))
-        print(f"{cause:<26}" + "".join(f"{cell:>24}" for cell in cells))
-    for j in judged if is_verbose else ():
-        if not (j.is_cause_right and j.is_actor_right):
-            cause = "none" if j.found is None else f"{j.found.cause.value} {j.found.difference} {j.found.actor}"
-            where = "" if j.found is None else f"{j.found.group} generation {j.found.generation}"
-            print(f"wrong ({j.source}): expected {[tuple(e) for e in j.expected]}, {where}: {cause}")
-    for source, (right, actor, number) in shares.items():
-        print(f"{source}: {right:.1%} of {number} causes, {actor:.1%} of the clients right")
-    return shares
+def print_times(observed: Sequence[Observed]) -> None:
+    """Prints how far the times of members and history are from those of the coordinator."""
+    for name, values in deviations(observed).items():
+        print(f"deviation of {name}: {deviation_text(values)}")
+    unowned = unowned_shares(observed)
+    if unowned is not None:
+        said, exact = unowned
+        text = f"{said:.1f}, of the coordinator {exact:.1f}: {said / exact - 1:+.2%}"
+        print(f"partition-seconds without an owner: {text}")
 
 
 def main() -> None:
@@ -405,7 +336,14 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=1.0, help="factor of the timeouts, for a busy machine")
     parser.add_argument("--group", type=int, action="append", help="number of a group of the configuration")
     parser.add_argument("--logs", type=Path, help="directory for the output of the members")
+    parser.add_argument("--keep", type=Path, help="file for what the sources have, of one configuration")
+    parser.add_argument("--judge", type=Path, help="judge a file of --keep again, without a run")
     options = parser.parse_args()
+    if options.judge is not None:
+        observed = pickle.loads(options.judge.read_bytes())
+        report(judge(observed), observed)
+        print_times(observed)
+        return
     lines = []
     for name in options.configurations or CONFIGURATIONS:
         worlds, is_kafka, source = CONFIGURATIONS[name]
@@ -415,11 +353,14 @@ def main() -> None:
             directory = (options.logs or Path(scratch)) / name
             directory.mkdir(parents=True, exist_ok=True)
             print(f"--- {name}", flush=True)
-            injections, judged = run(
+            injections, judged, observed = run(
                 broker, directory, options.count, options.seed, chosen, pauses_s=_PAUSES_S[: options.restarts]
             )
             print(f"{len(injections)} actions: {dict(Counter(i.action for i in injections))}")
-            shares = report(judged, is_verbose=True)
+            if options.keep is not None:
+                options.keep.write_bytes(pickle.dumps(observed))
+            shares = report(judged, observed)
+            print_times(observed)
         cause, actor, number = shares[source]
         lines.append(f"| {name} | {number} | {source} | {cause:.1%} | {actor:.1%} |")
     print("| members | rebalances | source | causes right | clients right |", "|---|---|---|---|---|", *lines, sep="\n")

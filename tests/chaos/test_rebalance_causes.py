@@ -20,7 +20,7 @@ def is_unknown_to_members(judgment):
 def test_injected_causes_are_found(tmp_path):
     with started_broker(is_kafka=False) as broker:
         world = World(("own",), ("range",), commit_s=0.2, heartbeat_ms=200)
-        injections, judged = run(broker, tmp_path, 100, 1, [world], ACTIONS, settle_s=0.3)
+        injections, judged, _ = run(broker, tmp_path, 100, 1, [world], ACTIONS, settle_s=0.3)
     assert [injection.action for injection in injections] == list(ACTIONS)
     wrong = [j for j in judged if not (j.is_cause_right and j.is_actor_right) and not is_unknown_to_members(j)]
     assert not wrong and {j.source for j in judged} >= {"history", "merged"}

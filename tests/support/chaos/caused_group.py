@@ -290,6 +290,7 @@ class CausedGroup:
             "commit_s": self.world.commit_s,
             "log": str(self._log),
             "scratch": str(self._log.parent),
+            "times": str(self._log.parent / "times.jsonl"),
             "checkpoint": str(self._log.parent / f"{self.name}-{name}"),
         }
         # every library of the world has a member early

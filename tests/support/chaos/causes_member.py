@@ -55,11 +55,21 @@ def run_own(config: dict[str, Any], commands: Commands) -> None:
         max_poll_interval_ms=config["poll_ms"],
     )
     offset, committed_at, author = 0, time.monotonic(), author_metadata(config["client_id"])
+    noticed_ms, generation = 0, -1
     with Cluster(parsed.bootstrap, parsed) as cluster:
         client = GroupClient(cluster, group)
         # as the session of a query does
         reports = RebalanceReports(client, group.group_id, cluster.clock, application=config["client_id"])
         while True:
+            if client.rejoin_needed and not noticed_ms:
+                noticed_ms = int(time.time() * 1_000)
+            if client.view.generation_id != generation:
+                generation = client.view.generation_id
+                if noticed_ms:
+                    line = {"group": config["group"], "generation": generation, "noticed_ms": noticed_ms}
+                    with open(config["times"], "a") as times:
+                        times.write(json.dumps(line) + "\n")
+                noticed_ms = 0
             try:
                 owned = client.view.partitions
                 is_due = time.monotonic() - committed_at >= config["commit_s"]
