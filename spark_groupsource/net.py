@@ -27,6 +27,8 @@ Socket = socket.socket
 # OpenSSL's names; a listener that is not ready or out of resources sends the alert internal_error
 _LOST_IN_HANDSHAKE = frozenset({"UNEXPECTED_EOF_WHILE_READING", "TLSV1_ALERT_INTERNAL_ERROR"})
 # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+# X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED
+_OUTSIDE_OF_VALIDITY = frozenset({9, 10})
 _OTHER_NAME = frozenset({62, 64})
 # OpenSSL's names of the alerts about the certificate of a client
 _CERTIFICATE_ALERTS = frozenset(
@@ -192,6 +194,8 @@ def _tls_remedy(error: ssl.SSLError) -> str:
             "Set kafka.bootstrap.servers and advertised.listeners of the brokers to names in their certificates, or "
             "kafka.ssl.endpoint.identification.algorithm to an empty value."
         )
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _OUTSIDE_OF_VALIDITY:
+        return "Renew the certificate of the broker, or correct the clock of this machine."
     if _is_certificate_alert(error):
         return _CLIENT_CERTIFICATE
     return "Check kafka.ssl.ca.location and the broker's listener."

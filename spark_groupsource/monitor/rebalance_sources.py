@@ -28,7 +28,8 @@ def group_rebalances(cluster: Cluster, selection: NameSelection | None) -> dict[
     """
     logs, coordinator = read_groups(cluster, selection), group_events(cluster, selection)
     groups = sorted({*logs, *coordinator})
-    return {group: merged_rebalances(group, logs.get(group) or GroupLog(), coordinator.get(group, ())) for group in groups}
+    found = ((group, logs.get(group) or GroupLog(), coordinator.get(group, ())) for group in groups)
+    return {group: merged_rebalances(group, log, events) for group, log, events in found}
 
 
 def merged_rebalances(group: str, log: GroupLog, coordinator: Sequence[GroupEvent]) -> list[Rebalance]:

@@ -8,6 +8,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from spark_groupsource.errors import NetworkError
 from spark_groupsource.model import Node
 from spark_groupsource.net import Address
 from spark_groupsource.wire.apis import APIS
-from spark_groupsource.wire.messages import ApiVersionsResponse, MetadataResponse
+from spark_groupsource.wire.messages import ApiVersionsResponse, FindCoordinatorResponse, MetadataResponse
 
 GOOD_WORKER = {
     **{"python": [3, 11], "own": [3, 11], "path": "python3", "spark": "4.2.0", "home": "/spark"},
@@ -205,6 +206,60 @@ def test_invalid_settings(tmp_path: Path) -> None:
 def test_checkpoint_that_does_not_exist(embedded: EmbeddedBroker, tmp_path: Path) -> None:
     check, text = only_bad(findings(embedded.bootstrap_servers, "--checkpoint", tmp_path))
     assert check == "checkpoint" and "it has no folder offsets" in text
+
+
+def test_checkpoint_of_another_group_and_of_none() -> None:
+    (other,) = doctor_checks._evaluate_checkpoint(doctor_checks._Compared("mine", "theirs", []))
+    assert other.status is Status.BAD and "is that of group 'theirs', not of 'mine'" in other.text
+    assert "Use another checkpointLocation" in other.fix
+    (unknown,) = doctor_checks._evaluate_checkpoint(doctor_checks._Compared("", None, []))
+    assert (unknown.status, unknown.fix) == (Status.UNKNOWN, "Give --group.")
+
+
+def test_checkpoint_that_cannot_be_read(embedded: EmbeddedBroker, tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "metadata").write_text('{"id": "q"}')
+    for content, fact in (("v1\n{}\nnot JSON", "0"), ("v9\n{}", "v9"), ("", "0")):
+        (tmp_path / "offsets" / "0").write_text(content)
+        check, text = only_bad(findings(embedded.bootstrap_servers, "--checkpoint", tmp_path))
+        assert check == "checkpoint" and str(tmp_path) in text and fact in text, text
+
+
+def test_missing_permissions() -> None:
+    """Each check that a permission is missing for names it; the others go on."""
+    topic = MetadataResponse.MetadataResponseTopic(error_code=29, name="t", is_internal=False, partitions=[])
+
+    def metadata(request: Any, version: int) -> MetadataResponse:
+        node = MetadataResponse.MetadataResponseBroker(node_id=1, host="127.0.0.1", port=port(), rack=None)
+        topics = [topic] if request.topics else []
+        return MetadataResponse(throttle_time_ms=0, brokers=[node], cluster_id="c", controller_id=1, topics=topics)
+
+    def coordinator(request: Any, version: int) -> FindCoordinatorResponse:
+        nowhere = {"node_id": -1, "host": "", "port": -1}
+        return FindCoordinatorResponse(throttle_time_ms=0, error_code=30, error_message=None, **nowhere)
+
+    ranges = {APIS[key].name: (APIS[key].min_version, APIS[key].max_version) for key in doctor_checks.REQUIRED_APIS}
+    versions = advertise(ApiVersions=(0, 3), **{**ranges, "FindCoordinator": (0, 3)})
+    handlers = {"ApiVersions": lambda r, v: versions, "Metadata": metadata, "FindCoordinator": coordinator}
+    with fake_broker(**handlers) as broker:
+
+        def port() -> int:
+            return broker.address.port
+
+        found = findings(str(broker.address), "--topic", "t", "--group", "g")
+    for check, grant in (("topic", "DESCRIBE and READ on the topic"), ("group", "--group"), ("offsets", "--group")):
+        (line,) = found[check]
+        assert line["status"] == "bad" and grant in line["fix"], line
+    assert "TOPIC_AUTHORIZATION_FAILED" in found["topic"][0]["text"]
+    assert found["__consumer_offsets"][0]["status"] == "unknown"
+
+
+def test_java_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/no/java")
+    (java,) = [check for check in doctor_machine.MACHINE_CHECKS if check.name == "java"]
+    (found,) = run_checks([replace(java, needs="")], None)
+    assert found.status is Status.BAD and "/no/java/bin/java" in found.text
+    assert found.fix == "Install Java 17 or later and set JAVA_HOME."
 
 
 def test_offsets_outside_of_the_log() -> None:

@@ -136,8 +136,9 @@ def tls_listener(directory: Path, certificate: str, authority: str | None = None
     [
         (certificates.SERVER, certificates.STRANGER, "unable to get local issuer certificate.* kafka.ssl.ca.location"),
         (certificates.OTHER_NAME, certificates.CA, "IP address mismatch.* to names in their certificates, or "),
+        (certificates.EXPIRED, certificates.EXPIRED, "certificate has expired.* Renew the certificate of the broker"),
     ],
-    ids=["unknown authority", "other name"],
+    ids=["unknown authority", "other name", "expired"],
 )
 def test_rejected_certificate_of_a_broker_names_what_to_do(
     tmp_path: Path, certificate: str, trusted: str, remedy: str

@@ -1,6 +1,7 @@
 """TLS certificates for tests: EC keys made with openssl, valid until 2126.
 
-`CA` has signed `SERVER` (localhost, 127.0.0.1), `OTHER_NAME` (other.example) and `CLIENT`; `STRANGER` is self-signed.
+`CA` has signed `SERVER` (localhost, 127.0.0.1), `OTHER_NAME` (other.example) and `CLIENT`; `STRANGER` is self-signed,
+as is `EXPIRED` (localhost, 127.0.0.1), which was valid until 2020.
 All but the authority have the key `KEY`.
 """
 
@@ -82,6 +83,19 @@ SKr4ArWrvcXlMB8GA1UdIwQYMBaAFIOpCDvPSg22ebiYSKr4ArWrvcXlMA8GA1Ud
 EwEB/wQFMAMBAf8wCgYIKoZIzj0EAwIDSAAwRQIgPc60nMIPG3JYwvcdkzicL4Jb
 Lt1GBaRfrreoeByQ9aQCIQD9C4XW50GTV2pja8b+7gDIAY2lZJBWSWRRnnAGn3Dn
 mQ==
+-----END CERTIFICATE-----
+"""
+
+EXPIRED = """\
+-----BEGIN CERTIFICATE-----
+MIIBUjCB+qADAgECAgEBMAoGCCqGSM49BAMCMBQxEjAQBgNVBAMMCWxvY2FsaG9z
+dDAeFw0yMDAxMDEwMDAwMDBaFw0yMDAxMDIwMDAwMDBaMBQxEjAQBgNVBAMMCWxv
+Y2FsaG9zdDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABAqdGEkomojgJAAz9jC1
+lb4RrrenImmCEAYAKnxQ3tlHCT9B0eiILmUoXJ7yRE1pZxXCR93Axajm8yPAwag/
+XBCjPTA7MBoGA1UdEQQTMBGCCWxvY2FsaG9zdIcEfwAAATAdBgNVHQ4EFgQUg6kI
+O89KDbZ5uJhIqvgCtau9xeUwCgYIKoZIzj0EAwIDRwAwRAIgKvzEPmr8sPuCIfa2
+5bLufEfUUGAIl56oPlpZTJbjvswCIDKJyKS4QkHPd08NITp//E6Gshq+wsT85rtk
+EmXO9PFj
 -----END CERTIFICATE-----
 """
 
