@@ -1,14 +1,15 @@
 """Causes rebalances on purpose and compares what each source says of them.
 
-    PYTHONPATH=jobs:tests python tests/chaos/rebalance_causes.py [--count 200] [--seed 1] [own|own-kafka|mixed|foreign]
+    PYTHONPATH=jobs:tests python tests/chaos/rebalance_causes.py [--count 200] [--seed 1] [CONFIGURATION]
 
-Without a configuration, all four run one after the other, each with `--count` rebalances: members of this package on
-the embedded broker (own) and on a real Kafka (own-kafka), these with members of other libraries on a real Kafka
-(mixed), and members of other libraries only, on a real Kafka and judged from the history alone (foreign). Members join,
-leave, are killed, paused, removed by an operator, change their subscription and so on; at the end the broker is
-restarted. For each rebalance the cause and the client that caused it are compared with the events of the embedded
-coordinator, the reports of own members, and the history in `__consumer_offsets`; the last column is the merged result
-that users see.
+Without a configuration, all run one after the other, each with `--count` rebalances: members of this package on the
+embedded broker (own) and on a real Kafka (own-kafka), these with members of other libraries on a real Kafka (mixed),
+and members of other libraries only, on a real Kafka and judged from the history alone (foreign). Members join, leave,
+are killed, paused, removed by an operator, change their subscription and so on; at the end the broker is restarted. In
+`moves`, the coordinator of a group in CompletingRebalance moves between the three nodes of a real Kafka, because its
+node is killed or by an election. For each rebalance the cause and the client that caused it are compared with the
+events of the embedded coordinator, the reports of own members, and the history in `__consumer_offsets`; the last column
+is the merged result that users see.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from support.chaos.caused_judgments import (
     report,
     unowned_shares,
 )
-from support.chaos.caused_members import World
+from support.chaos.caused_members import SLOW_ASSIGNOR, World
+from support.kafka_cluster import OFFSETS_TOPIC, KafkaCluster
 from support.topics import create_topic
 
 from spark_groupsource.client.cluster.client import Cluster
@@ -96,16 +98,24 @@ FOREIGN_WORLDS = (
     World(("kafka-python",), EAGER, has_shared_client=True),
 )
 _START_ATTEMPTS = 4
+# the first group of a run
+_MOVED_GROUP = "caused-0"
 # shorter and longer than the session timeout
 _PAUSES_S = (0.0, 8.0, 0.0)
 
 
 class Configuration(NamedTuple):
-    """Members and broker of one run; `source` is the one that is judged."""
+    """Members and broker of one run.
+
+    Attributes:
+        source: the one that is judged.
+        is_moved: a Kafka of three nodes, whose coordinators move.
+    """
 
     worlds: Sequence[World]
     is_kafka: bool
     source: str
+    is_moved: bool = False
 
 
 CONFIGURATIONS = {
@@ -113,6 +123,7 @@ CONFIGURATIONS = {
     "own-kafka": Configuration(OWN_WORLDS, True, "merged"),
     "mixed": Configuration(MIXED_WORLDS, True, "merged"),
     "foreign": Configuration(FOREIGN_WORLDS, True, "history"),
+    "moves": Configuration((World(("own",), (SLOW_ASSIGNOR,)),), True, "merged", is_moved=True),
 }
 
 
@@ -122,8 +133,14 @@ class Broker(Protocol):
     bootstrap_servers: str
     log: str
 
+    def prepare(self) -> None:
+        """Is called before a restart, while the group is Stable."""
+
     def restart(self, down_s: float) -> None:
-        """Kills the broker with SIGKILL and starts it again after a pause."""
+        """Kills the broker with SIGKILL and starts it again after a pause, or moves the coordinators."""
+
+    def stop(self) -> None:
+        """Stops the broker."""
 
 
 class _EmbeddedBroker:
@@ -141,6 +158,9 @@ class _EmbeddedBroker:
         process = start_process([*command, "--data-dir", self._directory], subprocess.PIPE, subprocess.DEVNULL)
         assert process.stdout is not None
         return process, process.stdout.readline().split()[-1]
+
+    def prepare(self) -> None:
+        return
 
     def restart(self, down_s: float) -> None:
         self._process.kill()
@@ -167,6 +187,9 @@ class _Kafka:
     def log(self) -> str:
         return self._kafka.log
 
+    def prepare(self) -> None:
+        return
+
     def restart(self, down_s: float) -> None:
         self._kafka.kill()
         time.sleep(down_s)
@@ -182,11 +205,40 @@ class _Kafka:
         self._kafka.stop()
 
 
+class _KafkaNodes:
+    """Three nodes of a real Kafka; a restart kills the coordinator, the next one starts it again and elects it."""
+
+    log = ""
+
+    def __init__(self) -> None:
+        self._cluster = KafkaCluster(3, CONFIG)
+        self._cluster.__enter__()
+        self.bootstrap_servers = self._cluster.bootstrap_servers
+        self._killed: RealKafka | None = None
+
+    def restart(self, down_s: float) -> None:
+        if self._killed is None:
+            self._killed = self._cluster.nodes[self._cluster.coordinator(_MOVED_GROUP)]
+            self._killed.kill()
+        else:
+            self._cluster.elect_preferred([OFFSETS_TOPIC])
+            self._killed = None
+
+    def prepare(self) -> None:
+        """Starts the killed node."""
+        if self._killed is not None:
+            self._killed.restart()
+            self._cluster.wait_in_sync([OFFSETS_TOPIC])
+
+    def stop(self) -> None:
+        self._cluster.__exit__()
+
+
 @contextmanager
-def started_broker(is_kafka: bool) -> Iterator[Broker]:
+def started_broker(is_kafka: bool, is_moved: bool = False) -> Iterator[Broker]:
     """Starts a broker, and stops it at the end."""
     with tempfile.TemporaryDirectory(prefix="causes-broker-") as directory:
-        broker = _Kafka(directory) if is_kafka else _EmbeddedBroker(directory)
+        broker: Broker = _KafkaNodes() if is_moved else _Kafka(directory) if is_kafka else _EmbeddedBroker(directory)
         try:
             yield broker
         finally:
@@ -287,12 +339,15 @@ def act(group: CausedGroup, count: float, seed: int, actions: Sequence[str]) -> 
             name = min(sorted(possible), key=lambda each: done[each] + choice.random() * 2)
         done[name] += 1
         group.run(possible[name])
+        print(f"{time.strftime('%H:%M:%S')} {group.name} {name}", file=sys.stderr, flush=True)
         if actions and not planned:
             break
 
 
 def restart(broker: Broker, groups: Sequence[CausedGroup], pause_s: float) -> None:
     """Restarts the broker; every rebalance until the groups are Stable again is because of it."""
+    broker.prepare()
+    _in_threads([(group.begin_rebalance, ()) for group in groups if group.world.assignors == (SLOW_ASSIGNOR,)])
     from_ms = int(time.time() * 1_000)
     broker.restart(pause_s)
 
@@ -346,15 +401,18 @@ def main() -> None:
         return
     lines = []
     for name in options.configurations or CONFIGURATIONS:
-        worlds, is_kafka, source = CONFIGURATIONS[name]
+        worlds, is_kafka, source, is_moved = CONFIGURATIONS[name]
+        actions, pauses_s = (), _PAUSES_S[: options.restarts]
+        if is_moved:
+            actions, pauses_s = ("join",) * 3, (0.0,) * options.count
         numbers = range(len(worlds)) if options.group is None else options.group
         chosen = [worlds[number]._replace(pace=options.pace) for number in numbers]
-        with tempfile.TemporaryDirectory(prefix="causes-") as scratch, started_broker(is_kafka) as broker:
+        with tempfile.TemporaryDirectory(prefix="causes-") as scratch, started_broker(is_kafka, is_moved) as broker:
             directory = (options.logs or Path(scratch)) / name
             directory.mkdir(parents=True, exist_ok=True)
             print(f"--- {name}", flush=True)
             injections, judged, observed = run(
-                broker, directory, options.count, options.seed, chosen, pauses_s=_PAUSES_S[: options.restarts]
+                broker, directory, options.count, options.seed, chosen, actions, pauses_s=pauses_s
             )
             print(f"{len(injections)} actions: {dict(Counter(i.action for i in injections))}")
             if options.keep is not None:

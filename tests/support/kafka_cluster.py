@@ -66,8 +66,8 @@ class KafkaCluster:
         partitions = self._admin().list_topics(OFFSETS_TOPIC, timeout=10).topics[OFFSETS_TOPIC].partitions
         return int(partitions[coordinator_partition(group, len(partitions))].leader)
 
-    def elect_preferred(self, topics: Sequence[str]) -> None:
-        """Moves the leaders of topics to their preferred replicas, once all replicas are in sync."""
+    def wait_in_sync(self, topics: Sequence[str]) -> list[TopicPartition]:
+        """Returns the partitions of topics, once all replicas are in sync."""
         admin = self._admin()
 
         def in_sync() -> list[TopicPartition]:
@@ -76,8 +76,11 @@ class KafkaCluster:
                 return []
             return [TopicPartition(str(found.topic), number) for found in known for number in found.partitions]
 
-        partitions = wait_until(in_sync, "all replicas are in sync", 60, 0.2)
-        admin.elect_leaders(ElectionType.PREFERRED, partitions).result(30)
+        return wait_until(in_sync, "all replicas are in sync", 60, 0.2)
+
+    def elect_preferred(self, topics: Sequence[str]) -> None:
+        """Moves the leaders of topics to their preferred replicas, once all replicas are in sync."""
+        self._admin().elect_leaders(ElectionType.PREFERRED, self.wait_in_sync(topics)).result(30)
 
     def _admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})

@@ -110,6 +110,15 @@ class CausedGroup:
         self.injections.append(Injection(self.name, action.__name__, from_ms, to_ms, expected, is_ordered))
         self._let_commit()
 
+    def begin_rebalance(self) -> None:
+        """Starts a rebalance and waits until the members have joined; the assignor of the world is slow."""
+        for member in self._members.values():
+            member.command("rejoin")
+        self._wait(
+            lambda: describe_groups(self._cluster, [self.name])[self.name].state == "CompletingRebalance",
+            "the members have joined",
+        )
+
     def settle(self, what: str, from_ms: int) -> None:
         """Waits until the group is Stable after a restart of its coordinator, and records what that caused."""
         self.wait_stable()

@@ -33,6 +33,7 @@ _CONSOLE = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 _JVM = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 OWN = frozenset({"own", "spark"})
 """Libraries whose members are of this package."""
+SLOW_ASSIGNOR = "support.chaos.slow_assignor:SlowRange"
 SESSION_MS, POLL_MS = 6_000, 9_000
 STATIC_SESSION_MS = 90_000
 # a micro-batch on a busy machine takes seconds
