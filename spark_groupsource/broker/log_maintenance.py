@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Callable, Iterable, Iterator
+from typing import Callable, Iterable, Iterator, Mapping
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.timed_steps import PeriodicSteps
@@ -13,9 +13,10 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.log_manager import LogManager
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.reporter import Reporter
+from spark_groupsource.storage.steps import background_steps, portions
 from spark_groupsource.timers import Timers
 
-_PARTITIONS_PER_STEP = 50
+_PARTITIONS_PER_STEP, _PARTITIONS_PER_CHECKPOINT = 50, 500
 
 
 class LogMaintenance:
@@ -67,21 +68,43 @@ class LogMaintenance:
             if number % _PARTITIONS_PER_STEP == 0:
                 yield
 
-    def _apply_retention(self) -> Iterator[None]:
-        for partition in self._partitions:
-            if partition.offline_reason:
-                continue
-            try:
-                self._delete_expired(partition)
-            except (ApiError, StorageError) as error:
-                text = f"[partition={partition.topic_partition}] Deleting expired segments failed: {error}"
-                self._report(text, logging.ERROR)
-            yield
+    def _apply_retention(self) -> Iterator[bool]:
+        partitions = tuple(self._partitions)
+        for some in portions(partitions, _PARTITIONS_PER_CHECKPOINT):
+            expired: dict[TopicPartition, int] = {}
+            for partition in some:
+                try:
+                    limit = self._retention_limit(partition)
+                except (ApiError, StorageError) as error:
+                    self._report_failure(partition.topic_partition, error)
+                else:
+                    if limit is not None:
+                        expired[partition.topic_partition] = limit
+                yield False
+            if expired:
+                yield from self._delete_expired(expired)
 
-    def _delete_expired(self, partition: Partition) -> None:
+    def _retention_limit(self, partition: Partition) -> int | None:
+        """The new log start offset of a partition, None without expired segments. Raises: StorageError."""
+        if partition.offline_reason:
+            return None
         limit = partition.log.retention_start_offset(self._clock.timestamp_ms())
-        if limit > partition.log.log_start_offset:
-            if limit == partition.log.log_end_offset:
-                partition.log.roll()  # the active segment has expired too
-            self._partitions.delete_records(partition.topic_partition, limit)
-            self._on_truncate([partition.topic_partition])
+        if limit <= partition.log.log_start_offset:
+            return None
+        if limit == partition.log.log_end_offset:
+            partition.log.roll()  # the active segment has expired too
+        return limit
+
+    def _delete_expired(self, offsets: Mapping[TopicPartition, int]) -> Iterator[bool]:
+        steps = self._partitions.set_log_start_offsets_steps(offsets)
+        errors = yield from background_steps(steps, self._partitions.files.run_in_background)
+        for topic_partition in offsets:
+            if topic_partition in errors:
+                self._report_failure(topic_partition, errors[topic_partition])
+            else:
+                self._on_truncate([topic_partition])
+            yield False
+
+    def _report_failure(self, topic_partition: TopicPartition, error: Exception) -> None:
+        text = f"[partition={topic_partition}] Deleting expired segments failed: {error}"
+        self._report(text, logging.ERROR)

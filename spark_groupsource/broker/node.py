@@ -34,7 +34,7 @@ from spark_groupsource.storage.catalog import (
 )
 from spark_groupsource.storage.cleaner import LogCleaner
 from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.log_manager import CreationSteps, LogManager
+from spark_groupsource.storage.log_manager import CreationSteps, LogManager, NewTopic
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.steps import StorageSteps, run_steps
@@ -204,10 +204,20 @@ class Broker:
         self, name: str, partition_count: int, settings: Mapping[str, str | None]
     ) -> CreationSteps:
         """As `create_topic`, in steps between which other requests may run."""
-        self._check_partition_limit(name, partition_count)
-        entry = yield from self.partitions.create_topic_steps(name, partition_count, settings)
-        yield from self._elect_new(entry.partitions)
-        return entry
+        (created,) = yield from self.create_topics_steps([NewTopic(name, partition_count, settings)])
+        if isinstance(created, ApiError):
+            raise created
+        return created
+
+    def create_topics_steps(self, new: Sequence[NewTopic]) -> StorageSteps[list[TopicEntry | ApiError]]:
+        """Creates topics in steps, with one write for all; returns the topic or the error of each."""
+        created = yield from self.partitions.create_topics_steps(
+            new, lambda topic: self._check_partition_limit(topic.name, topic.partition_count)
+        )
+        for entry in created:
+            if not isinstance(entry, ApiError):
+                yield from self._elect_new(entry.partitions)
+        return created
 
     def add_partitions_steps(self, name: str, partition_count: int) -> CreationSteps:
         """Adds partitions to a topic, up to `partition_count`, in steps. Raises: ApiError."""
@@ -218,7 +228,8 @@ class Broker:
 
     def _check_partition_limit(self, name: str, added: int) -> None:
         limit = self.config.max_broker_partitions
-        count = len(self.partitions) - len(UNLISTED_TOPICS & self.partitions.topics.keys())
+        unlisted = sum(topic in self.partitions.topics for topic in UNLISTED_TOPICS)
+        count = len(self.partitions) - unlisted
         if name not in INTERNAL_TOPICS and count + added > limit:
             text = (
                 f"The broker has {count:,} partitions, {added:,} more exceed max.broker.partitions={limit}. Delete "
@@ -249,14 +260,16 @@ class Broker:
         yield from self.group_coordinator.partitions_deleted(deleted)
         yield from self.partitions.delete_files_steps(name)
 
-    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, ApiError]:
+    def delete_records_steps(
+        self, offsets: Mapping[TopicPartition, int]
+    ) -> StorageSteps[dict[TopicPartition, ApiError]]:
         """Moves log start offsets, as `check_deletion` returns them, and completes delayed fetches of the partitions.
 
         After that, a coordinator partition can be loaded again.
 
         Returns: the error of each partition that failed.
         """
-        errors = self.partitions.set_log_start_offsets(offsets)
+        errors = yield from self.partitions.set_log_start_offsets_steps(offsets)
         moved = [topic_partition for topic_partition in offsets if topic_partition not in errors]
         self.fetch_manager.complete_all(moved)
         for topic, number in moved:

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Callable, Iterator, Sequence, TypeVar
+from typing import Callable, Iterator
 
 from spark_groupsource.clock import Clock
 from spark_groupsource.timers import Timers
 
 _SLICE_MS, _PAUSE_MS = 4, 1
-Value = TypeVar("Value")
 
 
 class PeriodicSteps:
     """Runs steps at an interval, in slices of some milliseconds between which the broker serves other requests.
 
-    Args: `new_steps`, returns the steps of one run; `interval_ms`, from the end of a run to the next one.
+    Args: `new_steps`, returns the steps of one run, which yield True to wait for another thread; `interval_ms`, from
+    the end of a run to the next one.
     """
 
     def __init__(
-        self, timers: Timers, clock: Clock, new_steps: Callable[[], Iterator[None]], interval_ms: Callable[[], int]
+        self,
+        timers: Timers,
+        clock: Clock,
+        new_steps: Callable[[], Iterator[bool | None]],
+        interval_ms: Callable[[], int],
     ) -> None:
         self._timer = timers.timer(self._run_slice)
         self._clock = clock
         self._new_steps = new_steps
         self._interval_ms = interval_ms
-        self._steps: Iterator[None] | None = None
+        self._steps: Iterator[bool | None] | None = None
 
     def start(self) -> None:
         """Schedules the next run."""
@@ -35,8 +39,8 @@ class PeriodicSteps:
         steps, self._steps = self._steps or self._new_steps(), None
         self.start()  # also after an unexpected error
         end_ms = self._clock.now_ms() + _SLICE_MS
-        for _ in steps:
-            if self._clock.now_ms() >= end_ms:
+        for is_waiting in steps:
+            if is_waiting or self._clock.now_ms() >= end_ms:
                 self._steps = steps
                 self._timer.set(self._clock.now_ms() + _PAUSE_MS)
                 return
@@ -66,8 +70,3 @@ class BackgroundSteps:
                     self._queue.appendleft(steps)
                     self._timer.set(self._clock.now_ms() + _PAUSE_MS)
                     return
-
-
-def portions(values: Sequence[Value], size: int) -> Iterator[Sequence[Value]]:
-    """Divides values into portions of at most `size`."""
-    return (values[start : start + size] for start in range(0, len(values), size))

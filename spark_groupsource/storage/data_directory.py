@@ -4,7 +4,7 @@ Files beside the partition directories:
 
 * ``.lock``: locked while a broker uses the directory;
 * ``meta.properties``: cluster id and node id as in Kafka, with a mark that the directory belongs to this broker;
-* ``topics.json``: topic catalog;
+* ``topics.json``, ``topics.journal``: topic catalog, and its changes;
 * ``log-start-offset-checkpoint``: log start offsets that DeleteRecords or retention moved, in Kafka's format;
 * ``cleaner-offset-checkpoint``: end offsets of compacted parts, in Kafka's format; a log in it has gaps;
 * ``broker-settings.json``: settings that were altered at run time, by node;
@@ -22,7 +22,9 @@ import json
 import logging
 import os
 import shutil
+import threading
 import uuid
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Callable, Collection, Mapping
@@ -50,11 +52,16 @@ from spark_groupsource.storage.directory_owner import (
 from spark_groupsource.storage.files import replace_file, sync_directory
 from spark_groupsource.storage.metadata_files import corrupt_file, read_json
 from spark_groupsource.storage.reporter import Reporter
-from spark_groupsource.storage.steps import StorageSteps, run_steps
+from spark_groupsource.storage.steps import StorageSteps, portions, run_steps
 
 _BROKER_SETTINGS = "broker-settings.json"
 _DELETED = "-delete"
 _LONGEST_FILE_NAME = 255
+_RENAMED_PER_STEP, _DELETED_PER_STEP = 1_000, 100
+
+IsCurrent = Callable[[TopicPartition], bool]
+"""Whether a partition was not deleted since its offset was read. Called before the checkpoints of a deleted one are
+removed, or after the partition was."""
 
 
 class DataDirectory:
@@ -78,6 +85,8 @@ class DataDirectory:
         self.had_clean_shutdown = True
         self.broker_settings: dict[str, dict[str, str]] = {}
         self._catalog = TopicCatalog(path)
+        self._checkpoints = threading.Lock()
+        self._renamed: list[Path] = []  # directories of deleted partitions
         self._lock = DirectoryLock(path)
 
     @property
@@ -117,6 +126,8 @@ class DataDirectory:
         """
         try:
             if is_clean:
+                with suppress(StorageError):
+                    self._catalog.compact()  # so that one file has all topics
                 write_clean_shutdown(self.path)
         finally:
             self._lock.release()
@@ -126,20 +137,19 @@ class DataDirectory:
 
     # --- topics and producer ids ---
 
-    def put_topic(self, topic: TopicEntry) -> None:
-        """Adds a topic, or replaces its partition count and settings; durable on return. May run in any thread.
+    def put_topics(self, *topics: TopicEntry) -> None:
+        """Adds topics, or replaces their partition counts and settings; durable on return. May run in any thread.
 
-        Raises: StorageError.
+        Raises: StorageError; every topic is then unchanged.
         """
-        sync_directory(self.path)  # the catalog must not list a partition directory that a power loss removes
-        self._catalog.put(topic)
+        self._catalog.put(topics)
 
     def remove_topic(self, name: str) -> None:
         """Removes a topic from the catalog; durable on return. `delete_files` removes its files. May run in any thread.
 
         Raises: StorageError; the topic then remains.
         """
-        self._catalog.remove(name, [str(partition) for partition in self.topics[name].partitions])
+        self._catalog.remove([name])
 
     def delete_files(self) -> StorageSteps[None]:
         """Deletes the partition directories of removed topics, and their checkpoints, in steps.
@@ -150,52 +160,62 @@ class DataDirectory:
         Raises: StorageError.
         """
         yield from self._release_deleted_names()
-        yield partial(self._delete_renamed)
+        while self._renamed:
+            yield self._delete_some_renamed
 
-    def _delete_renamed(self) -> None:
-        try:
-            for path in self.path.glob(f"*{_DELETED}"):
+    def _delete_some_renamed(self) -> None:
+        for path in self._renamed[:_DELETED_PER_STEP]:
+            self._renamed.remove(path)
+            try:
                 shutil.rmtree(path)
-        except OSError as error:
-            raise StorageError(f"{error.filename} cannot be deleted: {error.strerror}. Check the disk.") from error
+            except OSError as error:
+                raise StorageError(f"{error.filename} cannot be deleted: {error.strerror}. Check the disk.") from error
 
     def prepare_new(self, topic_partitions: Collection[TopicPartition]) -> StorageSteps[None]:
         """Removes remaining files of deleted partitions with the names of new ones; durable on return.
 
         Raises: StorageError; the partitions must then not be created.
         """
-        names = frozenset(map(str, topic_partitions))
-        if not names.isdisjoint(self._catalog.deleting):
+        if self._catalog.deleting and not self._catalog.deleting.isdisjoint(map(str, topic_partitions)):
             yield from self._release_deleted_names()
-        self._remove_checkpoints(topic_partitions)
+        checkpoints = (self.log_start_offsets, self.cleaner_offsets, self.recovery_points)
+        if not all(each.keys().isdisjoint(topic_partitions) for each in checkpoints):
+            yield partial(self._remove_checkpoints, topic_partitions)
 
     def _release_deleted_names(self) -> StorageSteps[None]:
         """Renames the directories of removed topics, as `LogManager.asyncDelete` of Kafka does."""
-        deleting = frozenset(self._catalog.deleting)
+        deleting = sorted(self._catalog.deleting)
         if not deleting:
             return
-        yield partial(self._rename_deleted, deleting)
-        starts = self.log_start_offsets.keys() | self.cleaner_offsets.keys() | self.recovery_points.keys()
-        self._remove_checkpoints([topic_partition for topic_partition in starts if str(topic_partition) in deleting])
-        yield partial(self._catalog.forget_deleted, deleting)
+        for some in portions(deleting, _RENAMED_PER_STEP):
+            yield partial(self._rename_deleted, some)
+        yield partial(self._forget_deleted, deleting)
 
     def _rename_deleted(self, names: Collection[str]) -> None:
         try:
             for name in names:
                 if (self.path / name).exists():
                     suffix = f".{uuid.uuid4().hex}{_DELETED}"
-                    os.rename(self.path / name, self.path / (name[: _LONGEST_FILE_NAME - len(suffix)] + suffix))
+                    renamed = self.path / (name[: _LONGEST_FILE_NAME - len(suffix)] + suffix)
+                    os.rename(self.path / name, renamed)
+                    self._renamed.append(renamed)
         except OSError as error:
             raise StorageError(f"{error.filename} cannot be renamed: {error.strerror}. Check the disk.") from error
+
+    def _forget_deleted(self, names: Collection[str]) -> None:
         sync_directory(self.path)
+        parts = (name.rpartition("-") for name in names)
+        self._remove_checkpoints([TopicPartition(topic, int(number)) for topic, _, number in parts])
+        self._catalog.forget_deleted(names)
 
     def _remove_checkpoints(self, removed: Collection[TopicPartition]) -> None:
-        if not self.log_start_offsets.keys().isdisjoint(removed):
-            self._write_log_start_offsets(_without(self.log_start_offsets, removed))
-        if not self.cleaner_offsets.keys().isdisjoint(removed):
-            self._write_cleaner_offsets(_without(self.cleaner_offsets, removed))
-        if not self.recovery_points.keys().isdisjoint(removed):
-            self.set_recovery_points(_without(self.recovery_points, removed))
+        with self._checkpoints:
+            if not self.log_start_offsets.keys().isdisjoint(removed):
+                self._write_log_start_offsets(_without(self.log_start_offsets, removed))
+            if not self.cleaner_offsets.keys().isdisjoint(removed):
+                self._write_cleaner_offsets(_without(self.cleaner_offsets, removed))
+            if not self.recovery_points.keys().isdisjoint(removed):
+                self._write_recovery_points(_without(self.recovery_points, removed))
 
     def next_producer_id(self) -> int:
         """Allocates a producer id that was never allocated in this directory.
@@ -206,28 +226,44 @@ class DataDirectory:
 
     # --- checkpoints ---
 
-    def set_log_start_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Stores log start offsets; durable on return.
+    def set_log_start_offsets(
+        self, offsets: Mapping[TopicPartition, int], is_current: IsCurrent = lambda topic_partition: True
+    ) -> None:
+        """Stores log start offsets; durable on return. May run in any thread.
+
+        Partitions that are not current are left out: they were deleted meanwhile, and a new one may have the same name.
 
         Raises: StorageError.
         """
-        self._write_log_start_offsets({**self.log_start_offsets, **offsets})
+        with self._checkpoints:
+            current = {each: offset for each, offset in offsets.items() if is_current(each)}
+            self._write_log_start_offsets({**self.log_start_offsets, **current})
 
     def set_cleaner_offset(self, topic_partition: TopicPartition, offset: int) -> None:
         """Stores the end offset of the compacted part of a log; durable on return.
 
         Raises: StorageError.
         """
-        self._write_cleaner_offsets({**self.cleaner_offsets, topic_partition: offset})
+        with self._checkpoints:
+            self._write_cleaner_offsets({**self.cleaner_offsets, topic_partition: offset})
 
-    def set_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Stores the offsets below which the logs are on the disk; durable on return.
+    def set_recovery_points(
+        self, offsets: Mapping[TopicPartition, int], is_current: IsCurrent = lambda topic_partition: True
+    ) -> None:
+        """Stores the offsets below which the logs are on the disk; durable on return. May run in any thread.
+
+        Partitions that are not current are left out.
 
         Raises: StorageError.
         """
-        if offsets != self.recovery_points:
-            write_offset_checkpoint(self.path / RECOVERY_POINTS, offsets)
-            self.recovery_points = offsets
+        with self._checkpoints:
+            current = {each: offset for each, offset in offsets.items() if is_current(each)}
+            if current != self.recovery_points:
+                self._write_recovery_points(current)
+
+    def _write_recovery_points(self, offsets: dict[TopicPartition, int]) -> None:
+        write_offset_checkpoint(self.path / RECOVERY_POINTS, offsets)
+        self.recovery_points = offsets
 
     def _write_log_start_offsets(self, offsets: dict[TopicPartition, int]) -> None:
         write_offset_checkpoint(self.path / LOG_START_OFFSETS, offsets)
@@ -287,6 +323,7 @@ class DataDirectory:
         self._read_broker_settings()
         self.recovery_points = self._read_recovery_points()
         self.had_clean_shutdown = take_clean_shutdown(self.path)
+        self._renamed = list(self.path.glob(f"*{_DELETED}"))
         try:
             run_steps(self.delete_files())
         except StorageError as error:

@@ -105,8 +105,10 @@ def write_exactly(descriptor: int, data: bytes | bytearray | memoryview, positio
         position += written
 
 
-def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
+def replace_file(path: Path, data: bytes, *, private: bool = False, durable: bool = True) -> None:
     """Replaces the content of `path` atomically; durable on return. Only this user can read a `private` file.
+
+    Unless `durable`, the file may have any content after a power loss.
 
     Raises: StorageError when the directory cannot be written.
     """
@@ -115,9 +117,11 @@ def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
         with open(temporary, "wb", opener=_open_private if private else None) as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
-        sync_directory(path.parent)
+        if durable:
+            sync_directory(path.parent)
     except OSError as error:
         try:
             temporary.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ Source: Kafka `UnifiedLog`, `LocalLog`.
 from __future__ import annotations
 
 import logging
+import os
 from bisect import bisect_right
 from concurrent.futures import Future
 from pathlib import Path
@@ -24,7 +25,7 @@ from spark_groupsource.records.encode import assign_offset
 from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.records.timestamp_lookup import first_record_at
 from spark_groupsource.storage.corrupt_ranges import CorruptRange, CorruptRanges
-from spark_groupsource.storage.files import FileCache, sync_files
+from spark_groupsource.storage.files import FileCache, sync_directory, sync_files
 from spark_groupsource.storage.leader_epoch_cache import LeaderEpochCache
 from spark_groupsource.storage.log_loader import LogLoader, recover_segment
 from spark_groupsource.storage.reporter import Reporter
@@ -45,6 +46,7 @@ class PartitionLog:
     """Records of one partition from `log_start_offset` (included) to `log_end_offset` (excluded).
 
     Attributes:
+        has_files: whether the directory and the active segment exist: the first append creates them.
         has_gaps: whether the log was ever compacted, also under an earlier cleanup policy.
         corrupt_ranges: every corrupt range that was found, in the order of offsets.
         first_recovered_offset: base offset of the first segment that `open` has recovered after an unclean shutdown,
@@ -53,9 +55,10 @@ class PartitionLog:
     """
 
     __slots__ = (
-        "_base_offsets", "_directory", "_files", "_flushed_offset", "_flushes", "_recovery_point", "_report",
-        "_segments", "_unflushed_batches", "config", "corrupt_ranges", "first_recovered_offset", "has_gaps",
-        "leader_epochs", "log_start_offset", "on_roll", "topic_partition",
+        "_base_offsets", "_directory", "_files", "_flushed_offset", "_flushes", "_has_new_files",
+        "_is_directory_flushed", "_recovery_point", "_report", "_segments", "_unflushed_batches", "config",
+        "corrupt_ranges", "first_recovered_offset", "has_files", "has_gaps", "leader_epochs", "log_start_offset",
+        "on_roll", "topic_partition",
     )  # fmt: skip
 
     def __init__(
@@ -84,26 +87,34 @@ class PartitionLog:
         self._flushed_offset = 0
         self._flushes: list[tuple[int, Future[None]]] = []  # base offset of a completed segment, its flush
         self._unflushed_batches = 0
+        self.has_files = False
+        self._is_directory_flushed = False  # whether the directory itself is durable
+        self._has_new_files = True  # whether it may have files that are not
         self._segments: list[LogSegment] = []
         self._base_offsets: list[int] = []
 
     # --- opening and closing ---
 
     def create(self) -> None:
-        """Creates the directory and an empty first segment, which are not durable yet.
+        """Starts an empty log, whose directory and files are created by the first append.
 
-        Raises: StorageError when the directory has records or cannot be created.
+        Raises: StorageError when the directory exists and has records.
         """
-        try:
-            self.directory.mkdir(exist_ok=True)
+        if os.path.lexists(self._directory):
             for path in self.directory.glob("*.log"):
                 if path.stat().st_size:
                     raise StorageError(f"{path} is in the way of a new topic. Move {self.directory} elsewhere.")
+        self._add_segment(self._new_segment(self.log_start_offset))
+
+    def _create_files(self) -> None:
+        try:
+            self.directory.mkdir(exist_ok=True)
         except OSError as error:
             raise StorageError(
                 f"{self.directory} cannot be created: {error.strerror}. Check space and permissions."
             ) from error
-        self._create_active_segment(self.log_start_offset)
+        self._active.create()
+        self.has_files = True
 
     def open(self, recovery_point: int = 0, is_clean: bool = False) -> None:
         """Opens the segments, and recovers those not below `recovery_point` unless `is_clean`, after a clean shutdown.
@@ -125,6 +136,9 @@ class PartitionLog:
         self.log_start_offset = loaded.log_start_offset
         self.first_recovered_offset = loaded.first_recovered_offset
         self._unflushed_batches = loaded.unflushed_batches
+        self.has_files = loaded.has_files
+        self._is_directory_flushed = is_clean and self.has_files
+        self._has_new_files = not self._is_directory_flushed
         for segment in loaded.segments:
             self._add_segment(segment)
         if not is_clean:
@@ -144,7 +158,9 @@ class PartitionLog:
         for _, flush in self._flushes:
             flush.result()
         self._flushes.clear()
-        self.leader_epochs.store()
+        if self.has_files:
+            self.leader_epochs.store()
+            self._flush_directory()
         self._flushed_offset = self.log_end_offset
 
     def close_files(self) -> None:
@@ -218,6 +234,8 @@ class PartitionLog:
         fits = self._active.fits(len(batch), last_offset, self.config.segment_bytes)
         if not fits or self._exceeds_roll_time(max_timestamp):
             self.roll()
+        if not self.has_files:
+            self._create_files()
         self.leader_epochs.store()
         assign_offset(batch, header, base_offset, self.leader_epochs.latest_epoch, log_append_time_ms)
         self._active.append(batch, last_offset, max_timestamp)
@@ -234,15 +252,30 @@ class PartitionLog:
 
     def _flush_active(self) -> None:
         self._active.flush()
+        self._flush_directory()
         self._unflushed_batches = 0
         self._flushed_offset = self.log_end_offset
+
+    def _flush_directory(self) -> None:
+        """Makes new files durable, and the directory."""
+        if self._has_new_files:
+            sync_directory(self.directory)
+            self._has_new_files = False
+        if not self._is_directory_flushed:
+            sync_directory(self.directory.parent)
+            self._is_directory_flushed = True
 
     def _flush_in_background(self, segment: LogSegment) -> None:
         """Flushes a completed segment in another thread, so that appends to the next one do not wait."""
 
         def flush() -> None:
             try:
-                sync_files(segment.paths)
+                sync_files((*segment.paths, self._snapshot_path(segment.next_offset)))
+                if self.directory.exists():  # the topic may have been deleted
+                    sync_directory(self.directory)
+                if not self._is_directory_flushed:
+                    sync_directory(self.directory.parent)
+                    self._is_directory_flushed = True
             except StorageError as error:
                 text = f"[partition={self.topic_partition}] A completed segment was not flushed: {error}"
                 self._report(text, logging.ERROR)
@@ -263,19 +296,22 @@ class PartitionLog:
         if self._active.base_offset == self.log_end_offset:
             return  # as in Kafka, one segment has a base offset
         self._active.index.complete()
+        self.on_roll(self.log_end_offset)
         if self.config.flush_messages < INT64_MAX or self._flushed_offset == self.log_end_offset:
             # the stored recovery point may be the end of this segment, whose indexes are then not rebuilt
             sync_files(self._active.paths)
+            self._flush_directory()
             self._unflushed_batches, self._flushed_offset = 0, self.log_end_offset
         else:
             self._flush_in_background(self._active)
-        self.on_roll(self.log_end_offset)
-        self._create_active_segment(self.log_end_offset)
-
-    def _create_active_segment(self, base_offset: int) -> None:
-        segment = self._new_segment(base_offset)
+        segment = self._new_segment(self.log_end_offset)
         segment.create()
+        self._has_new_files = True
         self._add_segment(segment)
+
+    def _snapshot_path(self, offset: int) -> Path:
+        """The file of the producer state before `offset`."""
+        return self.directory / f"{offset:020d}.snapshot"
 
     def _new_segment(self, base_offset: int) -> LogSegment:
         is_contiguous = not (self.config.is_compacted or self.has_gaps)
@@ -435,9 +471,11 @@ class PartitionLog:
         start_offset = self.log_start_offset
         excess = self.size_bytes - self.config.retention_bytes if self.config.retention_bytes >= 0 else 0
         for segment in self._segments:
+            if segment is self._active and not segment.size:
+                break
             is_too_old = 0 <= self.config.retention_ms < timestamp_ms - segment.max_timestamp_ms()
             is_excess = 0 <= self.config.retention_bytes and segment.size <= excess
-            if not (is_too_old or is_excess) or (segment is self._active and not segment.size):
+            if not (is_too_old or is_excess):
                 break
             excess -= segment.size
             start_offset = segment.next_offset

@@ -27,13 +27,15 @@ class LoadedLog(NamedTuple):
     """The segments of a log, the last one active.
 
     `first_recovered_offset` is the base offset of the first segment that was recovered, the log end offset after a
-    clean shutdown; `unflushed_batches` are those of the active segment.
+    clean shutdown; `unflushed_batches` are those of the active segment. A log that was never written has an empty
+    segment without files.
     """
 
     segments: list[LogSegment]
     log_start_offset: int
     first_recovered_offset: int
     unflushed_batches: int
+    has_files: bool = True
 
 
 class LogLoader:
@@ -67,7 +69,11 @@ class LogLoader:
         """
         try:
             complete_swaps(self._directory)
-            log_start_offset = self._load_segments(log_start_offset)
+            base_offsets = segment_base_offsets(self._directory)
+            if not base_offsets and recovery_point <= log_start_offset:
+                # nothing was flushed: the files are created by the first append
+                return LoadedLog([self._new_segment(log_start_offset)], log_start_offset, log_start_offset, 0, False)
+            log_start_offset = self._load_segments(base_offsets, log_start_offset)
         except OSError as error:
             raise StorageError(f"{self._directory} cannot be read: {error.strerror}. Check the disk.") from error
         first = max(bisect_right([segment.base_offset for segment in self._segments], recovery_point) - 1, 0)
@@ -93,9 +99,8 @@ class LogLoader:
             self._segments, log_start_offset, end if is_clean else first_recovered_offset, self._unflushed_batches
         )
 
-    def _load_segments(self, log_start_offset: int) -> int:
+    def _load_segments(self, base_offsets: Sequence[int], log_start_offset: int) -> int:
         """Creates the segments; returns the log start offset, which is higher if segments are missing."""
-        base_offsets = segment_base_offsets(self._directory)
         if not base_offsets:
             raise StorageError(
                 f"{self._directory} has no segment of {self._topic_partition}. Restore a copy or delete the topic."
@@ -161,6 +166,7 @@ class LogLoader:
         self._corrupt_ranges.clear()
         segment = self._new_segment(log_start_offset)
         segment.create()
+        sync_directory(self._directory)
         self._segments.append(segment)
 
     def _remove_segments(self, segments: Sequence[LogSegment]) -> None:

@@ -11,27 +11,35 @@ import logging
 import re
 import uuid
 from functools import partial
-from typing import Iterator, Mapping, Sequence
+from typing import Callable, Generator, Iterator, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.errors import ApiError, ConfigurationError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.catalog import COORDINATOR_TOPICS, TopicEntry
 from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.files import FileCache, sync_directory
+from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.producer_state import ProducerCount
 from spark_groupsource.storage.reporter import Reporter
-from spark_groupsource.storage.steps import StorageSteps, run_steps
+from spark_groupsource.storage.steps import StorageSteps, background_steps, run_steps
 from spark_groupsource.storage.topic_config import TopicConfig, check_topic_config, topic_config
 
 CreationSteps = StorageSteps[TopicEntry]
 """Creates partitions. The topic is unchanged until the last step, and cannot be changed otherwise."""
 
-_PARTITIONS_PER_STEP, _DELETED_PER_STEP = 50, 500
+_PARTITIONS_PER_STEP, _DELETED_PER_STEP, _TOPICS_PER_STEP = 50, 500, 20
 MAX_SETTINGS_BYTES = 1_048_576
 """Approximate memory of the settings of all topics. Kafka has no such limit."""
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+class NewTopic(NamedTuple):
+    """A topic to be created."""
+
+    name: str
+    partition_count: int
+    settings: Mapping[str, str | None]
 
 
 class LogManager:
@@ -80,28 +88,25 @@ class LogManager:
 
     def checkpoint_recovery_points(self) -> bool:
         """Stores the offset below which each log is on the disk; returns False if that fails, which is reported."""
-        return self._store_recovery_points(
-            {partition: partition.log.recovery_point for partition in self._partitions.values()}
-        )
+        return run_steps(self._checkpoint_steps())
 
-    def checkpoint_recovery_points_steps(self) -> Iterator[None]:
-        """As `checkpoint_recovery_points`, in steps."""
-        found: dict[Partition, int] = {}
-        for partition in self:
-            found[partition] = partition.log.recovery_point
-            if len(found) % _PARTITIONS_PER_STEP == 0:
-                yield
-        self._store_recovery_points(found)
+    def checkpoint_recovery_points_steps(self) -> Generator[bool, None, bool]:
+        """As `checkpoint_recovery_points`, in steps; yields True while it waits for the flush thread."""
+        return background_steps(self._checkpoint_steps(), self.files.run_in_background)
 
-    def _store_recovery_points(self, found: Mapping[Partition, int]) -> bool:
-        # offset 0 is the default; a partition may have been deleted, and recreated with the same name
-        points = {
-            partition.topic_partition: offset
-            for partition, offset in found.items()
-            if offset and self._partitions.get(partition.topic_partition) is partition
-        }
+    def _checkpoint_steps(self) -> StorageSteps[bool]:
+        found: dict[TopicPartition, int] = {}
+        partitions = dict(self._partitions)
+        for number, (topic_partition, partition) in enumerate(partitions.items(), 1):
+            offset = partition.log.recovery_point
+            if offset:  # 0 is the default
+                found[topic_partition] = offset
+            if number % _PARTITIONS_PER_STEP == 0:
+                yield None
         try:
-            self._data.set_recovery_points(points)
+            yield partial(
+                self._data.set_recovery_points, found, lambda each: self._partitions.get(each) is partitions[each]
+            )
         except StorageError as error:
             self._report(f"[broker] Storing recovery points failed: {error}", logging.ERROR)
             return False
@@ -209,11 +214,53 @@ class LogManager:
         self, name: str, partition_count: int, settings: Mapping[str, str | None]
     ) -> CreationSteps:
         """As `create_topic`, in steps."""
-        self.check_new_topic(name, partition_count, settings)
-        explicit = {key: value for key, value in settings.items() if value is not None}
-        entry = TopicEntry(name, uuid.uuid4(), partition_count, explicit)
+        (created,) = yield from self.create_topics_steps([NewTopic(name, partition_count, settings)])
+        if isinstance(created, ApiError):
+            raise created
+        return created
+
+    def create_topics_steps(
+        self, new: Sequence[NewTopic], check: Callable[[NewTopic], None] = lambda topic: None
+    ) -> StorageSteps[list[TopicEntry | ApiError]]:
+        """Creates topics in steps; durable at the end, with one write for all of them.
+
+        `check` is called with each topic before its partitions are counted, and may raise ApiError.
+
+        Returns: the topic or the error of each.
+        """
+        results: list[TopicEntry | ApiError] = []
+        reserved: list[TopicEntry] = []
+        try:
+            for number, topic in enumerate(new, 1):
+                try:
+                    check(topic)
+                    reserved.append(self._reserve(topic))
+                    results.append(reserved[-1])
+                except ApiError as error:
+                    results.append(error)
+                if number % _TOPICS_PER_STEP == 0:
+                    yield None
+            failed = yield from self._create_partitions([(entry, 0) for entry in reserved])
+        finally:
+            for entry in reserved:
+                self._creating -= entry.partition_count
+                self._settings_bytes -= _settings_bytes(entry)
+                if entry.name not in self._topics:
+                    self._metric_names.pop(_metric_name(entry.name), None)
+                self._changing.discard(entry.name)
+        return [failed.get(each.name, each) if isinstance(each, TopicEntry) else each for each in results]
+
+    def _reserve(self, topic: NewTopic) -> TopicEntry:
+        """The entry of a new topic, whose name cannot be used until it is released. Raises: ApiError."""
+        self.check_new_topic(topic.name, topic.partition_count, topic.settings)
+        explicit = {key: value for key, value in topic.settings.items() if value is not None}
+        entry = TopicEntry(topic.name, uuid.uuid4(), topic.partition_count, explicit)
         self._check_settings_bytes(_settings_bytes(entry))
-        return (yield from self._create_partitions(entry, 0))
+        self._creating += entry.partition_count
+        self._settings_bytes += _settings_bytes(entry)
+        self._metric_names[_metric_name(entry.name)] = entry.name
+        self._changing.add(entry.name)
+        return entry
 
     def add_partitions_steps(self, name: str, partition_count: int) -> CreationSteps:
         """Adds partitions to a topic, up to `partition_count`, in steps; durable at the end.
@@ -223,7 +270,17 @@ class LogManager:
         entry = self.topic(name)
         self._check_not_changing(name)
         grown = TopicEntry(name, entry.topic_id, partition_count, entry.settings)
-        return (yield from self._create_partitions(grown, entry.partition_count))
+        added = partition_count - entry.partition_count
+        self._changing.add(name)
+        self._creating += added
+        try:
+            failed = yield from self._create_partitions([(grown, entry.partition_count)])
+        finally:
+            self._changing.discard(name)
+            self._creating -= added
+        if name in failed:
+            raise failed[name]
+        return grown
 
     def is_altering(self, name: str) -> bool:
         """Whether `alter_topic_steps` of a topic has not ended."""
@@ -253,7 +310,7 @@ class LogManager:
         self._changing.add(name)
         self._altering.add(name)
         try:
-            yield partial(self._data.put_topic, altered)
+            yield partial(self._data.put_topics, altered)
         except StorageError as error:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         finally:
@@ -335,7 +392,7 @@ class LogManager:
         Raises: ApiError.
         """
         offset = self.new_log_start_offset(topic_partition, before_offset)
-        for error in self.set_log_start_offsets({topic_partition: offset}).values():
+        for error in run_steps(self.set_log_start_offsets_steps({topic_partition: offset})).values():
             raise error
         return self.partition(*topic_partition).log.log_start_offset
 
@@ -351,33 +408,45 @@ class LogManager:
             raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, text)
         return max(offset, log.log_start_offset)
 
-    def set_log_start_offsets(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, ApiError]:
-        """Raises log start offsets and deletes the segments below them; durable on return.
+    def set_log_start_offsets_steps(
+        self, offsets: Mapping[TopicPartition, int]
+    ) -> StorageSteps[dict[TopicPartition, ApiError]]:
+        """Raises log start offsets and deletes the segments below them, in steps; durable at the end.
 
         The checkpoint is written once for all partitions. An error in one log does not concern the others.
 
         Returns: the error of each partition that failed.
         """
         errors: dict[TopicPartition, ApiError] = {}
-        raised: dict[TopicPartition, int] = {}
+        raised: dict[TopicPartition, Partition] = {}
         for topic_partition, offset in offsets.items():
             try:
-                if offset > self.partition(*topic_partition).log.log_start_offset:
-                    raised[topic_partition] = offset
+                partition = self.partition(*topic_partition)
+                if offset > partition.log.log_start_offset:
+                    raised[topic_partition] = partition
             except ApiError as error:
                 errors[topic_partition] = error
+
+        def is_current(topic_partition: TopicPartition) -> bool:
+            return self._partitions.get(topic_partition) is raised[topic_partition]
+
         try:
             if raised:
-                self._data.set_log_start_offsets(raised)
+                stored = {topic_partition: offsets[topic_partition] for topic_partition in raised}
+                yield partial(self._data.set_log_start_offsets, stored, is_current)
         except (StorageError, OSError) as error:
             return errors | dict.fromkeys(raised, _storage_error(error))
-        for topic_partition, offset in raised.items():
-            partition = self._partitions[topic_partition]
+        for topic_partition, partition in raised.items():
+            if not is_current(topic_partition):
+                text = f"Partition {topic_partition} was deleted."
+                errors[topic_partition] = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
+                continue
             try:
-                partition.transaction_index.remove_before(offset)
-                partition.log.delete_records(offset)
+                partition.transaction_index.remove_before(offsets[topic_partition])
+                partition.log.delete_records(offsets[topic_partition])
             except (StorageError, OSError) as error:
                 errors[topic_partition] = _storage_error(error)
+            yield None
         return errors
 
     def config_of(self, entry: TopicEntry) -> TopicConfig:
@@ -389,30 +458,47 @@ class LogManager:
             text = f"Partitions of topic {name} are being created or deleted. Retry when that has ended."
             raise ApiError(ErrorCode.REQUEST_TIMED_OUT, text)
 
-    def _create_partitions(self, entry: TopicEntry, first: int) -> CreationSteps:
-        new, config = entry.partitions[first:], self.config_of(entry)
-        created: dict[TopicPartition, Partition] = {}
-        self._changing.add(entry.name)
-        self._creating += len(new)
+    def _create_partitions(self, grown: Sequence[tuple[TopicEntry, int]]) -> StorageSteps[dict[str, ApiError]]:
+        """Creates partitions of topics that nothing else changes, from the first new number of each on.
+
+        Returns: the error of each topic that failed.
+        """
+        failed: dict[str, ApiError] = {}
+        created: dict[str, list[Partition]] = {}
+        for number, (entry, first) in enumerate(grown, 1):
+            try:
+                created[entry.name] = yield from self._new_partitions(entry, first)
+            except StorageError as error:
+                failed[entry.name] = self._creation_error(entry.name, error)
+            if number % _TOPICS_PER_STEP == 0:
+                yield None
+        stored = [entry for entry, _ in grown if entry.name in created]
         try:
-            yield from self._data.prepare_new(new)
-            for start in range(0, len(new), _PARTITIONS_PER_STEP):
-                partitions = [
-                    self._new_partition(entry, topic_partition, config)
-                    for topic_partition in new[start : start + _PARTITIONS_PER_STEP]
-                ]
-                yield partial(_create_logs, [partition.log for partition in partitions])
-                created.update((partition.topic_partition, partition) for partition in partitions)
-            yield partial(self._data.put_topic, entry)
+            if stored:
+                yield partial(self._data.put_topics, *stored)
         except StorageError as error:
-            self._report(f"[topic={entry.name}] Partitions were not created: {error}", logging.ERROR)
-            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-        finally:
-            self._changing.discard(entry.name)
-            self._creating -= len(new)
-        self._partitions.update(created)
-        self._add_topic(entry)
-        return entry
+            return failed | {entry.name: self._creation_error(entry.name, error) for entry in stored}
+        for entry in stored:
+            self._add_topic(entry)
+            self._partitions.update((partition.topic_partition, partition) for partition in created[entry.name])
+        return failed
+
+    def _creation_error(self, name: str, error: StorageError) -> ApiError:
+        self._report(f"[topic={name}] Partitions were not created: {error}", logging.ERROR)
+        return _storage_error(error)
+
+    def _new_partitions(self, entry: TopicEntry, first: int) -> StorageSteps[list[Partition]]:
+        """Raises: StorageError."""
+        new, config = entry.partitions[first:], self.config_of(entry)
+        yield from self._data.prepare_new(new)
+        created: list[Partition] = []
+        for topic_partition in new:
+            partition = self._new_partition(entry, topic_partition, config)
+            partition.log.create()
+            created.append(partition)
+            if len(created) % _PARTITIONS_PER_STEP == 0:
+                yield None
+        return created
 
     def _add_topic(self, entry: TopicEntry) -> None:
         replaced = self._topics.get(entry.name)
@@ -437,15 +523,6 @@ class LogManager:
 def _settings_bytes(entry: TopicEntry) -> int:
     """The approximate memory of the settings of a topic; an entry of a list takes more than its text."""
     return sum(len(name) + len(value) + 64 * value.count(",") for name, value in entry.settings.items())
-
-
-def _create_logs(logs: Sequence[PartitionLog]) -> None:
-    """Creates the files of new partitions; durable on return. Raises: StorageError."""
-    for log in logs:
-        log.create()
-    # after all of them are created, because then the file system writes them at once
-    for log in logs:
-        sync_directory(log.directory)
 
 
 def _storage_error(error: Exception) -> ApiError:

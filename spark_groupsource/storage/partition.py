@@ -103,7 +103,8 @@ class Partition:
         """
         try:
             self.log.open(recovery_point, is_clean)
-            self._load_producers()
+            if self.log.directory.exists():
+                self._load_producers()
         except (StorageError, OSError) as error:
             self.mark_offline(error)
 
@@ -119,8 +120,8 @@ class Partition:
         """
         if not self.offline_reason:
             self.log.close()
-            if len(self._producers):
-                self._write_snapshot(self.log.log_end_offset)
+            if len(self._producers) and self.log.has_files:
+                self._write_snapshot(self.log.log_end_offset, durable=True)
 
     def delete(self) -> None:
         """Closes the files of the partition, whose topic was deleted, and removes its producers."""
@@ -388,5 +389,6 @@ class Partition:
         if strays:
             sync_directory(self.log.directory)  # so that a power loss cannot restore a removed snapshot
 
-    def _write_snapshot(self, offset: int) -> None:
-        replace_file(self.log.directory / f"{offset:020d}.snapshot", self._producers.encode())
+    def _write_snapshot(self, offset: int, durable: bool = False) -> None:
+        # a roll flushes it later: without a valid snapshot, the log is replayed from an earlier one
+        replace_file(self.log.directory / f"{offset:020d}.snapshot", self._producers.encode(), durable=durable)

@@ -15,7 +15,7 @@ from typing import Iterator, NamedTuple
 
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.records.header import BatchHeader, check_crc, iter_batches
-from spark_groupsource.storage.files import FileCache, read_exactly, sync_data, sync_directory, write_exactly
+from spark_groupsource.storage.files import FileCache, read_exactly, sync_data, write_exactly
 from spark_groupsource.storage.segment_index import SegmentIndex
 
 # base offset, batch length, leader epoch, magic, crc, attributes, last offset delta
@@ -89,7 +89,7 @@ class LogSegment:
             raise StorageError(f"{self.path} cannot be opened: {error.strerror}. Check permissions.") from error
 
     def create(self) -> None:
-        """Creates the empty files; durable on return.
+        """Creates the empty files, which are not durable yet.
 
         Raises: StorageError.
         """
@@ -101,7 +101,6 @@ class LogSegment:
             raise StorageError(
                 f"{self.path} cannot be created: {error.strerror}. Check space and permissions."
             ) from error
-        sync_directory(self.path.parent)
 
     def fits(self, batch_bytes: int, last_offset: int, segment_bytes: int) -> bool:
         """False when the log must be rolled before a batch is appended."""

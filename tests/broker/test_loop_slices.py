@@ -6,7 +6,8 @@ import os
 import threading
 
 import pytest
-from support.raw_broker import RawConnection, create_topic
+from support.partition_logs import batch
+from support.raw_broker import RawConnection, create_topic, produce
 
 from spark_groupsource.broker.api import data, placement, transactions
 from spark_groupsource.broker.embedded import EmbeddedBroker
@@ -15,6 +16,7 @@ from spark_groupsource.wire.messages import (
     AddPartitionsToTxnRequest,
     AlterConfigsRequest,
     AlterUserScramCredentialsRequest,
+    DeleteRecordsRequest,
     DeleteTopicsRequest,
     DescribeTopicPartitionsRequest,
     FindCoordinatorRequest,
@@ -29,13 +31,16 @@ from spark_groupsource.wire.messages import (
 def flushing_threads(monkeypatch):
     """The threads that flush files or directories from now on."""
     threads: set[str] = set()
-    fsync = os.fsync
 
-    def recorded(descriptor):
-        threads.add(threading.current_thread().name)
-        return fsync(descriptor)
+    def record(flush):
+        def recorded(descriptor):
+            threads.add(threading.current_thread().name)
+            return flush(descriptor)
 
-    monkeypatch.setattr(os, "fsync", recorded)
+        return recorded
+
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, record(getattr(os, name)))
     return threads
 
 
@@ -60,6 +65,14 @@ def _delete(connection):
     assert connection.call(request, 4).responses[0].error_code == 0
 
 
+def _delete_records(connection):
+    assert produce(connection, "old", batch(b"x")).error_code == 0
+    topic = DeleteRecordsRequest.DeleteRecordsTopic
+    wanted = topic(name="old", partitions=[topic.DeleteRecordsPartition(partition_index=0, offset=-1)])
+    deleted = connection.call(DeleteRecordsRequest(topics=[wanted], timeout_ms=1000), 2).topics[0].partitions[0]
+    assert (deleted.error_code, deleted.low_watermark) == (0, 1)
+
+
 def _alter_configs(connection):
     resource = AlterConfigsRequest.AlterConfigsResource
     configs = [resource.AlterableConfig(name="flush.ms", value="1000")]
@@ -82,7 +95,7 @@ def _alter_users(connection):
     assert [each.error_code for each in connection.call(request, 0).results] == [0, 0, 0]
 
 
-_CHANGES = [_create, _create_automatically, _find_coordinators, _delete, _alter_configs, _alter_users]
+_CHANGES = [_create, _create_automatically, _find_coordinators, _delete, _delete_records, _alter_configs, _alter_users]
 
 
 @pytest.mark.parametrize("change", _CHANGES)

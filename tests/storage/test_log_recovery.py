@@ -181,10 +181,13 @@ def test_a_bad_index_is_rebuilt(directory, suffix, damage):
     assert {path: path.read_bytes() for path in good} == good
 
 
-def test_a_directory_without_segments_is_reported(directory):
+def test_a_directory_without_flushed_segments_is_reported(directory):
     directory.mkdir()
     with pytest.raises(StorageError, match="has no segment of t-0. Restore"):
-        open_log(directory)
+        open_log(directory, recovery_point=1)
+    log, _ = open_log(directory)  # nothing of it was flushed
+    assert (log.log_start_offset, log.log_end_offset, log.has_files) == (0, 0, False)
+    assert append(log, batch(b"x")) == 0 and values_from(log, 0) == [(0, b"x")]
 
 
 def test_a_segment_that_becomes_shorter_is_reported(directory):

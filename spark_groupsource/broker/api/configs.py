@@ -20,11 +20,10 @@ from spark_groupsource.broker.dynamic_config import (
 )
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, Steps
-from spark_groupsource.broker.timed_steps import portions
 from spark_groupsource.config_def import BrokerConfigKey, ConfigType, format_value
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.storage.catalog import UNLISTED_TOPICS
-from spark_groupsource.storage.steps import StorageSteps
+from spark_groupsource.storage.steps import StorageSteps, portions
 from spark_groupsource.storage.topic_config import TOPIC_FIELDS, TOPIC_SETTINGS
 from spark_groupsource.wire.messages import (
     AlterConfigsRequest,

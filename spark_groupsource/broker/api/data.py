@@ -12,13 +12,12 @@ from typing import Sequence
 from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction, Steps
-from spark_groupsource.broker.timed_steps import portions
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.leader_epoch_cache import UNKNOWN_EPOCH_END
 from spark_groupsource.storage.log import TimestampAndOffset
 from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.steps import StorageSteps
+from spark_groupsource.storage.steps import StorageSteps, portions
 from spark_groupsource.wire.messages import (
     ApiMessage,
     DeleteRecordsRequest,
@@ -218,7 +217,8 @@ def _delete_some_records(
         )
         if number % _PARTITIONS_PER_STEP == 0:
             yield None
-    for topic_partition, failure in broker.delete_records(offsets).items():
+    failures = yield from broker.delete_records_steps(offsets)
+    for topic_partition, failure in failures.items():
         result = results[topic_partition.partition]
         result.low_watermark, result.error_code = -1, failure.code
     yield None

@@ -11,9 +11,9 @@ from typing import Any, Callable, Generator, Iterable, Iterator, NamedTuple, Seq
 
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, Steps
-from spark_groupsource.broker.timed_steps import portions
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import GroupRequest, group_fetch_error, merge_responses
+from spark_groupsource.storage.steps import portions
 from spark_groupsource.wire.messages import (
     ApiMessage,
     DeleteGroupsRequest,

@@ -15,10 +15,10 @@ from typing import Collection, Mapping
 
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, Steps
-from spark_groupsource.broker.timed_steps import portions
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.storage.producer_state import ProducerStateEntry
+from spark_groupsource.storage.steps import portions
 from spark_groupsource.transactions.states import TRANSACTION_STATE_NAMES
 from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import (

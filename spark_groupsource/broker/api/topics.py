@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from typing import Sequence, TypedDict
+from typing import Mapping, Sequence, TypedDict
 
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ZERO_UUID, ApiRequestContext, Steps
@@ -21,6 +21,7 @@ from spark_groupsource.storage.catalog import (
     UNLISTED_TOPICS,
     TopicEntry,
 )
+from spark_groupsource.storage.log_manager import NewTopic
 from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.storage.topic_config import TOPIC_FIELDS, TOPIC_SETTINGS
 from spark_groupsource.wire.messages import (
@@ -46,6 +47,7 @@ _MAX_PARTITIONS_PER_REQUEST = 10_000
 _MAX_CREATED_BY_METADATA = 1_000
 _PARTITIONS_PER_STEP = 100
 _NAMES_PER_STEP = 1_000
+_TOPICS_PER_STEP = 20
 
 _MetadataTopic = MetadataResponse.MetadataResponseTopic
 _MetadataPartition = _MetadataTopic.MetadataResponsePartition
@@ -92,16 +94,16 @@ def metadata(broker: Broker, context: ApiRequestContext, request: MetadataReques
                 described = 0
                 yield None
     else:
-        left = _MAX_CREATED_BY_METADATA
         distinct: dict[tuple[str | None, uuid.UUID | None], MetadataRequest.MetadataRequestTopic] = {}
         for number, topic in enumerate(requested, 1):
             distinct[topic.name, topic.topic_id] = topic
             if number % _NAMES_PER_STEP == 0:
                 yield None
+        errors: dict[str, ApiError] = {}
+        if context.api_version < 4 or request.allow_auto_topic_creation:
+            errors = yield from _auto_create(broker, [name for name, _ in distinct if name is not None])
         for topic in distinct.values():
-            is_unknown = topic.name is not None and topic.name not in broker.partitions.topics
-            topics.append((yield from _requested_topic(broker, context, request, topic, left > 0)))
-            left -= is_unknown and not topics[-1].error_code
+            topics.append((yield from _requested_topic(broker, context, request, topic, errors)))
             described += len(topics[-1].partitions) + 1
             if described >= _PARTITIONS_PER_STEP:
                 described = 0
@@ -125,14 +127,15 @@ def _requested_topic(
     context: ApiRequestContext,
     request: MetadataRequest,
     requested: MetadataRequest.MetadataRequestTopic,
-    may_create: bool,
+    errors: Mapping[str, ApiError],
 ) -> StorageSteps[_MetadataTopic]:
     name, topic_id = requested.name, requested.topic_id or ZERO_UUID
     try:
         if name is None:
             name = broker.partitions.topic_name(topic_id)
         elif name not in broker.partitions.topics:
-            yield from _auto_create(broker, context, request, name, may_create)
+            broker.partitions.check_name(name)
+            raise errors.get(name, ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         return (yield from _describe_topic(broker, broker.partitions.topic(name), request))
     except ApiError as error:
         # null from version 12, empty before
@@ -148,21 +151,38 @@ def _requested_topic(
         )
 
 
-def _auto_create(
-    broker: Broker, context: ApiRequestContext, request: MetadataRequest, name: str, may_create: bool
-) -> StorageSteps[None]:
-    allowed = context.api_version < 4 or request.allow_auto_topic_creation
-    if not (allowed and may_create and broker.config.auto_create_topics_enable):
-        broker.partitions.check_name(name)  # another error for an illegal name
-        raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+def _auto_create(broker: Broker, names: Sequence[str]) -> StorageSteps[dict[str, ApiError]]:
+    """Creates the first unknown topics; returns the errors."""
+    if not broker.config.auto_create_topics_enable:
+        return {}
+    errors: dict[str, ApiError] = {}
+    new: list[NewTopic] = []
+    for number, name in enumerate(names, 1):
+        if name not in broker.partitions.topics and len(new) < _MAX_CREATED_BY_METADATA:
+            try:
+                if name in INTERNAL_TOPICS:
+                    yield from _create_internal(broker, name)
+                else:
+                    broker.partitions.check_name(name)
+                    new.append(NewTopic(name, broker.config.num_partitions, {}))
+            except ApiError as error:
+                errors[name] = error
+        if number % _NAMES_PER_STEP == 0:
+            yield None
+    if new:
+        created = yield from broker.create_topics_steps(new)
+        errors.update((topic.name, result) for topic, result in zip(new, created) if isinstance(result, ApiError))
+    return errors
+
+
+def _create_internal(broker: Broker, name: str) -> StorageSteps[None]:
+    """Raises: ApiError."""
     if name == OFFSETS_TOPIC:
         yield from broker.group_coordinator.shards.ensure_topic_steps()
     elif name == TRANSACTIONS_TOPIC:
         yield from broker.transaction_coordinator.shards.ensure_topic_steps()
-    elif name in UNLISTED_TOPICS:
-        broker.group_coordinator.event_log.ensure_topic()
     else:
-        yield from broker.create_topic_steps(name, broker.config.num_partitions, {})
+        broker.group_coordinator.event_log.ensure_topic()
 
 
 def _describe_topic(
@@ -239,32 +259,37 @@ def describe_cluster(
 
 def create_topics(broker: Broker, context: ApiRequestContext, request: CreateTopicsRequest) -> Steps:
     """Creates each topic independently of the others, up to the largest number of partitions of one request."""
-    created = 0
+    counted = 0
     named = Counter(topic.name for topic in request.topics)
-    results = []
     # a duplicate name is an error, with one entry in the response
-    for topic in {topic.name: topic for topic in request.topics}.values():
+    distinct = {topic.name: topic for topic in request.topics}
+    outcomes: dict[str, TopicEntry | ApiError] = {}
+    new: list[NewTopic] = []
+    for number, topic in enumerate(distinct.values(), 1):
         try:
             if named[topic.name] > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"The request contains topic {topic.name} more than once.")
             _check_settings(broker, topic)
             count = _partition_count(broker, topic)
-            _check_batch(created + count)
-            results.append((yield from _create_topic(broker, context, topic, count, request.validate_only)))
-            created += count
+            _check_batch(counted + count)
+            settings = {config.name: config.value for config in topic.configs}
+            if request.validate_only:
+                broker.partitions.check_new_topic(topic.name, count, settings)
+                known = {name: value for name, value in settings.items() if value is not None}
+                outcomes[topic.name] = TopicEntry(topic.name, uuid.uuid4(), count, known)
+            else:
+                new.append(NewTopic(topic.name, count, settings))
+            counted += count
         except ApiError as error:
-            results.append(
-                _CreatedTopic(
-                    name=topic.name,
-                    topic_id=ZERO_UUID,
-                    error_code=error.code,
-                    error_message=error.message,
-                    num_partitions=-1,
-                    replication_factor=-1,
-                    configs=[],
-                )
-            )
-        if len(results) % _PARTITIONS_PER_STEP == 0:
+            outcomes[topic.name] = error
+        if number % _TOPICS_PER_STEP == 0:
+            yield None
+    created = yield from broker.create_topics_steps(new)
+    outcomes.update((topic.name, outcome) for topic, outcome in zip(new, created))
+    results = []
+    for name in distinct:
+        results.append(_created_topic(broker, context, name, outcomes[name]))
+        if len(results) % _TOPICS_PER_STEP == 0:
             yield None
     return CreateTopicsResponse(throttle_time_ms=0, topics=results)
 
@@ -275,34 +300,40 @@ def _check_batch(partitions: int) -> None:
         raise ApiError(ErrorCode.POLICY_VIOLATION, text)
 
 
-def _create_topic(
-    broker: Broker, context: ApiRequestContext, topic: _NewTopic, count: int, validate_only: bool
-) -> StorageSteps[_CreatedTopic]:
-    settings = {config.name: config.value for config in topic.configs}
-    if validate_only:
-        config = broker.partitions.check_new_topic(topic.name, count, settings)
-        topic_id = uuid.uuid4()
-    else:
-        entry = yield from broker.create_topic_steps(topic.name, count, settings)
-        config, topic_id = broker.partitions.config_of(entry), entry.topic_id
+def _created_topic(
+    broker: Broker, context: ApiRequestContext, name: str, outcome: TopicEntry | ApiError
+) -> _CreatedTopic:
+    if isinstance(outcome, ApiError):
+        return _CreatedTopic(
+            name=name,
+            topic_id=ZERO_UUID,
+            error_code=outcome.code,
+            error_message=outcome.message,
+            num_partitions=-1,
+            replication_factor=-1,
+            configs=[],
+        )
+    config = broker.partitions.config_of(outcome)
     return _CreatedTopic(
-        name=topic.name,
-        topic_id=topic_id,
+        name=name,
+        topic_id=outcome.topic_id,
         error_code=0,
         error_message=None,
-        num_partitions=count,
+        num_partitions=outcome.partition_count,
         replication_factor=len(broker.leaders.node_ids),
         configs=[
             _CreatedTopic.CreatableTopicConfigs(
-                name=name,
-                value=format_value(getattr(config, TOPIC_FIELDS[name])),
+                name=setting,
+                value=format_value(getattr(config, TOPIC_FIELDS[setting])),
                 read_only=False,
                 config_source=(
-                    _TOPIC_SOURCE if name in settings else broker.dynamic.source(key.broker_name, context.node_id)
+                    _TOPIC_SOURCE
+                    if setting in outcome.settings
+                    else broker.dynamic.source(key.broker_name, context.node_id)
                 ),
                 is_sensitive=False,
             )
-            for name, key in TOPIC_SETTINGS.items()
+            for setting, key in TOPIC_SETTINGS.items()
         ],
     )
 

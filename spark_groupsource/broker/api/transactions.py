@@ -14,11 +14,11 @@ from spark_groupsource.broker.api.group_parts import Checked, change_offsets, ha
 from spark_groupsource.broker.api.groups import add_topics, missing_topics, pass_on, split_by_existence
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction, Steps
-from spark_groupsource.broker.timed_steps import portions
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.group import error_response, verification_error
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.storage.catalog import INTERNAL_TOPICS
+from spark_groupsource.storage.steps import portions
 from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import (
     AddOffsetsToTxnRequest,

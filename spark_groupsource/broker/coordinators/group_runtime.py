@@ -23,7 +23,7 @@ from spark_groupsource.broker.coordinators.services import CoordinatorServices, 
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorShard, CoordinatorTopic, ShardRegistry
 from spark_groupsource.broker.coordinators.state_size import GroupStateSize
 from spark_groupsource.broker.requests import ApiRequestContext, SendResponse
-from spark_groupsource.broker.timed_steps import BackgroundSteps, PeriodicSteps, portions
+from spark_groupsource.broker.timed_steps import BackgroundSteps, PeriodicSteps
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.group import (
     GroupLogLine,
@@ -46,6 +46,7 @@ from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import HEADER_BYTES
 from spark_groupsource.storage.catalog import OFFSETS_TOPIC
 from spark_groupsource.storage.segment import StoredBatch
+from spark_groupsource.storage.steps import portions
 from spark_groupsource.wire.group_records import OffsetValue
 from spark_groupsource.wire.messages import (
     ApiMessage,
