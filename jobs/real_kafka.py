@@ -113,6 +113,11 @@ class RealKafka:
         return None if self._process is None else self._process.pid
 
     @property
+    def is_running(self) -> bool:
+        """Whether the process of the broker has been started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def log(self) -> str:
         """The output of the broker so far."""
         path = self._directory / "broker.log" if self._directory else None

@@ -1,13 +1,19 @@
-"""A short run of `hostile.py`; ``make soak`` has the long one."""
+"""A short run of `hostile.py`, and its course and page; ``make soak`` has the long one."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import hostile
 import pytest
+from support.attacked_brokers import AttackedBroker
+from support.attacks import Outcome, Target
+from support.chaos.neighbors import KINDS, Reading
+from support.hostile_report import ATTACKS_TITLE, BOUNDS_TITLE, FUZZ, IDLE, BoundCost, Row, write_sections
 
 TESTS = Path(__file__).parents[1]
 
@@ -22,3 +28,118 @@ def test_neighbors_are_served_during_attacks() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     runs = {row[1].strip(): row[2].strip() for row in (line.split("|") for line in run.stdout.splitlines()) if row[2:]}
     assert (runs["long_names"], runs["fuzz"]) == ("1", "1")
+
+
+READING = Reading(dict.fromkeys(KINDS, 7.0), 1, 80.0, [])
+
+
+class FakeNeighbors:
+    """Neighbors of a broker: wrong responses when it does not run or serves no new clients."""
+
+    brokers: list[FakeBroker] = []
+
+    def __init__(self, address: str, process_id: int | None) -> None:
+        self.broker = self.brokers[-1]
+
+    def reading(self) -> Reading:
+        return READING if self.broker.runs and self.broker.serves else READING._replace(failures=["commit: lost"])
+
+    def restart(self, timeout_s: float) -> bool:
+        return self.broker.serves
+
+    def stop(self) -> None:
+        pass
+
+
+class FakeBroker:
+    """Its attacks stop it or its service."""
+
+    def __init__(self) -> None:
+        self.runs = self.serves = True
+        FakeNeighbors.brokers.append(self)
+
+
+def _run(monkeypatch, tmp_path: Path, attacks: dict[str, str], replaceable: bool = True) -> hostile.Run:
+    """Runs attacks, each of which sets an attribute of the broker to False or raises an error."""
+
+    def attack(attribute: str):
+        def function(target: Target) -> Outcome:
+            if attribute == "error":
+                raise KeyError(attribute)
+            if attribute:
+                setattr(FakeNeighbors.brokers[-1], attribute, False)
+            return Outcome(0, 1)
+
+        return function
+
+    def start(stack):
+        broker = FakeBroker()
+        return Target("h:1", None), lambda: broker.runs
+
+    monkeypatch.setattr(hostile, "Neighbors", FakeNeighbors)
+    monkeypatch.setattr(hostile, "ATTACKS", {name: attack(attribute) for name, attribute in attacks.items()})
+    monkeypatch.setattr(hostile, "_fuzz", lambda seed: attack(""))
+    monkeypatch.setattr(hostile, "_idle", attack(""))
+    monkeypatch.setattr(hostile, "_RECOVERY_S", 0.0)
+    monkeypatch.setattr(hostile, "_SETTLE_S", 0.0)
+    FakeNeighbors.brokers.clear()
+    options = argparse.Namespace(
+        seed=1, only=list(attacks), without=[], minutes=0.0, pause_s=0.0, limit_ms=None, limit_mb=None
+    )
+    run = hostile.Run(options, tmp_path)
+    run.run(AttackedBroker(start, replaceable))
+    return run
+
+
+def test_an_attack_that_stops_the_broker_is_noted_and_the_others_run_on_another_one(monkeypatch, tmp_path):
+    attacks = {"tags_4mb": "runs", "metadata_4mb": "serves", "many_groups": "", "half_sent_frames": "error"}
+    run = _run(monkeypatch, tmp_path, attacks)
+    assert all(row.runs for row in run.rows.values()) and len(FakeNeighbors.brokers) == 3
+    assert run.rows["tags_4mb"].note == "stopped the broker"
+    assert run.rows["metadata_4mb"].note == "no new client served for 0 s"
+    assert not run.rows["many_groups"].note and not run.rows[FUZZ].note
+    assert "half_sent_frames: the attack failed: KeyError: 'error'" in run.problems
+    assert run.rows["tags_4mb"].cells == " 7 ms; stopped the broker | 80 MB | 1 |"
+
+
+def test_a_broker_that_was_started_before_is_not_replaced(monkeypatch, tmp_path):
+    run = _run(monkeypatch, tmp_path, {"tags_4mb": "runs", "metadata_4mb": "runs"}, replaceable=False)
+    assert sorted(row.runs for row in run.rows.values()) == [0, 0, 1, 1] and len(FakeNeighbors.brokers) == 1
+
+
+def test_the_page_is_written_with_what_was_measured(tmp_path):
+    page = tmp_path / "security.md"
+    before = (TESTS.parent / "docs" / "security.md").read_text()
+    page.write_text(before)
+    rows = {IDLE: Row(), "tags_4mb": Row(), "many_groups": Row()}
+    rows[IDLE].add(READING, 0)
+    rows["tags_4mb"].add(READING, 2)
+    for bounds in ([], [BoundCost("12,000 partitions", 60, 90, 85)]):
+        write_sections(page, "Introduction.", rows, {}, bounds)
+    after = page.read_text()
+    head = before.partition(ATTACKS_TITLE)[0]
+    attacks, _, costs = after.removeprefix(head).partition(BOUNDS_TITLE)
+    assert after.startswith(head) and attacks.startswith(f"{ATTACKS_TITLE}\n\nIntroduction.\n\n| attack |")
+    assert "| no attack | 7 ms | 80 MB | 0 | not measured |  |  |\n" in attacks
+    assert attacks.endswith("| 2 | not measured |  |  |\n\nNot measured: 9,000 groups of one member.\n\n")
+    assert costs.endswith("|---|--:|--:|--:|\n| 12,000 partitions | 60 MB | 90 MB | 85 MB |\n")
+
+
+def test_the_page_is_written_when_the_run_is_interrupted(monkeypatch, tmp_path):
+    page = tmp_path / "security.md"
+    page.write_text(f"# Title\n\n{ATTACKS_TITLE}\n\nold\n\n{BOUNDS_TITLE}\n\nold\n\n## Next\n\ntext\n")
+
+    def measure(options, is_kafka, runs):
+        runs.append(hostile.Run(options, tmp_path))
+        if is_kafka:
+            raise KeyboardInterrupt
+        runs[-1].rows[IDLE] = Row()
+        runs[-1].rows[IDLE].add(READING, 0)
+
+    monkeypatch.setattr(hostile, "_measure", measure)
+    monkeypatch.setattr(os, "nice", lambda value: None)
+    with pytest.raises(KeyboardInterrupt):
+        hostile.main(["--document", str(page), "--bounds"])
+    text = page.read_text()
+    assert "| no attack | 7 ms | 80 MB | 0 | not measured |  |  |" in text and "old" not in text
+    assert text.startswith(f"# Title\n\n{ATTACKS_TITLE}\n\n") and text.endswith("## Next\n\ntext\n")

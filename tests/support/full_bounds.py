@@ -2,7 +2,7 @@
 
     PYTHONPATH=jobs:tests python tests/support/full_bounds.py [NAME ...]
 
-prints what each bound costs on a new broker, as the table of docs/security.md.
+prints what each bound costs on a new broker; `hostile.py --document` writes that into docs/security.md.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from support.attack_frames import create_topics, fetch, half_sent, join_group, metadata_of, produce
 from support.attacks import Client, Outcome, Target
+from support.hostile_report import BoundCost
 from support.raw_broker import BrokerProcess
 from support.state_attacks import begin_transaction, commit_frame, find_coordinator, frame
 
@@ -278,8 +279,8 @@ def fill_all_bounds(target: Target) -> Outcome:
     return Outcome()
 
 
-def measure(name: str) -> tuple[float, float, float]:
-    """Fills one bound of a new broker; returns its memory before, at most, and 6 s afterwards, in MB."""
+def measure(name: str) -> BoundCost:
+    """Fills one bound of a new broker; returns its memory before, at most, and 6 s afterwards."""
     settings = ("offsets.topic.num.partitions=5", "transaction.state.log.num.partitions=5")
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         broker = stack.enter_context(BrokerProcess(Path(directory) / "data", *settings))
@@ -301,15 +302,14 @@ def measure(name: str) -> tuple[float, float, float]:
             after = target.memory_mb()
         is_done.set()
         watcher.join()
-    return before, peak, after
+    description = ((STATE | TRANSIENT)[name].__doc__ or "").rstrip(".")
+    return BoundCost(description, before, peak, after)
 
 
 def main() -> None:
     print("| bound | before | at most | 6 s later |\n|---|--:|--:|--:|")
     for name in sys.argv[1:] or [*STATE, *TRANSIENT]:
-        description = ((STATE | TRANSIENT)[name].__doc__ or "").rstrip(".")
-        before, peak, after = measure(name)
-        print(f"| {description} | {before:.0f} MB | {peak:.0f} MB | {after:.0f} MB |", flush=True)
+        print(measure(name).row, flush=True)
 
 
 if __name__ == "__main__":

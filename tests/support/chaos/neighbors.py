@@ -165,9 +165,9 @@ class Neighbors:
     def __init__(self, address: str, process_id: int | None) -> None:
         self._arguments = (address, process_id)
         self._process: SpawnProcess | None = None
-        assert self.restart(), "the neighbors did not start"
+        assert self.restart(3 * _START_TIMEOUT_S), "the neighbors did not start"
 
-    def restart(self) -> bool:
+    def restart(self, timeout_s: float) -> bool:
         """Replaces the process, because a neighbor ends with its first failure; returns whether all of them run."""
         self.stop()
         context = multiprocessing.get_context("spawn")
@@ -176,7 +176,7 @@ class Neighbors:
         self._process.start()
         theirs.close()
         try:
-            return self._pipe.poll(3 * _START_TIMEOUT_S) and self._pipe.recv() == "ready"
+            return self._pipe.poll(timeout_s) and self._pipe.recv() == "ready"
         except EOFError:
             return False
 
@@ -186,6 +186,9 @@ class Neighbors:
             self._process.join()
 
     def reading(self) -> Reading:
-        self._pipe.send("reading")
-        reading: Reading = self._pipe.recv()
+        try:
+            self._pipe.send("reading")
+            reading: Reading = self._pipe.recv()
+        except (OSError, EOFError):
+            return Reading(dict.fromkeys(KINDS, 0.0), 0, 0.0, ["the process of the neighbors has ended"])
         return reading

@@ -1,0 +1,78 @@
+"""Brokers under attack: embedded, Apache Kafka, or one that runs already."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Callable
+
+from child_processes import start_process, stop_process
+from real_kafka import RealKafka
+from support.attacks import Target
+
+_CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "5"}
+_STOP_TIMEOUT_S = 20
+
+
+class AttackedBroker:
+    """The broker under attack. `is_replaceable`: whether `replace` can start another one; `limits`: for embedded ones.
+
+    Args: `start` starts a broker; returns its address and process id, and whether the process runs. What it starts is
+    closed with the stack.
+    """
+
+    def __init__(self, start: Callable[[ExitStack], tuple[Target, Callable[[], bool]]], is_replaceable: bool) -> None:
+        self._start = start
+        self.is_replaceable = is_replaceable
+        self._stack = ExitStack()
+        self.target, self.is_running = start(self._stack)
+
+    def replace(self) -> None:
+        """Stops the broker and starts another one."""
+        self._stack.close()
+        self.target, self.is_running = self._start(self._stack)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    @property
+    def address(self) -> str:
+        host, port = self.target.address
+        return f"{host}:{port}"
+
+
+def embedded(directory: Path) -> AttackedBroker:
+    """The embedded broker in a process of its own, with its log in `directory`."""
+
+    def start(stack: ExitStack) -> tuple[Target, Callable[[], bool]]:
+        number = len(list(directory.glob("broker-*.log")))
+        command = [str(Path(sys.executable).parent / "groupsource"), "broker", "--listen", "127.0.0.1:0"]
+        command += ["--data-dir", str(directory / f"data-{number}")]
+        command += [part for key, value in _CONFIG.items() for part in ("--config", f"{key}={value}")]
+        log_path = directory / f"broker-{number}.log"
+        with open(log_path, "w") as log:
+            process = start_process(command, subprocess.PIPE, log)
+        stack.callback(stop_process, process, _STOP_TIMEOUT_S)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("listening on "), log_path.read_text()[-1000:]
+        return Target(line.split()[-1], process.pid), lambda: process.poll() is None
+
+    return AttackedBroker(start, is_replaceable=True)
+
+
+def kafka() -> AttackedBroker:
+    """An Apache Kafka of one node."""
+
+    def start(stack: ExitStack) -> tuple[Target, Callable[[], bool]]:
+        broker = stack.enter_context(RealKafka(_CONFIG))
+        return Target(broker.bootstrap_servers, broker.process_id), lambda: broker.is_running
+
+    return AttackedBroker(start, is_replaceable=True)
+
+
+def running(address: str, process_id: int | None) -> AttackedBroker:
+    """A broker that was started before."""
+    return AttackedBroker(lambda stack: (Target(address, process_id), lambda: True), is_replaceable=False)

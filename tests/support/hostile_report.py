@@ -1,0 +1,117 @@
+"""Results of `hostile.py` and `full_bounds.py`: tables, and the sections of docs/security.md that they write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from support.chaos.neighbors import KINDS, Reading
+from support.state_attacks import STATE_ATTACKS
+
+IDLE, FUZZ = "none", "fuzz"
+_LABELS = {
+    IDLE: "no attack",
+    FUZZ: "fuzzer (150 random clients)",
+    "nothing": "no attack, between the others",
+    "time_lookup_of_headers": "a time look-up in a batch of 3 million empty headers",
+    "pipelined_time_lookups": "50 pipelined time look-ups in such a batch",
+    "metadata_4mb": "Metadata of 2 million empty names (4 MB)",
+    "metadata_100mb": "the same with 100 MB",
+    "tags_4mb": "4 MB of unknown tagged fields",
+    "auto_create_80000": "Metadata that creates 80,000 topics",
+    "create_100000_partitions": "100,000 partitions created by one request, 50,000 by another",
+    "describe_configs_2000": "DescribeConfigs that names the broker 2,000 times",
+    "describe_groups_300": "DescribeGroups that names a group of 400 kB 300 times",
+    "clients_that_do_not_read": "ten clients that request 1 GB each and do not read",
+    "half_sent_frames": "fifty frames of 100 MB, of which 4 MB are sent",
+    "pipelined_heartbeats": "30,000 pipelined heartbeats",
+    "pipelined_metadata": "100 pipelined Metadata requests for all topics",
+    "many_connections": "2,000 connections",
+    "many_groups": "9,000 groups of one member",
+    "many_producer_ids": "20,000 producer ids",
+    "fetch_100000_partitions": "Fetch and Produce of 100,000 partitions",
+    "long_names": "strings of 40,000 bytes",
+    "invalid_batches": "eight invalid record batches",
+    "fill_all_bounds": "all bounds of memory filled at the same time",
+    **{name: text for name, (_, text) in STATE_ATTACKS.items()},
+}
+ATTACKS_TITLE, BOUNDS_TITLE = "## Measured attacks", "## Memory of each bound"
+_ATTACKS_HEADER = """\
+| attack | embedded: longest wait | memory | refused | Kafka: longest wait | memory | refused |
+|---|--:|--:|--:|--:|--:|--:|"""
+_BOUNDS_HEADER = """\
+| bound, filled on a new broker | before | at most | 6 s later |
+|---|--:|--:|--:|"""
+
+
+class BoundCost(NamedTuple):
+    """Memory of a broker before a bound is filled, at most, and afterwards, in MB."""
+
+    description: str
+    before_mb: float
+    peak_mb: float
+    after_mb: float
+
+    @property
+    def row(self) -> str:
+        return f"| {self.description} | {self.before_mb:.0f} MB | {self.peak_mb:.0f} MB | {self.after_mb:.0f} MB |"
+
+
+class Row:
+    """What one attack cost, over all its runs. `note`: what it did to the broker or its clients, empty if nothing."""
+
+    def __init__(self) -> None:
+        self.runs = self.refused = 0
+        self.peak_mb = 0.0
+        self.worst_ms = dict.fromkeys(KINDS, 0.0)
+        self.note = ""
+
+    def add(self, reading: Reading, refused: int) -> None:
+        self.runs += 1
+        self.refused += refused
+        self.peak_mb = max(self.peak_mb, reading.peak_mb)
+        self.worst_ms = {kind: max(worst, reading.worst_ms[kind]) for kind, worst in self.worst_ms.items()}
+
+    @property
+    def cells(self) -> str:
+        """Longest wait, memory and refused requests for the table of both brokers."""
+        if not self.runs:
+            return " not measured |  |  |"
+        wait = f"{max(self.worst_ms.values()):,.0f} ms" + (f"; {self.note}" if self.note else "")
+        return f" {wait} | {self.peak_mb:,.0f} MB | {self.refused} |"
+
+
+def print_table(rows: Mapping[str, Row]) -> None:
+    print(f"| {'attack':26} | runs |" + "".join(f" {kind:>9} |" for kind in KINDS) + " peak MB | refused |")
+    print("|---|" + "--:|" * (len(KINDS) + 3))
+    for name, row in rows.items():
+        if row.runs:
+            times = "".join(f" {row.worst_ms[kind]:9.0f} |" for kind in KINDS)
+            print(f"| {name:26} | {row.runs:4} |{times} {row.peak_mb:7.0f} | {row.refused:7} | {row.note}")
+    worst_ms = max(max(row.worst_ms.values()) for row in rows.values())
+    print(f"worst {worst_ms:.0f} ms, peak {max(row.peak_mb for row in rows.values()):.0f} MB", flush=True)
+
+
+def write_sections(
+    path: Path, introduction: str, embedded: Mapping[str, Row], kafka: Mapping[str, Row], bounds: Iterable[BoundCost]
+) -> None:
+    """Replaces the sections of the page with what was measured, which may be a part of the attacks and bounds."""
+    nothing = Row()
+    attacks = [
+        f"| {_LABELS[name]} |{row.cells}{kafka.get(name, nothing).cells}" for name, row in embedded.items() if row.runs
+    ]
+    not_measured = [_LABELS[name] for name, row in embedded.items() if not row.runs]
+    ending = f"\n\nNot measured: {'; '.join(not_measured)}." if not_measured else ""
+    costs = "\n".join([_BOUNDS_HEADER, *(cost.row for cost in bounds)])
+    text = path.read_text()
+    text = _replaced(text, ATTACKS_TITLE, "\n\n".join([introduction, "\n".join([_ATTACKS_HEADER, *attacks]) + ending]))
+    path.write_text(_replaced(text, BOUNDS_TITLE, f"`full_bounds.py` fills each bound of a new broker.\n\n{costs}"))
+
+
+def _replaced(text: str, title: str, section: str) -> str:
+    """The page with the section under `title` replaced, up to the next title."""
+    before, found, rest = text.partition(f"{title}\n")
+    assert found, f"The page has no section {title!r}."
+    _, following, after = rest.partition("\n## ")
+    return f"{before}{title}\n\n{section}\n{following}{after}"
