@@ -17,6 +17,7 @@ from typing import Any, Callable, Collection, Coroutine, Iterable, Mapping, Type
 from spark_groupsource.broker.config import broker_config
 from spark_groupsource.broker.direct_produce import append, record_batches, topic_partitions
 from spark_groupsource.broker.leaders import Leader
+from spark_groupsource.broker.network import event_loop
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.report_writer import ReportWriter, log_report
 from spark_groupsource.broker.server import BrokerServer
@@ -234,7 +235,7 @@ class EmbeddedBroker:
 
     def _run(self, ready: concurrent.futures.Future[str]) -> None:
         try:
-            asyncio.run(self._serve(ready))
+            event_loop.run(self._serve(ready))
         except BaseException as error:
             if not ready.done():
                 ready.set_exception(error)

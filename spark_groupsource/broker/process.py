@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Callable, Collection, Mapping
 
 from spark_groupsource.broker.config import broker_config
+from spark_groupsource.broker.network import event_loop
 from spark_groupsource.broker.report_writer import ReportWriter, log_report
 from spark_groupsource.broker.server import BrokerServer
 from spark_groupsource.clock import SystemClock
@@ -113,6 +114,6 @@ def serve_forever(
 
     write_line = ReportWriter(report or log_report)
     try:
-        asyncio.run(run(write_line))
+        event_loop.run(run(write_line))
     finally:
         write_line.close()

@@ -38,17 +38,24 @@ class FileCache:
         if descriptor is not None:
             self._open.move_to_end(path)
             return descriptor
+        descriptor = self._open_file(path, self._flags)
+        self._open[path] = descriptor
+        self._close_oldest()
+        return descriptor
+
+    def create(self, path: Path) -> None:
+        """Creates `path`, or empties it, without keeping it open."""
+        os.close(self._open_file(str(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+
+    def _open_file(self, path: str, flags: int) -> int:
         try:
-            descriptor = os.open(path, self._flags | os.O_CLOEXEC, 0o644)
+            return os.open(path, flags | os.O_CLOEXEC, 0o644)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._open:
                 raise
             self._limit = max(len(self._open) // 2, 1)  # other parts of the process need descriptors, too
             self._close_oldest()
-            descriptor = os.open(path, self._flags | os.O_CLOEXEC, 0o644)
-        self._open[path] = descriptor
-        self._close_oldest()
-        return descriptor
+            return os.open(path, flags | os.O_CLOEXEC, 0o644)
 
     def _close_oldest(self) -> None:
         while len(self._open) > self._limit:

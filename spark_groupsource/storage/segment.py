@@ -95,8 +95,7 @@ class LogSegment:
         """
         try:
             for path in (self.path, *self.index.paths):
-                with open(path, "wb"):
-                    pass
+                self._files.create(path)
         except OSError as error:
             raise StorageError(
                 f"{self.path} cannot be created: {error.strerror}. Check space and permissions."

@@ -57,7 +57,7 @@ def test_an_unwritable_directory_rejects_new_topics_and_serves_existing_ones(tmp
         def refuse(*arguments):
             raise OSError(errno.EROFS, "Read-only file system")
 
-        monkeypatch.setattr(files_module.os, "replace", refuse)
+        monkeypatch.setattr(files_module.os, "pwrite", refuse)
         refused = create_topic(connection, "new")
         assert refused.error_code == ErrorCode.KAFKA_STORAGE_ERROR
         assert "Read-only file system. Check space and permissions" in refused.error_message
