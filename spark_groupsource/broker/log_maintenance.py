@@ -96,7 +96,7 @@ class LogMaintenance:
         return limit
 
     def _delete_expired(self, offsets: Mapping[TopicPartition, int]) -> Iterator[bool]:
-        steps = self._partitions.set_log_start_offsets_steps(offsets)
+        steps = self._partitions.checkpoints.log_start_offsets_steps(offsets)
         errors = yield from background_steps(steps, self._partitions.files.run_in_background)
         for topic_partition in offsets:
             if topic_partition in errors:

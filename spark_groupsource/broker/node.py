@@ -269,7 +269,7 @@ class Broker:
 
         Returns: the error of each partition that failed.
         """
-        errors = yield from self.partitions.set_log_start_offsets_steps(offsets)
+        errors = yield from self.partitions.checkpoints.log_start_offsets_steps(offsets)
         moved = [topic_partition for topic_partition in offsets if topic_partition not in errors]
         self.fetch_manager.complete_all(moved)
         for topic, number in moved:

@@ -19,6 +19,7 @@ from spark_groupsource.storage.catalog import COORDINATOR_TOPICS, TopicEntry
 from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
+from spark_groupsource.storage.log_checkpoints import LogCheckpoints, storage_error
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.producer_state import ProducerCount
 from spark_groupsource.storage.reporter import Reporter
@@ -51,6 +52,7 @@ class LogManager:
         self._report = report
         self.files = FileCache()
         self._partitions: dict[TopicPartition, Partition] = {}
+        self.checkpoints = LogCheckpoints(self._partitions, self.partition, data, report)
         self._topics: dict[str, TopicEntry] = {}
         self._names: dict[uuid.UUID, str] = {}
         self._metric_names: dict[str, str] = {}
@@ -88,29 +90,11 @@ class LogManager:
 
     def checkpoint_recovery_points(self) -> bool:
         """Stores the offset below which each log is on the disk; returns False if that fails, which is reported."""
-        return run_steps(self._checkpoint_steps())
+        return run_steps(self.checkpoints.recovery_points_steps())
 
     def checkpoint_recovery_points_steps(self) -> Generator[bool, None, bool]:
         """As `checkpoint_recovery_points`, in steps; yields True while it waits for the flush thread."""
-        return background_steps(self._checkpoint_steps(), self.files.run_in_background)
-
-    def _checkpoint_steps(self) -> StorageSteps[bool]:
-        found: dict[TopicPartition, int] = {}
-        partitions = dict(self._partitions)
-        for number, (topic_partition, partition) in enumerate(partitions.items(), 1):
-            offset = partition.log.recovery_point
-            if offset:  # 0 is the default
-                found[topic_partition] = offset
-            if number % _PARTITIONS_PER_STEP == 0:
-                yield None
-        try:
-            yield partial(
-                self._data.set_recovery_points, found, lambda each: self._partitions.get(each) is partitions[each]
-            )
-        except StorageError as error:
-            self._report(f"[broker] Storing recovery points failed: {error}", logging.ERROR)
-            return False
-        return True
+        return background_steps(self.checkpoints.recovery_points_steps(), self.files.run_in_background)
 
     # --- lookup ---
 
@@ -392,7 +376,7 @@ class LogManager:
         Raises: ApiError.
         """
         offset = self.new_log_start_offset(topic_partition, before_offset)
-        for error in run_steps(self.set_log_start_offsets_steps({topic_partition: offset})).values():
+        for error in run_steps(self.checkpoints.log_start_offsets_steps({topic_partition: offset})).values():
             raise error
         return self.partition(*topic_partition).log.log_start_offset
 
@@ -407,47 +391,6 @@ class LogManager:
             text = f"Offset {offset} of {topic_partition} is out of range: the log end offset is {log.log_end_offset}."
             raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, text)
         return max(offset, log.log_start_offset)
-
-    def set_log_start_offsets_steps(
-        self, offsets: Mapping[TopicPartition, int]
-    ) -> StorageSteps[dict[TopicPartition, ApiError]]:
-        """Raises log start offsets and deletes the segments below them, in steps; durable at the end.
-
-        The checkpoint is written once for all partitions. An error in one log does not concern the others.
-
-        Returns: the error of each partition that failed.
-        """
-        errors: dict[TopicPartition, ApiError] = {}
-        raised: dict[TopicPartition, Partition] = {}
-        for topic_partition, offset in offsets.items():
-            try:
-                partition = self.partition(*topic_partition)
-                if offset > partition.log.log_start_offset:
-                    raised[topic_partition] = partition
-            except ApiError as error:
-                errors[topic_partition] = error
-
-        def is_current(topic_partition: TopicPartition) -> bool:
-            return self._partitions.get(topic_partition) is raised[topic_partition]
-
-        try:
-            if raised:
-                stored = {topic_partition: offsets[topic_partition] for topic_partition in raised}
-                yield partial(self._data.set_log_start_offsets, stored, is_current)
-        except (StorageError, OSError) as error:
-            return errors | dict.fromkeys(raised, _storage_error(error))
-        for topic_partition, partition in raised.items():
-            if not is_current(topic_partition):
-                text = f"Partition {topic_partition} was deleted."
-                errors[topic_partition] = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
-                continue
-            try:
-                partition.transaction_index.remove_before(offsets[topic_partition])
-                partition.log.delete_records(offsets[topic_partition])
-            except (StorageError, OSError) as error:
-                errors[topic_partition] = _storage_error(error)
-            yield None
-        return errors
 
     def config_of(self, entry: TopicEntry) -> TopicConfig:
         """The configuration of a topic: its settings over the broker's defaults."""
@@ -485,7 +428,7 @@ class LogManager:
 
     def _creation_error(self, name: str, error: StorageError) -> ApiError:
         self._report(f"[topic={name}] Partitions were not created: {error}", logging.ERROR)
-        return _storage_error(error)
+        return storage_error(error)
 
     def _new_partitions(self, entry: TopicEntry, first: int) -> StorageSteps[list[Partition]]:
         """Raises: StorageError."""
@@ -523,10 +466,6 @@ class LogManager:
 def _settings_bytes(entry: TopicEntry) -> int:
     """The approximate memory of the settings of a topic; an entry of a list takes more than its text."""
     return sum(len(name) + len(value) + 64 * value.count(",") for name, value in entry.settings.items())
-
-
-def _storage_error(error: Exception) -> ApiError:
-    return ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
 
 
 def _metric_name(topic: str) -> str:

@@ -1,4 +1,4 @@
-"""A short run of `hostile.py`, and its course and page; ``make soak`` has the long one."""
+"""A short run of `hostile.py`, its course and its page."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_an_error_in_one_log_leaves_the_deletion_of_records_in_the_others(tmp_pa
         return delete_records(log, before_offset)
 
     monkeypatch.setattr(PartitionLog, "delete_records", fail)
-    errors = run_steps(manager.set_log_start_offsets_steps({TopicPartition("t", n): 1 for n in (0, 1, 2, 9)}))
+    errors = run_steps(manager.checkpoints.log_start_offsets_steps({TopicPartition("t", n): 1 for n in (0, 1, 2, 9)}))
     assert {each.partition: error.code for each, error in errors.items()} == {
         0: ErrorCode.KAFKA_STORAGE_ERROR, 9: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Results of `hostile.py` and `full_bounds.py`: tables, and the sections of docs/security.md that they write."""
+"""Tables of attacks and bounds, and their sections of docs/security.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Event loop of a broker, in which clients that disconnect do not delay the others.
+"""Event loop that handles requests before closed connections.
 
 Closing a connection takes longer than a heartbeat. When thousands of clients disconnect at once, the default selector
 returns all of them, and every request waits until they are closed.
