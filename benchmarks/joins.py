@@ -3,7 +3,7 @@
     python benchmarks/run.py --only joins
 
 Each member does what a client does that is started on its own: it connects to the bootstrap server (ApiVersions,
-Metadata), asks for the coordinator, connects to it (ApiVersions), joins and syncs, and fetches its committed offset.
+Metadata), looks the coordinator up, connects to it (ApiVersions), joins and syncs, and fetches its committed offset.
 The time ends when all members are stable in one generation and have their offsets. The members are tasks of one
 asyncio loop, so that the brokers differ and the clients do not.
 """

@@ -24,11 +24,10 @@ lag = (
 In SQL: ``CREATE TEMP VIEW lag USING groupsource OPTIONS (`kafka.bootstrap.servers` 'localhost:9092', table 'lag')``, or
 `CREATE TABLE` without columns; a table of the catalog stores no passwords.
 
-Each read asks the cluster anew, from one task on an executor. The options `group` and `topic` are names or regular
-expressions (Python's re, full match), separated by commas; only what they select is requested. A schema selects
-columns: `.schema("group string, lag bigint")` computes no other column, which saves the requests for time, bytes and
-rates. Columns are null where the value is unknown.
-"""
+Each read requests current values from the cluster, in one task on an executor. The options `group` and `topic` are
+names or regular expressions (Python's re, full match), separated by commas; only what they select is requested. A
+schema selects columns: `.schema("group string, lag bigint")` computes no other column, which saves the requests for
+time, bytes and rates. Columns are null where the value is unknown. """
 
 
 def tables_page() -> str:

@@ -86,7 +86,7 @@ def consume(bootstrap: str, command_config: Path | None, **given: Any) -> None:
 
     Ends at the log end offsets of its start. Without --group, joins no group and commits nothing.
     """
-    options = _Options(**given)
+    options = _ConsumeOptions(**given)
     options.check()
     write = _writer(options)
     with open_cluster(bootstrap, command_config) as cluster:
@@ -105,7 +105,7 @@ def consume(bootstrap: str, command_config: Path | None, **given: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Options:
+class _ConsumeOptions:
     """The options of the command."""
 
     topic: str
@@ -145,7 +145,7 @@ class _Options:
         return ("value",) if is_plain else _COLUMNS
 
 
-def _writer(options: _Options) -> Writer:
+def _writer(options: _ConsumeOptions) -> Writer:
     header = 0 if options.schema_header else None
     key = serde("--key-format", options.key_format, options.key_schema, header)
     value_format = options.value_format or ("avro" if options.schema else "text")
@@ -157,7 +157,7 @@ def _writer(options: _Options) -> Writer:
     return value_writer(value, key, options.show, options.null_marker, options.key_separator)
 
 
-def _records(cluster: Cluster, options: _Options, printed: Positions) -> Generator[Row, None, None]:
+def _records(cluster: Cluster, options: _ConsumeOptions, printed: Positions) -> Generator[Row, None, None]:
     """Returns the chosen records; a member commits the offsets in `printed`.
 
     Raises: ConfigurationError, BrokerError, NetworkError.

@@ -9,7 +9,7 @@ import click
 
 from spark_groupsource.cli.common import HELP, client_settings, cluster_options
 from spark_groupsource.cli.doctor_checks import CLUSTER_CHECKS, Target
-from spark_groupsource.cli.doctor_findings import Finding, Status, failed, run_checks
+from spark_groupsource.cli.doctor_findings import CheckLine, Status, failed, run_checks
 from spark_groupsource.cli.doctor_machine import MACHINE_CHECKS
 from spark_groupsource.client.settings import without_prefix
 from spark_groupsource.errors import ConfigurationError
@@ -65,6 +65,6 @@ def doctor(
     click.get_current_context().exit(int(any(f.status is Status.BAD for f in findings)))
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: CheckLine) -> str:
     text = escaped(" ".join(filter(None, (finding.text, finding.fix))))
     return f"{finding.status.value:<8} {finding.check:<19} {text}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Mapping, NamedTuple
 
 from spark_groupsource import net
-from spark_groupsource.cli.doctor_findings import Check, Facts, Result, Status, each, outcome
+from spark_groupsource.cli.doctor_findings import Check, CheckResult, Facts, Status, each, outcome
 from spark_groupsource.client.admin import GroupDescription, describe_groups
 from spark_groupsource.client.cluster.client import Cluster, TopicInfo
 from spark_groupsource.client.cluster.metadata import MAX_TIMESTAMP
@@ -58,7 +58,7 @@ _SKEW_MS = 5_000
 
 
 class Target:
-    """What the user asked to check; a context manager, because it keeps connections."""
+    """What the user requests to check; a context manager, because it keeps connections."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ def _read_dns(target: Target, facts: Facts) -> dict[Address, Any]:
     return {a: outcome(lambda: net.resolve(a)) for a in dict.fromkeys(target.settings.bootstrap)}
 
 
-def _evaluate_dns(outcomes: dict[Address, Any]) -> list[Result]:
+def _evaluate_dns(outcomes: dict[Address, Any]) -> list[CheckResult]:
     return each(outcomes, lambda a, ips: f"{a.host} has the address {', '.join(ips)}.", "Check the address.")
 
 
@@ -128,7 +128,7 @@ def _read_tcp(target: Target, facts: Facts) -> dict[Address, Any]:
     return {a: outcome(lambda: dial(a)) for a in _good(facts, "dns")}
 
 
-def _evaluate_tcp(outcomes: dict[Address, Any]) -> list[Result]:
+def _evaluate_tcp(outcomes: dict[Address, Any]) -> list[CheckResult]:
     return each(outcomes, lambda a, ms: f"{a} accepted a connection in {ms} ms.", "Check the address.")
 
 
@@ -145,7 +145,7 @@ def _read_tls(target: Target, facts: Facts) -> dict[Address, Any]:
     return {a: outcome(lambda: handshake(a)) for a in addresses}
 
 
-def _evaluate_tls(outcomes: dict[Address, Any]) -> list[Result]:
+def _evaluate_tls(outcomes: dict[Address, Any]) -> list[CheckResult]:
     fix = "If the listener does not use TLS, set security.protocol to PLAINTEXT or SASL_PLAINTEXT."
     return each(outcomes, lambda a, text: f"{a}: {text}.", fix)
 
@@ -183,7 +183,7 @@ def _check_versions(address: Address, ranges: VersionRanges) -> None:
             raise UnsupportedVersionError(f"Broker {address}: {error}") from error
 
 
-def _evaluate_versions(outcomes: dict[Address, Any]) -> list[Result]:
+def _evaluate_versions(outcomes: dict[Address, Any]) -> list[CheckResult]:
     def text(address: Address, ranges: VersionRanges) -> str:
         shown = (ApiKey.METADATA, ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.OFFSET_COMMIT)
         highest = ", ".join(f"{APIS[key].name} {ranges[key][1]}" for key in shown)
@@ -208,7 +208,7 @@ def _read_login(target: Target, facts: Facts) -> dict[Address, Any]:
     return {a: outcome(lambda: login(a)) for a in _good(facts, "versions")}
 
 
-def _evaluate_login(outcomes: dict[Address, Any]) -> list[Result]:
+def _evaluate_login(outcomes: dict[Address, Any]) -> list[CheckResult]:
     fix = "Set security.protocol, sasl.mechanism and the credentials to those of the listener."
     return each(outcomes, lambda a, text: f"{a}: {text}.", fix)
 
@@ -237,7 +237,7 @@ def _read_brokers(target: Target, facts: Facts) -> dict[str, Any]:
     }
 
 
-def _evaluate_brokers(outcomes: dict[str, Any]) -> list[Result]:
+def _evaluate_brokers(outcomes: dict[str, Any]) -> list[CheckResult]:
     return each(outcomes, lambda name, text: f"{name} {text}, which responds.", "Start the broker.")
 
 
@@ -248,45 +248,45 @@ def _read_topics(target: Target, facts: Facts) -> list[TopicInfo]:
     return selected_topics(target.cluster, target.topics)
 
 
-def _evaluate_topics(topics: list[TopicInfo]) -> Iterator[Result]:
+def _evaluate_topics(topics: list[TopicInfo]) -> Iterator[CheckResult]:
     if not topics:
-        yield Result(Status.BAD, "No topic matches --topic.", "Run: groupsource topics list.")
+        yield CheckResult(Status.BAD, "No topic matches --topic.", "Run: groupsource topics list.")
     for topic in topics:
         partitions = topic.partitions.values()
         headless = [p.partition for p in partitions if p.leader_id < 0]
         short = [p.partition for p in partitions if len(p.in_sync) < len(p.replicas)]
         if headless:
             text = f"{topic.name}: {len(headless)} of {len(partitions)} partitions have no leader: "
-            yield Result(Status.BAD, text + f"{bounded_names(headless)}.", "Start the brokers of their replicas.")
+            yield CheckResult(Status.BAD, text + f"{bounded_names(headless)}.", "Start the brokers of their replicas.")
         elif short:
             text = f"{topic.name}: {len(short)} of {len(partitions)} partitions are under-replicated: "
-            yield Result(Status.BAD, text + f"{bounded_names(short)}.", "Start the missing brokers.")
+            yield CheckResult(Status.BAD, text + f"{bounded_names(short)}.", "Start the missing brokers.")
         else:
-            yield Result(Status.GOOD, f"{topic.name}: {len(partitions)} partitions, all with leader and replicas.")
+            yield CheckResult(Status.GOOD, f"{topic.name}: {len(partitions)} partitions, all with leader and replicas.")
 
 
 def _read_group(target: Target, facts: Facts) -> GroupDescription:
     return describe_groups(target.cluster, [target.group or ""])[target.group or ""]
 
 
-def _evaluate_group(group: GroupDescription) -> Iterator[Result]:
+def _evaluate_group(group: GroupDescription) -> Iterator[CheckResult]:
     name = f"Group {group.group_id!r}"
     if group.state == "Dead":
         fix = "The first member creates it. Run: groupsource groups list."
-        yield Result(Status.UNKNOWN, f"{name} does not exist.", fix)
+        yield CheckResult(Status.UNKNOWN, f"{name} does not exist.", fix)
         return
     if group.protocol_type not in ("", "consumer"):
         text = f"{name} is a group of protocol type {group.protocol_type!r}, which consumers cannot join."
-        yield Result(Status.BAD, text, "Choose another kafka.group.id.")
+        yield CheckResult(Status.BAD, text, "Choose another kafka.group.id.")
         return
     text = f"{name} is {group.state}: {len(group.members)} members, coordinator {group.coordinator}"
     if group.state in _REBALANCING:
         fix = f"If it lasts, run: groupsource groups watch --group {group.group_id}."
-        yield Result(Status.UNKNOWN, f"{text}.", fix)
+        yield CheckResult(Status.UNKNOWN, f"{text}.", fix)
         return
     idle = [m.client_id for m in group.members if not m.assignment]
     without = f"; {len(idle)} without partitions: {bounded_names(idle)}" if idle else ""
-    yield Result(Status.GOOD, f"{text}, assignor {group.protocol or 'none'}{without}.")
+    yield CheckResult(Status.GOOD, f"{text}, assignor {group.protocol or 'none'}{without}.")
 
 
 class _Positions(NamedTuple):
@@ -307,10 +307,10 @@ def _read_offsets(target: Target, facts: Facts) -> _Positions:
     return _Positions(group, committed, log_start_offsets(target.cluster, committed), ends)
 
 
-def _evaluate_offsets(found: _Positions) -> Iterator[Result]:
+def _evaluate_offsets(found: _Positions) -> Iterator[CheckResult]:
     if not found.committed:
         fix = "A query without checkpoint starts at startingOffsets."
-        yield Result(Status.UNKNOWN, f"Group {found.group!r} has no committed offsets.", fix)
+        yield CheckResult(Status.UNKNOWN, f"Group {found.group!r} has no committed offsets.", fix)
         return
     known = [tp for tp in found.committed if tp in found.starts and tp in found.ends]
     expired = [f"{tp} at {found.committed[tp]}" for tp in known if found.committed[tp] < found.starts[tp]]
@@ -319,17 +319,17 @@ def _evaluate_offsets(found: _Positions) -> Iterator[Result]:
     reset = "Run: groupsource groups reset-offsets --group GROUP."
     if expired:
         text = f"{len(expired)} committed offsets are below the log start offset: {bounded_names(expired)}."
-        yield Result(Status.BAD, text, f"Records are lost: increase retention.ms of the topic. {reset}")
+        yield CheckResult(Status.BAD, text, f"Records are lost: increase retention.ms of the topic. {reset}")
     if beyond:
         text = f"{len(beyond)} committed offsets are above the log end offset: {bounded_names(beyond)}."
-        yield Result(Status.BAD, text, f"The topic was recreated or truncated. {reset}")
+        yield CheckResult(Status.BAD, text, f"The topic was recreated or truncated. {reset}")
     if missing:
         text = f"{len(missing)} partitions with committed offsets have no leader or do not exist: "
         fix = "Run: groupsource topics list, or groups delete-offsets if a topic was deleted."
-        yield Result(Status.UNKNOWN, text + f"{bounded_names(missing)}.", fix)
+        yield CheckResult(Status.UNKNOWN, text + f"{bounded_names(missing)}.", fix)
     if not expired and not beyond and known:
         lag = sum(found.ends[tp] - found.committed[tp] for tp in known)
-        yield Result(Status.GOOD, f"{len(known)} committed offsets are within the log: lag {lag:,}.")
+        yield CheckResult(Status.GOOD, f"{len(known)} committed offsets are within the log: lag {lag:,}.")
 
 
 class _Compared(NamedTuple):
@@ -345,13 +345,13 @@ def _read_checkpoint(target: Target, facts: Facts) -> _Compared:
     return _Compared(group, source.planned.group_id or None, rows)
 
 
-def _evaluate_checkpoint(found: _Compared) -> Iterator[Result]:
+def _evaluate_checkpoint(found: _Compared) -> Iterator[CheckResult]:
     if not found.group:
-        yield Result(Status.UNKNOWN, "The checkpoint does not name its group.", "Give --group.")
+        yield CheckResult(Status.UNKNOWN, "The checkpoint does not name its group.", "Give --group.")
         return
     if found.checkpoint_group not in (None, found.group):
         text = f"The checkpoint is that of group {found.checkpoint_group!r}, not of {found.group!r}."
-        yield Result(Status.BAD, text, "Use another checkpointLocation, or the group of the checkpoint.")
+        yield CheckResult(Status.BAD, text, "Use another checkpointLocation, or the group of the checkpoint.")
         return
     starts = {TopicPartition(r.topic, r.partition): r.restart.offset for r in found.rows if r.restart is not None}
     log = {TopicPartition(r.topic, r.partition): r for r in found.rows}
@@ -360,14 +360,14 @@ def _evaluate_checkpoint(found: _Compared) -> Iterator[Result]:
     beyond = [tp for tp, at in starts.items() if at is not None and at > (end if (end := ends[tp]) is not None else at)]
     if lost:
         text = f"A restart begins below the log start offset in {len(lost)} partitions: {bounded_names(lost)}."
-        yield Result(Status.BAD, text, "Records are lost: set failOnDataLoss to false, or use a new checkpoint.")
+        yield CheckResult(Status.BAD, text, "Records are lost: set failOnDataLoss to false, or use a new checkpoint.")
     if beyond:
         text = f"A restart begins above the log end offset in {len(beyond)} partitions: {bounded_names(beyond)}."
-        yield Result(Status.BAD, text, "The topic was recreated or truncated: use a new checkpoint.")
+        yield CheckResult(Status.BAD, text, "The topic was recreated or truncated: use a new checkpoint.")
     if not lost and not beyond:
         sources = bounded_names(dict.fromkeys(r.restart.source for r in found.rows if r.restart), 2)
         text = f"A restart continues in {len(found.rows)} partitions"
-        yield Result(Status.GOOD, f"{text} ({sources or 'no offsets yet'}).")
+        yield CheckResult(Status.GOOD, f"{text} ({sources or 'no offsets yet'}).")
 
 
 # -- __consumer_offsets ----------------------------------------------------------------------------------------------
@@ -390,15 +390,15 @@ def _read_log(target: Target, facts: Facts) -> _Log:
     return _Log(len(partitions), len(ranges), bool(positions) and bool(first_batches(target.cluster, positions)))
 
 
-def _evaluate_log(found: _Log) -> Iterator[Result]:
+def _evaluate_log(found: _Log) -> Iterator[CheckResult]:
     text = f"{OFFSETS_TOPIC} has {found.partitions} partitions, {found.with_records} with records"
     if not found.with_records:
-        yield Result(Status.UNKNOWN, f"{text}.", "No group has committed an offset yet.")
+        yield CheckResult(Status.UNKNOWN, f"{text}.", "No group has committed an offset yet.")
     elif not found.is_readable:
         fix = f"groups why and history need READ on it (kafka-acls --add --operation READ --topic {OFFSETS_TOPIC})."
-        yield Result(Status.UNKNOWN, f"{text}, which cannot be read.", fix)
+        yield CheckResult(Status.UNKNOWN, f"{text}, which cannot be read.", fix)
     else:
-        yield Result(Status.GOOD, f"{text}, which can be read.")
+        yield CheckResult(Status.GOOD, f"{text}, which can be read.")
 
 
 class _Clocks(NamedTuple):
@@ -414,16 +414,16 @@ def _read_clock(target: Target, facts: Facts) -> _Clocks:
     return _Clocks(max(times, default=None), SystemClock().timestamp_ms())
 
 
-def _evaluate_clock(found: _Clocks) -> Iterator[Result]:
+def _evaluate_clock(found: _Clocks) -> Iterator[CheckResult]:
     age_ms = None if found.latest_ms is None else found.now_ms - found.latest_ms
     if age_ms is not None and age_ms < -_SKEW_MS:
         text = f"The clock of a broker is at least {-age_ms:,} ms ahead of this machine."
-        yield Result(Status.BAD, text, "Synchronize the clocks (NTP): lag in time and retention depend on them.")
+        yield CheckResult(Status.BAD, text, "Synchronize the clocks (NTP): lag in time and retention depend on them.")
     elif age_ms is not None and age_ms <= _SKEW_MS:
-        yield Result(Status.GOOD, f"The last record that a coordinator wrote is {age_ms:,} ms old by this clock.")
+        yield CheckResult(Status.GOOD, f"The last record that a coordinator wrote is {age_ms:,} ms old by this clock.")
     else:
         text = f"No record of the last {_SKEW_MS:,} ms in {OFFSETS_TOPIC} shows the clock of a broker."
-        yield Result(Status.UNKNOWN, text, "Run it again while a group commits.")
+        yield CheckResult(Status.UNKNOWN, text, "Run it again while a group commits.")
 
 
 def _has_group(target: Target) -> bool:

@@ -22,7 +22,7 @@ class Status(str, Enum):
     UNKNOWN = "unknown"
 
 
-class Finding(NamedTuple):
+class CheckLine(NamedTuple):
     """One line: the observed fact, and what to do unless it is good."""
 
     check: str
@@ -31,8 +31,8 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-class Result(NamedTuple):
-    """What an evaluation returns: a finding without the name of its check."""
+class CheckResult(NamedTuple):
+    """What an evaluation returns: a line without the name of its check."""
 
     status: Status
     text: str
@@ -51,41 +51,41 @@ class Check(Generic[T]):
         read: reads the facts from the target, given those of earlier checks; a `GroupSourceError` is one result.
         evaluate: pure; returns one result or more.
         needs: an earlier check that must have a good result; empty for none.
-        applies: whether the user asked for the check.
+        applies: whether the user requests the check.
         on_error: status if `read` raises.
         fix: what to do if `read` raises an error that does not say it.
     """
 
     name: str
     read: Callable[[T, Facts], Any]
-    evaluate: Callable[[Any], Iterable[Result]]
+    evaluate: Callable[[Any], Iterable[CheckResult]]
     needs: str = ""
     applies: Callable[[T], bool] = _always
     on_error: Status = Status.BAD
     fix: str = ""
 
 
-def run_checks(checks: Sequence[Check[T]], target: T) -> list[Finding]:
+def run_checks(checks: Sequence[Check[T]], target: T) -> list[CheckLine]:
     """Runs the checks in order."""
-    findings: list[Finding] = []
+    lines: list[CheckLine] = []
     facts: dict[str, Any] = {}
     for check in (check for check in checks if check.applies(target)):
-        if check.needs and not any(f.check == check.needs and f.status is Status.GOOD for f in findings):
-            findings.append(Finding(check.name, Status.UNKNOWN, f"Not checked: {check.needs} is not good."))
+        if check.needs and not any(line.check == check.needs and line.status is Status.GOOD for line in lines):
+            lines.append(CheckLine(check.name, Status.UNKNOWN, f"Not checked: {check.needs} is not good."))
             continue
         try:
             facts[check.name] = check.read(target, facts)
         except GroupSourceError as error:
-            findings.append(failed(check.name, error, check.on_error, check.fix))
+            lines.append(failed(check.name, error, check.on_error, check.fix))
         else:
-            findings += [Finding(check.name, *result) for result in check.evaluate(facts[check.name])]
-    return findings
+            lines += [CheckLine(check.name, *result) for result in check.evaluate(facts[check.name])]
+    return lines
 
 
-def failed(check: str, error: GroupSourceError, status: Status = Status.BAD, fix: str = "") -> Finding:
-    """Returns the finding of an error, whose message is one sentence with the fact and others with what to do."""
+def failed(check: str, error: GroupSourceError, status: Status = Status.BAD, fix: str = "") -> CheckLine:
+    """Returns the line of an error, whose message is one sentence with the fact and others with what to do."""
     fact, _, remedy = " ".join(str(error).split()).partition(". ")
-    return Finding(check, status, fact.removesuffix(".") + ".", remedy or fix)
+    return CheckLine(check, status, fact.removesuffix(".") + ".", remedy or fix)
 
 
 def outcome(call: Callable[[], Any]) -> Any:
@@ -96,11 +96,11 @@ def outcome(call: Callable[[], Any]) -> Any:
         return error
 
 
-def each(outcomes: Mapping[Any, Any], good: Callable[[Any, Any], str], fix: str) -> list[Result]:
+def each(outcomes: Mapping[Any, Any], good: Callable[[Any, Any], str], fix: str) -> list[CheckResult]:
     """Returns one result for each entry of several outcomes: bad for an error."""
     return [
-        Result(*failed("", found, fix=fix)[1:])
+        CheckResult(*failed("", found, fix=fix)[1:])
         if isinstance(found, GroupSourceError)
-        else Result(Status.GOOD, good(key, found))
+        else CheckResult(Status.GOOD, good(key, found))
         for key, found in outcomes.items()
     ]

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from spark_groupsource.cli.doctor_findings import Check, Facts, Result, Status
+from spark_groupsource.cli.doctor_findings import Check, CheckResult, Facts, Status
 from spark_groupsource.errors import GroupSourceError
 
 _TIMEOUT_S = 30
@@ -49,37 +49,37 @@ def _read_worker(_: None, facts: Facts) -> dict[str, Any]:
     return {**found, "path": python, "own": list(sys.version_info[:2])}
 
 
-def evaluate_python(facts: dict[str, Any]) -> Iterable[Result]:
+def evaluate_python(facts: dict[str, Any]) -> Iterable[CheckResult]:
     """Spark requires the same minor version in driver and workers."""
     path = facts["path"]
     version, own = (".".join(map(str, facts[name])) for name in ("python", "own"))
     if version != own:
         fix = "Set PYSPARK_PYTHON to an interpreter of the same minor version."
-        yield Result(Status.BAD, f"Workers run {path} with Python {version}, this process has {own}.", fix)
+        yield CheckResult(Status.BAD, f"Workers run {path} with Python {version}, this process has {own}.", fix)
     else:
-        yield Result(Status.GOOD, f"Workers run {path}, Python {version}.")
+        yield CheckResult(Status.GOOD, f"Workers run {path}, Python {version}.")
 
 
-def evaluate_spark(facts: dict[str, Any]) -> Iterable[Result]:
+def evaluate_spark(facts: dict[str, Any]) -> Iterable[CheckResult]:
     """PySpark in the interpreter of the workers."""
     version = facts["spark"]
     oldest = ".".join(map(str, _OLDEST_SPARK))
     if version is None:
         fix = "On a machine that runs Spark, run: pip install 'spark-groupsource[spark]'."
-        yield Result(Status.UNKNOWN, f"PySpark is not installed for {facts['path']}.", fix)
+        yield CheckResult(Status.UNKNOWN, f"PySpark is not installed for {facts['path']}.", fix)
     elif tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST_SPARK:
-        yield Result(Status.BAD, f"PySpark {version} is too old.", f"Use PySpark {oldest} or later.")
+        yield CheckResult(Status.BAD, f"PySpark {version} is too old.", f"Use PySpark {oldest} or later.")
     else:
-        yield Result(Status.GOOD, f"PySpark {version}.")
+        yield CheckResult(Status.GOOD, f"PySpark {version}.")
 
 
-def evaluate_source(facts: dict[str, Any]) -> Iterable[Result]:
+def evaluate_source(facts: dict[str, Any]) -> Iterable[CheckResult]:
     """Spark finds data sources in modules named ``pyspark_*`` of the workers' interpreter."""
     if facts["source"] is None:
         fix = f"Install spark-groupsource for {facts['path']}, or set PYSPARK_PYTHON."
-        yield Result(Status.BAD, f"Spark does not find the data source groupsource: {facts['error']}.", fix)
+        yield CheckResult(Status.BAD, f"Spark does not find the data source groupsource: {facts['error']}.", fix)
     else:
-        yield Result(Status.GOOD, f"Spark finds the data source {facts['source']}.")
+        yield CheckResult(Status.GOOD, f"Spark finds the data source {facts['source']}.")
 
 
 def _read_java(_: None, facts: Facts) -> str:
@@ -94,16 +94,16 @@ def _read_java(_: None, facts: Facts) -> str:
     return run.stderr
 
 
-def evaluate_java(output: str) -> Iterable[Result]:
+def evaluate_java(output: str) -> Iterable[CheckResult]:
     """Evaluates the output of ``java -version``."""
     found = re.search(r'version "(?:1\.)?(\d+)[^"]*"', output)
     if found is None:
-        yield Result(Status.UNKNOWN, "The version of Java is not known.", "Run: java -version.")
+        yield CheckResult(Status.UNKNOWN, "The version of Java is not known.", "Run: java -version.")
     elif int(found[1]) < _OLDEST_JAVA:
         fix = f"Set JAVA_HOME to Java {_OLDEST_JAVA} or later."
-        yield Result(Status.BAD, f"Java {found[1]} is too old for Spark.", fix)
+        yield CheckResult(Status.BAD, f"Java {found[1]} is too old for Spark.", fix)
     else:
-        yield Result(Status.GOOD, f"Java {found[1]}.")
+        yield CheckResult(Status.GOOD, f"Java {found[1]}.")
 
 
 def _read_defaults(_: None, facts: Facts) -> str:
@@ -118,14 +118,14 @@ def _read_defaults(_: None, facts: Facts) -> str:
     return "\n".join(texts)
 
 
-def evaluate_sockets(defaults: str) -> Iterable[Result]:
+def evaluate_sockets(defaults: str) -> Iterable[CheckResult]:
     """Evaluates ``spark-defaults.conf`` and the arguments of spark-submit; a session may set it too."""
     values = re.findall(rf"^(?!\s*#).*{re.escape(_UNIX_SOCKETS)}[\s=]+(\w+)", defaults, re.MULTILINE)
     if values and values[-1].lower() == "true":
-        yield Result(Status.GOOD, f"{_UNIX_SOCKETS} is true.")
+        yield CheckResult(Status.GOOD, f"{_UNIX_SOCKETS} is true.")
     else:
         fix = "Set it to true when the session is created: it saves about 40 ms per micro-batch."
-        yield Result(Status.UNKNOWN, f"{_UNIX_SOCKETS} is not true in spark-defaults.conf.", fix)
+        yield CheckResult(Status.UNKNOWN, f"{_UNIX_SOCKETS} is not true in spark-defaults.conf.", fix)
 
 
 def _worker(_: None, facts: Facts) -> Any:

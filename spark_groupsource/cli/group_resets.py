@@ -111,7 +111,7 @@ def reset_offsets(bootstrap: str, command_config: Path | None, timeout_ms: int, 
     file is the scope, too.
     """
     targets = {name: given.pop(name.replace("-", "_")) for name in _TARGETS}
-    options = _Options(targets=targets, **given)
+    options = _ResetOptions(targets=targets, **given)
     options.check()
     planned: _Plans = {}
     plans: list[ResetPlan] = []
@@ -131,7 +131,7 @@ def reset_offsets(bootstrap: str, command_config: Path | None, timeout_ms: int, 
 
 
 @dataclass(frozen=True)
-class _Options:
+class _ResetOptions:
     """The options of the command; `targets` are the values by name, as in `_TARGETS`."""
 
     names: tuple[str, ...]
@@ -179,7 +179,7 @@ class _Options:
         return given[0]
 
 
-def _plan(cluster: Cluster, group_id: str, options: _Options, rule_of: _RuleOf, as_json: bool) -> ResetPlan | None:
+def _plan(cluster: Cluster, group_id: str, options: _ResetOptions, rule_of: _RuleOf, as_json: bool) -> ResetPlan | None:
     """Plans the reset of one group and executes it with --execute; None, with an error, where it is not possible."""
     try:
         (group,) = describe_groups(cluster, [group_id]).values()

@@ -143,7 +143,7 @@ def reset_csv(offsets: Mapping[str, Mapping[TopicPartition, int]], with_group: b
 
 
 def deletions_table(statuses: Mapping[TopicPartition, str]) -> str:
-    """The table of ``--delete-offsets``; the partition -1 stands for a topic that cannot be described."""
+    """The table of ``--delete-offsets``; the partition is -1 for a topic that cannot be described."""
     rows = sorted(statuses.items(), key=lambda item: f"{item[0].topic}{item[0].partition}")
     body = _escaped([tp.topic, str(tp.partition) if tp.partition >= 0 else MISSING, text] for tp, text in rows)
     widths = [_width(body, 0), 10, 15]

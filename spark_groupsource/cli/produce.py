@@ -64,7 +64,7 @@ class _Lines(NamedTuple):
     "--delimiter", default=r"\n", show_default=True, metavar="TEXT", help=r"End of a record, with escapes such as \0."
 )
 @click.option("--header", "headers", multiple=True, metavar="NAME=TEXT", help="Header of each record; may be repeated.")
-@click.option("--null-marker", metavar="TEXT", help="Text that stands for null; a null value is a tombstone.")
+@click.option("--null-marker", metavar="TEXT", help="Text that means null; a null value is a tombstone.")
 @click.option(
     "--json",
     "as_json",
@@ -87,7 +87,7 @@ def produce(bootstrap: str, command_config: Path | None, **given: Any) -> None:
 
     Lines are written as they arrive. An invalid line ends the command: the lines before it are written.
     """
-    options = _Options(**given)
+    options = _ProduceOptions(**given)
     topic, lines, codec = options.topic, _lines_of(options), codec_number(options.compression)
     with open_cluster(bootstrap, command_config) as cluster:
         try:
@@ -98,7 +98,7 @@ def produce(bootstrap: str, command_config: Path | None, **given: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Options:
+class _ProduceOptions:
     """The options of the command."""
 
     topic: str
@@ -117,7 +117,7 @@ class _Options:
     compression: str
 
 
-def _lines_of(options: _Options) -> _Lines:
+def _lines_of(options: _ProduceOptions) -> _Lines:
     """Returns how the options divide and convert the input. Raises: click.UsageError, ConfigurationError."""
     separator, fixed_key = options.key_separator, options.fixed_key
     value_format = options.value_format or ("avro" if options.schema else "text")

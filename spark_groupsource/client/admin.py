@@ -65,7 +65,7 @@ class MemberDescription(NamedTuple):
     """One member; `subscription` is None and `assignment` empty if they are not of the consumer protocol.
 
     Of a group of type ``consumer`` (KIP-848), also the member's epoch, the assignment it is to reach, and whether it
-    speaks the new protocol, as far as the broker knows; None for other groups.
+    uses the new protocol, as far as the broker knows; None for other groups.
     """
 
     member_id: str

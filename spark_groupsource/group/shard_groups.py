@@ -70,6 +70,6 @@ class ShardGroups:
         return group_admin.list_groups(groups, request.states_filter, request.types_filter)
 
     def clear(self) -> None:
-        """Forgets every group, when the shard is unloaded."""
+        """Removes every group from memory, when the shard is unloaded."""
         self.groups.clear()
         self.store = GroupStore()

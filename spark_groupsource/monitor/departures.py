@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from spark_groupsource.monitor.group_steps import CommitTimes, Generation, Step, identity
+from spark_groupsource.monitor.group_steps import CommitTimes, GroupGeneration, Step, identity
 from spark_groupsource.monitor.rebalance import Cause
 from spark_groupsource.wire.group_records import MemberValue
 
 # a heartbeat interval of Kafka's default, after which the other members have noticed a rebalance, and its handling
 NOTICE_MS = 3_500
-# a client that is removed learns it from its next heartbeat and joins a group, which may wait for its initial members
+# a client that is removed is notified at its next heartbeat and joins a group, which may wait for its initial members
 _RETURN_MS = 8_000
 _SLACK = 1.15
 # the default of auto.commit.interval.ms, and a margin
@@ -50,7 +50,7 @@ def departure(step: Step, member: MemberValue) -> Departure:
     return Departure(Cause.LEFT, has_returned)
 
 
-def last_alive_ms(generation: Generation, commits: CommitTimes | None) -> int:
+def last_alive_ms(generation: GroupGeneration, commits: CommitTimes | None) -> int:
     """Returns the last time at which the history shows that a member of a generation was alive."""
     return generation.completed_ms if commits is None else max(generation.completed_ms, commits.last_ms)
 

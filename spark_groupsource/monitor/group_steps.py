@@ -56,7 +56,7 @@ class GroupRecord(NamedTuple):
     commits: Mapping[str, CommitTimes] = {}
 
 
-class Generation(NamedTuple):
+class GroupGeneration(NamedTuple):
     """One group record, decoded; members by identity: the group instance id of a static member, else the member id."""
 
     record: GroupRecord
@@ -85,7 +85,7 @@ class Generation(NamedTuple):
         return {tp for tp, owner in self.owners.items() if owner == name}
 
 
-NO_GENERATION = Generation(GroupRecord(0, None), GroupValue("", 0, None, None), {}, {}, {})
+NO_GENERATION = GroupGeneration(GroupRecord(0, None), GroupValue("", 0, None, None), {}, {}, {})
 
 
 class Step(NamedTuple):
@@ -98,9 +98,9 @@ class Step(NamedTuple):
         later: the next `LATER_STEPS` steps.
     """
 
-    current: Generation
-    previous: Generation
-    before: Generation
+    current: GroupGeneration
+    previous: GroupGeneration
+    before: GroupGeneration
     created_ms: int | None
     is_complete: bool
     later: Sequence[Step] = ()
@@ -171,10 +171,10 @@ def steps(records: Iterable[GroupRecord]) -> list[Step]:
     return [step._replace(later=found[at + 1 : at + 1 + LATER_STEPS]) for at, step in enumerate(found)]
 
 
-def decode_generation(record: GroupRecord, value: GroupValue) -> Generation:
+def decode_generation(record: GroupRecord, value: GroupValue) -> GroupGeneration:
     """Decodes subscriptions and assignments; those of other protocol types have no partitions."""
     members = {identity(m): m for m in value.members}
-    return Generation(
+    return GroupGeneration(
         record,
         value,
         members,
@@ -204,7 +204,7 @@ def _topics(subscription: bytes) -> frozenset[str] | bytes:
         return subscription
 
 
-def _is_repeated(previous: Generation, current: Generation) -> bool:
+def _is_repeated(previous: GroupGeneration, current: GroupGeneration) -> bool:
     """True for a record that only repeats the generation."""
     return previous.value.generation_id == current.value.generation_id and [
         m.member_id for m in previous.value.members

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Iterable, Iterator, Mapping
 
-from spark_groupsource.monitor.group_steps import Generation, GroupRecord, Step, identity, steps
+from spark_groupsource.monitor.group_steps import GroupGeneration, GroupRecord, Step, identity, steps
 from spark_groupsource.monitor.rebalance import Rebalance
 from spark_groupsource.monitor.rebalances import COOPERATIVE_STICKY
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
@@ -65,7 +65,7 @@ def _member(
     )
 
 
-def _assignment(generation: Generation) -> dict[str, dict[str, list[int]]]:
+def _assignment(generation: GroupGeneration) -> dict[str, dict[str, list[int]]]:
     ids = {identity(member): member.member_id for member in generation.value.members}
     found: dict[str, dict[str, list[int]]] = {member_id: {} for member_id in ids.values()}
     for partition, name in generation.owners.items():

@@ -6,7 +6,7 @@ from typing import Any, Iterable, Sequence
 
 from spark_groupsource.monitor.rebalance import Actor, Cause, Origin, Phases, Rebalance
 
-# causes that the history tells apart no better than a member that took part
+# causes that the history distinguishes no better than a member that took part
 _KINDS = (
     frozenset({Cause.LEFT, Cause.SESSION_EXPIRED, Cause.POLL_EXCEEDED, Cause.REMOVED_BY_OPERATOR}),
     frozenset({Cause.PARTITIONS_CHANGED, Cause.LEADER_REJOINED, Cause.COORDINATOR_MOVED}),

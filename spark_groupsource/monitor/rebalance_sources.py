@@ -12,7 +12,13 @@ from spark_groupsource.monitor.event_sources import group_events
 from spark_groupsource.monitor.explanation import Explanation
 from spark_groupsource.monitor.findings import GroupFacts, MemberFacts, findings
 from spark_groupsource.monitor.group_history import GroupLog, read_groups
-from spark_groupsource.monitor.group_steps import NO_GENERATION, Generation, GroupRecord, decode_generation, identity
+from spark_groupsource.monitor.group_steps import (
+    NO_GENERATION,
+    GroupGeneration,
+    GroupRecord,
+    decode_generation,
+    identity,
+)
 from spark_groupsource.monitor.rebalance import Rebalance
 from spark_groupsource.monitor.rebalance_merge import merge_rebalances
 from spark_groupsource.monitor.rebalances import rebalances
@@ -79,7 +85,7 @@ def group_facts(group: str, records: Sequence[GroupRecord]) -> GroupFacts:
     return GroupFacts(group, last.value.protocol_name, members, known)
 
 
-def _member_facts(member: MemberValue, generation: Generation) -> MemberFacts:
+def _member_facts(member: MemberValue, generation: GroupGeneration) -> MemberFacts:
     return MemberFacts(
         member.member_id,
         member.client_id,

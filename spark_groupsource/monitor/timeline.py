@@ -11,7 +11,7 @@ from spark_groupsource.monitor.rebalance import Actor, Cause, Rebalance
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
 
-class MemberState(str, Enum):
+class MemberActivity(str, Enum):
     """What a member does."""
 
     READING = "reading"
@@ -31,8 +31,8 @@ class Phase(str, Enum):
     FIRST_RECORD = "first record"
 
 
-class Ownership(NamedTuple):
-    """Owner of a partition, None for nobody, from `start_ms` to `end_ms`."""
+class OwnerPeriod(NamedTuple):
+    """Owner of a partition, None if it has none, from `start_ms` to `end_ms`."""
 
     start_ms: int
     end_ms: int
@@ -44,7 +44,7 @@ class MemberPeriod(NamedTuple):
 
     start_ms: int
     end_ms: int
-    state: MemberState
+    state: MemberActivity
 
 
 class PhaseBand(NamedTuple):
@@ -89,7 +89,7 @@ class Timeline(NamedTuple):
     group: str
     start_ms: int
     end_ms: int
-    partitions: Mapping[TopicPartition, Sequence[Ownership]]
+    partitions: Mapping[TopicPartition, Sequence[OwnerPeriod]]
     members: Mapping[str, Sequence[MemberPeriod]]
     names: Mapping[str, str]
     bands: Sequence[PhaseBand]
@@ -154,11 +154,11 @@ class _Builder:
         self._client_ids: dict[str, str] = {}
         self._owned: dict[str, set[TopicPartition]] = {}
         # partition -> its closed periods, and owner and start of the open one
-        self._closed: dict[TopicPartition, list[Ownership]] = {}
+        self._closed: dict[TopicPartition, list[OwnerPeriod]] = {}
         self._open: dict[TopicPartition, tuple[int, str | None]] = {}
         self._last_owner: dict[TopicPartition, str] = {}
         self._periods: dict[str, list[MemberPeriod]] = {}
-        self._states: dict[str, tuple[int, MemberState]] = {}
+        self._states: dict[str, tuple[int, MemberActivity]] = {}
         self._bands: list[PhaseBand] = []
         self._unnumbered: list[int] = []
         self._markers: list[RebalanceMarker] = []
@@ -196,7 +196,7 @@ class _Builder:
     def member_joining(self, event: GroupEvent) -> None:
         name = self._name(event)
         self._apply_pending()
-        self._set_state(name, event.at_ms, MemberState.JOINING)
+        self._set_state(name, event.at_ms, MemberActivity.JOINING)
         if self._markers and self._markers[-1].completed_ms is None and self._joined_ms is None:
             self._markers[-1] = self._markers[-1]._replace(slowest_member=name)
         if self._is_authority(event):
@@ -209,7 +209,7 @@ class _Builder:
         for member_id, (client_id, _, instance_id) in event.detail.get("members", {}).items():
             name = self._identities[member_id] = instance_id or member_id
             self._client_ids[name] = instance_id or client_id or member_id
-            self._set_state(name, event.at_ms, MemberState.SYNCING)
+            self._set_state(name, event.at_ms, MemberActivity.SYNCING)
         self._complete_join(event.at_ms, event.generation)
 
     def member_syncing(self, event: GroupEvent) -> None:
@@ -220,7 +220,7 @@ class _Builder:
         self._synced.add(name)
         is_assigned = bool(self._markers) and self._markers[-1].completed_ms is not None
         if not is_assigned or event.generation != self._markers[-1].generation:
-            self._set_state(name, event.at_ms, MemberState.SYNCING)
+            self._set_state(name, event.at_ms, MemberActivity.SYNCING)
         if not self._has_coordinator:
             self._complete_join(event.at_ms, event.generation)
 
@@ -249,7 +249,7 @@ class _Builder:
         for partition in owned:
             self._set_owner(partition, name, at_ms)
         self._owned[name] = owned
-        self._set_state(name, at_ms, MemberState.READING if owned else MemberState.IDLE)
+        self._set_state(name, at_ms, MemberActivity.READING if owned else MemberActivity.IDLE)
 
     def _apply_pending(self) -> None:
         """Applies the assignments of members whose SyncGroup is not reported."""
@@ -263,20 +263,20 @@ class _Builder:
         ended_ms = event.at_ms
         if event.detail.get("is_expired"):
             ended_ms = min(ended_ms, int(event.detail.get("last_heartbeat_ms", ended_ms)))
-            self._set_state(name, ended_ms, MemberState.EXPIRED)
+            self._set_state(name, ended_ms, MemberActivity.EXPIRED)
         self._set_state(name, event.at_ms, None)
         self._release(self._owned.pop(name, set()), name, ended_ms)
         self._lags.pop(name, None)
 
     def batch_wait_started(self, event: GroupEvent) -> None:
-        self._set_state(self._name(event), event.at_ms, MemberState.WAITING)
+        self._set_state(self._name(event), event.at_ms, MemberActivity.WAITING)
         if self._batch_started_ms is None:
             self._batch_started_ms = event.at_ms
 
     def batch_wait_ended(self, event: GroupEvent) -> None:
         name = self._name(event)
-        if self._states.get(name, (0, None))[1] is MemberState.WAITING:
-            self._set_state(name, event.at_ms, MemberState.READING if self._owned.get(name) else MemberState.IDLE)
+        if self._states.get(name, (0, None))[1] is MemberActivity.WAITING:
+            self._set_state(name, event.at_ms, MemberActivity.READING if self._owned.get(name) else MemberActivity.IDLE)
         if self._batch_started_ms is not None:
             # the member does not know the generation that the rebalance will produce
             self._unnumbered.append(len(self._bands))
@@ -320,7 +320,7 @@ class _Builder:
         self._client_ids.setdefault(name, event.group_instance_id or event.client_id or name)
         return name
 
-    def _set_state(self, name: str, at_ms: int, state: MemberState | None) -> None:
+    def _set_state(self, name: str, at_ms: int, state: MemberActivity | None) -> None:
         """Closes the period of a member and starts the next one; None: it is no longer a member."""
         before = self._states.pop(name, None)
         if before is not None and before[1] is state:
@@ -354,7 +354,7 @@ class _Builder:
         if before is not None:
             start_ms = max(at_ms, before[0])
             if before[0] < start_ms:
-                closed.append(Ownership(before[0], start_ms, before[1]))
+                closed.append(OwnerPeriod(before[0], start_ms, before[1]))
             at_ms = start_ms
             if closed and closed[-1].owner == owner and closed[-1].end_ms == at_ms:
                 at_ms = closed.pop().start_ms
@@ -400,7 +400,7 @@ class _Builder:
             if since_ms < end_ms:
                 self._periods[name].append(MemberPeriod(since_ms, end_ms, state))
         for partition, (since_ms, owner) in self._open.items():
-            self._closed[partition].append(Ownership(since_ms, max(since_ms, end_ms), owner))
+            self._closed[partition].append(OwnerPeriod(since_ms, max(since_ms, end_ms), owner))
         return Timeline(
             group,
             start_ms,

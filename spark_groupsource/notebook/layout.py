@@ -8,9 +8,9 @@ from typing import Iterable, Mapping, NamedTuple, Sequence
 from spark_groupsource.log_text import escaped, shortened
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor.timeline import (
+    MemberActivity,
     MemberPeriod,
-    MemberState,
-    Ownership,
+    OwnerPeriod,
     Phase,
     PhaseBand,
     RebalanceMarker,
@@ -35,10 +35,10 @@ PHASE_COLORS: Mapping[Phase, str] = {
     Phase.FIRST_RECORD: "#5e3c99",
 }
 # states without a color have that of the member
-_STATE_COLORS: Mapping[MemberState, str] = {
-    MemberState.IDLE: "#d0d0d0",
-    MemberState.JOINING: "#a0a0a0",
-    MemberState.SYNCING: "#707070",
+_STATE_COLORS: Mapping[MemberActivity, str] = {
+    MemberActivity.IDLE: "#d0d0d0",
+    MemberActivity.JOINING: "#a0a0a0",
+    MemberActivity.SYNCING: "#707070",
 }
 
 
@@ -184,14 +184,14 @@ def _within(periods: Iterable[MemberPeriod], start_ms: int, end_ms: int) -> list
 
 def _folded(
     timeline: Timeline, start_ms: int, end_ms: int
-) -> tuple[list[tuple[str, Sequence[Ownership]]], str]:
+) -> tuple[list[tuple[str, Sequence[OwnerPeriod]]], str]:
     """Returns the rows with their periods, and a note about the partitions that have no row of their own."""
-    shown: Mapping[TopicPartition, Sequence[Ownership]] = timeline.partitions
+    shown: Mapping[TopicPartition, Sequence[OwnerPeriod]] = timeline.partitions
     if (start_ms, end_ms) != (timeline.start_ms, timeline.end_ms):
         shown = {partition: _clipped(periods, start_ms, end_ms) for partition, periods in shown.items()}
     if len(shown) <= MAX_ROWS:
         return [(_label(str(partition)), periods) for partition, periods in shown.items()], ""
-    same: dict[tuple[Ownership, ...], list[TopicPartition]] = {}
+    same: dict[tuple[OwnerPeriod, ...], list[TopicPartition]] = {}
     for partition, periods in shown.items():
         same.setdefault(tuple(periods), []).append(partition)
     by_moves = sorted(same.items(), key=lambda each: -_moves(each[0]))
@@ -204,15 +204,15 @@ def _folded(
     return rows, f"{count:,}{left} partitions {what}, {len(shown):,} in all"
 
 
-def _clipped(periods: Sequence[Ownership], start_ms: int, end_ms: int) -> list[Ownership]:
+def _clipped(periods: Sequence[OwnerPeriod], start_ms: int, end_ms: int) -> list[OwnerPeriod]:
     return [
-        Ownership(max(p.start_ms, start_ms), min(p.end_ms, end_ms), p.owner)
+        OwnerPeriod(max(p.start_ms, start_ms), min(p.end_ms, end_ms), p.owner)
         for p in periods
         if p.start_ms < end_ms and p.end_ms > start_ms
     ]
 
 
-def _moves(periods: Sequence[Ownership]) -> int:
+def _moves(periods: Sequence[OwnerPeriod]) -> int:
     owners = [period.owner for period in periods if period.owner is not None]
     return sum(before != after for before, after in zip(owners, owners[1:]))
 
@@ -222,19 +222,19 @@ def _group_label(partitions: Sequence[TopicPartition]) -> str:
     return first if len(partitions) == 1 else f"{first} +{len(partitions) - 1:,}"
 
 
-def _owner_segment(label: str, period: Ownership, timeline: Timeline, colors: Mapping[str, str]) -> Segment:
+def _owner_segment(label: str, period: OwnerPeriod, timeline: Timeline, colors: Mapping[str, str]) -> Segment:
     start_ms, end_ms, owner = period
     times = f"{duration_text(end_ms - start_ms)}, {clock_text(start_ms)} to {clock_text(end_ms)}"
     if owner is None:
-        return Segment(start_ms, end_ms, UNOWNED_COLOR, "hatch", f"{label}: nobody reads for {times}")
+        return Segment(start_ms, end_ms, UNOWNED_COLOR, "hatch", f"{label}: no owner for {times}")
     name = _label(timeline.names.get(owner, owner), 60)
     return Segment(start_ms, end_ms, colors.get(owner, "#808080"), "solid", f"{label}: {name} for {times}")
 
 
 def _state_segment(name: str, period: MemberPeriod, timeline: Timeline, colors: Mapping[str, str]) -> Segment:
     start_ms, end_ms, state = period
-    style = "light" if state is MemberState.WAITING else "hatch" if state is MemberState.EXPIRED else "solid"
-    color = UNOWNED_COLOR if state is MemberState.EXPIRED else _STATE_COLORS.get(state, colors.get(name, "#808080"))
+    style = "light" if state is MemberActivity.WAITING else "hatch" if state is MemberActivity.EXPIRED else "solid"
+    color = UNOWNED_COLOR if state is MemberActivity.EXPIRED else _STATE_COLORS.get(state, colors.get(name, "#808080"))
     times = f"{duration_text(end_ms - start_ms)}, {clock_text(start_ms)} to {clock_text(end_ms)}"
     text = f"{_label(timeline.names.get(name, name), 60)}: {state.value} for {times}"
     return Segment(start_ms, end_ms, color, style, text)
@@ -268,11 +268,11 @@ def _legend(timeline: Timeline, colors: Mapping[str, str], has_rows: bool) -> li
     if len(names) > _LEGEND_OWNERS:
         legend.append((f"and {len(names) - _LEGEND_OWNERS:,} more members", "#808080", "solid"))
     states = {period.state for periods in timeline.members.values() for period in periods}
-    hatched = ["nobody reads"] * has_rows + [MemberState.EXPIRED.value] * (MemberState.EXPIRED in states)
+    hatched = ["no owner"] * has_rows + [MemberActivity.EXPIRED.value] * (MemberActivity.EXPIRED in states)
     if hatched:
         legend.append((", ".join(hatched), UNOWNED_COLOR, "hatch"))
-    if MemberState.WAITING in states:
-        legend.append((MemberState.WAITING.value, colors[names[0]], "light"))
+    if MemberActivity.WAITING in states:
+        legend.append((MemberActivity.WAITING.value, colors[names[0]], "light"))
     legend += [(state.value, color, "solid") for state, color in _STATE_COLORS.items() if state in states]
     phases = {band.phase for band in timeline.bands}
     return legend + [(f"phase: {phase.value}", PHASE_COLORS[phase], "solid") for phase in Phase if phase in phases]

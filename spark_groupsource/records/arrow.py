@@ -154,7 +154,7 @@ _NextParser = Callable[[], RecordParser]
 """Returns the parser for the next group."""
 
 
-class _Group(NamedTuple):
+class _RecordGroup(NamedTuple):
     """Records to decode together: those of whole Kafka batches, or a slice of one.
 
     Attributes:
@@ -183,10 +183,10 @@ class _Group(NamedTuple):
             return self.parser.parse_batches(self.payload, self.starts, self.ends, self.counts)
         return self.parser.parse_all(self.payload, int(self.counts.sum()))
 
-    def single(self, index: int) -> _Group:
+    def single(self, index: int) -> _RecordGroup:
         """Returns the group of one of the headers."""
         payload, count = self.payload[self.starts[index] : self.ends[index]], self.counts[index : index + 1]
-        return _Group([self.headers[index]], payload, count, _ints([0]), _ints([payload.size]), self.parser)
+        return _RecordGroup([self.headers[index]], payload, count, _ints([0]), _ints([payload.size]), self.parser)
 
 
 def _select(
@@ -232,7 +232,7 @@ def _select(
 
 def _groups(
     view: memoryview, headers: list[BatchHeader], layout: Layout, max_record_bytes: int, parser: _NextParser
-) -> Iterator[_Group]:
+) -> Iterator[_RecordGroup]:
     """Decompresses batches; joins as many as fit in one Arrow batch, and divides larger ones.
 
     Uncompressed records are not copied, if the parser skips the headers of the batches between them.
@@ -288,19 +288,19 @@ def _whole_payload(view: memoryview, header: BatchHeader, layout: Layout, max_by
 
 def _group(
     view: memoryview, members: list[BatchHeader], payloads: list[bytes | memoryview], parser: RecordParser
-) -> _Group:
+) -> _RecordGroup:
     """Returns the group of batches; without `payloads`, their records are parsed in the response."""
     counts = _ints([header.record_count for header in members])
     if payloads:
         joined: bytes | memoryview = payloads[0] if len(payloads) == 1 else b"".join(payloads)
         sizes = _ints([len(payload) for payload in payloads])
         ends = np.cumsum(sizes)
-        return _Group(members, np.frombuffer(joined, dtype=np.uint8), counts, ends - sizes, ends, parser)
+        return _RecordGroup(members, np.frombuffer(joined, dtype=np.uint8), counts, ends - sizes, ends, parser)
     begin = members[0].position
     starts = _ints([header.position for header in members]) - (begin - HEADER_BYTES)
     ends = starts + (_ints([header.size for header in members]) - HEADER_BYTES)
     received = view[begin : members[-1].position + members[-1].size]
-    return _Group(members, np.frombuffer(received, dtype=np.uint8), counts, starts, ends, parser)
+    return _RecordGroup(members, np.frombuffer(received, dtype=np.uint8), counts, starts, ends, parser)
 
 
 def _ints(values: Sequence[int]) -> Ints:
@@ -309,7 +309,7 @@ def _ints(values: Sequence[int]) -> Ints:
 
 def _slices_of(
     view: memoryview, header: BatchHeader, layout: Layout, max_record_bytes: int, parser: _NextParser
-) -> Iterator[_Group]:
+) -> Iterator[_RecordGroup]:
     lowest_offset = header.base_offset
     slices = record_slices(
         view,
@@ -325,7 +325,7 @@ def _slices_of(
                 payload, fields = found
                 count = len(fields.end)
                 bounds = _ints([count]), _ints([0]), _ints([payload.size])
-                yield _Group([header], payload, *bounds, NUMPY_PARSER, fields, lowest_offset)
+                yield _RecordGroup([header], payload, *bounds, NUMPY_PARSER, fields, lowest_offset)
                 lowest_offset = header.base_offset + int(fields.offset_delta[-1]) + 1
     except CorruptRecordError as error:
         raise _undecodable(header, error) from error
@@ -337,7 +337,7 @@ def _undecodable(header: BatchHeader, error: CorruptRecordError) -> CorruptRecor
     )
 
 
-def _decode_group(group: _Group, layout: Layout) -> Iterator[pa.RecordBatch]:
+def _decode_group(group: _RecordGroup, layout: Layout) -> Iterator[pa.RecordBatch]:
     try:
         selection = _select_records(group, layout)
         if selection is None:
@@ -355,7 +355,7 @@ def _decode_group(group: _Group, layout: Layout) -> Iterator[pa.RecordBatch]:
         yield from _decode_group(group.single(index), layout)
 
 
-def _select_records(group: _Group, layout: Layout) -> Selection | None:
+def _select_records(group: _RecordGroup, layout: Layout) -> Selection | None:
     counts, fields = group.counts, group.parsed()
     last = np.cumsum(counts) - 1
     present = counts > 0
@@ -389,7 +389,7 @@ def _row_ends(selection: Selection, layout: Layout) -> list[int]:
     return ends[1:]
 
 
-def _offsets(group: _Group, last: Ints, fields: RecordFields) -> Ints:
+def _offsets(group: _RecordGroup, last: Ints, fields: RecordFields) -> Ints:
     """Returns the absolute offsets; checks that they increase and are in the range of their batches."""
     headers, counts = group.headers, group.counts
     base = np.array([header.base_offset for header in headers], dtype=np.int64)

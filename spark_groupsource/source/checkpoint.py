@@ -230,7 +230,7 @@ def _sources(
 
 
 def _kind(encoded: dict[str, Any] | None) -> str:
-    """Tells the source by the form of its offset."""
+    """Returns the source, which the form of its offset shows."""
     if encoded is None:
         return "other"
     if GROUP_KEY in encoded:

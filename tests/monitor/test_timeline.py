@@ -11,7 +11,7 @@ from support.examples import scaled
 
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor.rebalance import Actor, Cause, Phases, Rebalance
-from spark_groupsource.monitor.timeline import MemberState, Phase, timeline
+from spark_groupsource.monitor.timeline import MemberActivity, Phase, timeline
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
 
@@ -58,7 +58,7 @@ def test_an_eager_rebalance() -> None:
         (1010, "joining"), (1020, "syncing"), (1500, "reading"), (1900, "waiting for a batch"), (2003, "reading"),
         (2010, "joining"), (2020, "syncing"), (3000, "reading"),
     ]  # fmt: skip
-    assert found.members["c"][-1].state is MemberState.IDLE
+    assert found.members["c"][-1].state is MemberActivity.IDLE
     marker = found.markers[1]
     assert (marker.generation, marker.cause, marker.reason, marker.actor) == (2, "JOINED", "new", "client-b")
     assert (marker.slowest_member, marker.partitions_moved, marker.repeated_records) == ("client-a", 1, 7)
@@ -75,7 +75,7 @@ def test_an_expired_member_owns_nothing_since_its_last_heartbeat() -> None:
         *rebalance(1000, 2, {"a": [0, 1]}, ["a"]),
     ])  # fmt: skip
     assert found.unowned_seconds == pytest.approx(0.420 + 0.019)
-    assert found.members["b"][-1] == (600, 1000, MemberState.EXPIRED)
+    assert found.members["b"][-1] == (600, 1000, MemberActivity.EXPIRED)
     assert found.members["b"][-2].end_ms == 600
 
 
@@ -123,8 +123,8 @@ def test_a_member_reads_when_it_has_received_its_assignment() -> None:
     found = timeline("g", events)
     # from the JoinGroup of a at 101; b receives its assignment 30 ms after the group is stable
     assert found.unowned_seconds == pytest.approx(0.019 + 0.049)
-    assert found.members["b"][-1] == (150, 200, MemberState.READING)
-    assert found.members["a"][-1].state is MemberState.READING
+    assert found.members["b"][-1] == (150, 200, MemberActivity.READING)
+    assert found.members["a"][-1].state is MemberActivity.READING
 
 
 def test_records_of_rebalances_replace_and_add_markers() -> None:

@@ -14,9 +14,9 @@ import spark_groupsource as gs
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor.timeline import (
+    MemberActivity,
     MemberPeriod,
-    MemberState,
-    Ownership,
+    OwnerPeriod,
     Phase,
     PhaseBand,
     RebalanceMarker,
@@ -29,13 +29,13 @@ from spark_groupsource.notebook.timeline_chart import TimelineChart
 START = 1_795_348_800_000
 
 
-def periods_of(change: int, end: int, first: MemberState, then: MemberState) -> list[MemberPeriod]:
+def periods_of(change: int, end: int, first: MemberActivity, then: MemberActivity) -> list[MemberPeriod]:
     return [MemberPeriod(START, change, first), MemberPeriod(change, end, then)]
 
 
 def sample(partitions: int = 4, rebalances: int = 1, kept: int = 0) -> Timeline:
     """Two members exchange all partitions but the first `kept` at each rebalance, 10 s apart, 1 s without owner."""
-    owners: dict[TopicPartition, list[Ownership]] = {}
+    owners: dict[TopicPartition, list[OwnerPeriod]] = {}
     end = START + 10_000 * (rebalances + 1)
     for number in range(partitions):
         periods = []
@@ -44,13 +44,13 @@ def sample(partitions: int = 4, rebalances: int = 1, kept: int = 0) -> Timeline:
             moving = number >= kept
             owner = "a" if not moving or (number + at * (number % 7 + 1)) % 2 else "b"
             gap = 1_000 if at < rebalances else 0
-            periods.append(Ownership(first, last - gap, owner))
+            periods.append(OwnerPeriod(first, last - gap, owner))
             if gap:
-                periods.append(Ownership(last - gap, last, None))
+                periods.append(OwnerPeriod(last - gap, last, None))
         owners[TopicPartition("flights", number)] = periods
     members = {
-        "a": periods_of(START + 9_000, end, MemberState.READING, MemberState.IDLE),
-        "b": periods_of(START + 5_000, end, MemberState.WAITING, MemberState.EXPIRED),
+        "a": periods_of(START + 9_000, end, MemberActivity.READING, MemberActivity.IDLE),
+        "b": periods_of(START + 5_000, end, MemberActivity.WAITING, MemberActivity.EXPIRED),
     }
     markers = [
         RebalanceMarker(done - 1_000, done, at + 2, "JOINED", "<new>", "app-1", "app-0", partitions, 7, 4.0)
@@ -70,7 +70,7 @@ def test_headline_rows_and_texts() -> None:
     assert drawn.subtitle == "12:00:00 to 12:00:20 UTC"
     assert [row.label for row in drawn.partitions] == [f"flights-{n}" for n in range(4)]
     gap = drawn.partitions[1].segments[1]
-    assert gap.style == "hatch" and gap.text == "flights-1: nobody reads for 1 s, 12:00:09 to 12:00:10"
+    assert gap.style == "hatch" and gap.text == "flights-1: no owner for 1 s, 12:00:09 to 12:00:10"
     assert drawn.members[1].segments[1].style == "hatch" and "expired" in drawn.members[1].segments[1].text
     lines = drawn.marks[0].text.splitlines()
     assert lines == [
