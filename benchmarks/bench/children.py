@@ -50,7 +50,7 @@ def exit_at_sigterm() -> None:
 
 
 def kill_session(session_id: int) -> None:
-    """Kills the processes of a session that a child of this process leads."""
+    """Kills the processes of a session that a child of this process leads, and those that they started."""
     for pid in session_processes(session_id):
         try:
             os.kill(pid, signal.SIGKILL)
@@ -59,8 +59,12 @@ def kill_session(session_id: int) -> None:
 
 
 def session_processes(session_id: int) -> list[int]:
-    """Returns the processes of a session; none where there is no /proc."""
-    return [int(path.name) for path, fields in _stats() if int(fields[3]) == session_id]
+    """Returns the processes of a session and their descendants, in sessions of their own too; none without /proc."""
+    every = {int(path.name): (int(fields[1]), int(fields[3])) for path, fields in _stats()}
+    found = {pid for pid, (_, session) in every.items() if session == session_id}
+    while more := {pid for pid, started_by in every.items() if not found.isdisjoint(started_by)} - found:
+        found |= more
+    return sorted(found)
 
 
 def processor_seconds() -> float:

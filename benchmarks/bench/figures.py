@@ -61,6 +61,17 @@ class Figure:
                 return found is not None and (found <= bound if is_upper else found >= bound)
         return None
 
+    def distance(self) -> str:
+        """Returns what is missing to a target that is not met, else an empty text."""
+        if self.error or self.is_target_met() is not False:
+            return ""
+        ratio, difference = self.ratio(), self.difference()
+        if self.least_ratio is not None:
+            return "" if ratio is None else f"{1 - ratio / self.least_ratio:.0%} below".replace("%", " %")
+        bound = self.largest_value if self.largest_difference is None else self.largest_difference
+        found = max(self.own, default=None) if self.largest_difference is None else difference
+        return "" if found is None or bound is None else f"{found - bound:.3g} {self.unit} above"
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 

@@ -59,7 +59,8 @@ def _target(figure: Figure) -> str:
 
 
 def _is_met(figure: Figure) -> str:
-    return {True: "yes", False: "no", None: ""}[figure.is_target_met()]
+    distance = figure.distance()
+    return {True: "yes", False: f"no, {distance}" if distance else "no", None: ""}[figure.is_target_met()]
 
 
 def _one_line(text: str) -> str:

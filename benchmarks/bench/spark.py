@@ -59,6 +59,9 @@ def session(cores: int, settings: Mapping[str, str] = {}) -> Iterator[Any]:
 def frame(spark: Any, source: str, bootstrap_servers: str, read: Read) -> Any:
     """Returns the DataFrame of a read by one of the sources."""
     if source == CEILING:
+        from bench.ceiling import CeilingSource
+
+        spark.dataSource.register(CeilingSource)
         loaded = spark.read.format(CEILING).options(**read.ceiling)
     else:
         loaded = spark.read.format(source).option("kafka.bootstrap.servers", bootstrap_servers)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from spark_groupsource.cli.compile_pyspark import is_compiled
 from spark_groupsource.cli.doctor_findings import Check, CheckResult, Facts, Status
 from spark_groupsource.errors import GroupSourceError
 
@@ -128,6 +129,21 @@ def evaluate_sockets(defaults: str) -> Iterable[CheckResult]:
         yield CheckResult(Status.UNKNOWN, f"{_UNIX_SOCKETS} is not true in spark-defaults.conf.", fix)
 
 
+def _read_archive(_: None, facts: Facts) -> bool | None:
+    home = os.environ.get("SPARK_HOME") or facts["python"]["home"]
+    archive = Path(home) / "python" / "lib" / "pyspark.zip"
+    return is_compiled(archive) if archive.is_file() else None
+
+
+def evaluate_archive(is_archive_compiled: bool | None) -> Iterable[CheckResult]:
+    """Evaluates whether PySpark's archive has compiled modules; None for no archive."""
+    if is_archive_compiled is False:
+        fix = "Run groupsource compile-pyspark: a query starts about a second earlier."
+        yield CheckResult(Status.UNKNOWN, "PySpark's archive has no compiled modules for this Python version.", fix)
+    else:
+        yield CheckResult(Status.GOOD, "Spark's Python processes load compiled modules.")
+
+
 def _worker(_: None, facts: Facts) -> Any:
     return facts["python"]
 
@@ -138,5 +154,6 @@ MACHINE_CHECKS: tuple[Check[None], ...] = (
     Check("java", _read_java, evaluate_java, needs="spark"),
     Check("data source", _worker, evaluate_source, needs="spark"),
     Check("unix sockets", _read_defaults, evaluate_sockets, needs="spark"),
+    Check("pyspark archive", _read_archive, evaluate_archive, needs="spark"),
 )
 """Checks without a cluster."""

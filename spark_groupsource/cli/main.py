@@ -13,6 +13,7 @@ from spark_groupsource.cli.common import HELP, LazyGroup
 _MODULES: Mapping[str, str] = {
     "broker": "broker",
     "checkpoint": "checkpoint",
+    "compile-pyspark": "compile_pyspark",
     "completion": "completion",
     "consume": "consume",
     "doctor": "doctor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -29,6 +30,13 @@ def test_a_figure_reaches_a_difference_or_a_value() -> None:
     assert Figure("failed", "", "", error="timeout").is_target_met() is False
 
 
+def test_the_distance_is_what_is_missing() -> None:
+    assert FASTER.distance() == ""
+    assert Figure("read", "", "s", [1.0], "Kafka", [1.5], least_ratio=2.0).distance() == "25 % below"
+    assert Figure("start", "", "s", [1.5], "Kafka", [1.0], largest_difference=0.3).distance() == "0.2 s above"
+    assert Figure("memory", "", "MB", [300.0], largest_value=256).distance() == "44 MB above"
+
+
 def test_figures_survive_their_json_form() -> None:
     assert Figure.from_json(FASTER.to_json()) == FASTER
 
@@ -43,6 +51,11 @@ def test_the_page_has_the_figures_between_its_markers(tmp_path: Path) -> None:
     assert "error: a / b c" in text and "3.00" in picture.read_text()
 
 
-def test_a_child_that_does_not_end_is_killed() -> None:
+def test_a_child_that_does_not_end_is_killed_with_its_sessions() -> None:
+    printed = []
     with pytest.raises(TimeoutError):
-        list(run_lines(["sleep", "600"], 0.1, {}))
+        for line in run_lines(["sh", "-c", "setsid sleep 600 & echo $!; exec sleep 600"], 0.5, {"PATH": os.defpath}):
+            printed.append(line)
+    process = Path(f"/proc/{printed[0]}/stat")
+    # it may remain a zombie until its new parent waits for it
+    assert not process.exists() or process.read_text().rpartition(")")[2].split()[0] == "Z"
