@@ -25,7 +25,8 @@ from spark_groupsource.net import parse_addresses
 from spark_groupsource.records import arrow
 from spark_groupsource.records.arrow import COLUMNS, kafka_schema
 from spark_groupsource.source.schema import SelectedColumns
-from spark_groupsource.source.task_reader import GroupInputPartition, read_task
+from spark_groupsource.source.task_partition import GroupInputPartition
+from spark_groupsource.source.task_reader import read_task
 
 MEASURE = "records to Arrow per core, without Spark"
 _TARGET_RATIO = 5.0

@@ -30,7 +30,8 @@ from spark_groupsource.records.arrow import COLUMNS
 from spark_groupsource.records.compression import codec_number
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.source.schema import SelectedColumns
-from spark_groupsource.source.task_reader import GroupInputPartition, read_task
+from spark_groupsource.source.task_partition import GroupInputPartition
+from spark_groupsource.source.task_reader import read_task
 
 if TYPE_CHECKING:
     from spark_groupsource.broker.node import Broker

@@ -21,7 +21,7 @@ from spark_groupsource.source.options import EARLIEST, SourceOptions
 from spark_groupsource.source.planning import pack_tasks, split_tasks
 from spark_groupsource.source.position_spec import PositionSpec
 from spark_groupsource.source.schema import SelectedColumns
-from spark_groupsource.source.task_reader import GroupInputPartition, read_task
+from spark_groupsource.source.task_partition import GroupInputPartition
 from spark_groupsource.source.tracebacks import without_traceback
 from spark_groupsource.source.worker_connection import acknowledge_task
 
@@ -79,6 +79,9 @@ class GroupBatchReader(DataSourceReader):
         if not isinstance(partition, GroupInputPartition):
             # Spark adds a partition of its own type to an empty plan
             return iter(())
+        # the planner has this module too, and reads nothing
+        from spark_groupsource.source.task_reader import read_task
+
         return read_task(partition, self._columns)
 
 

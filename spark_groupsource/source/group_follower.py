@@ -9,7 +9,7 @@ from typing import Callable, Mapping
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.source.co_readers import CoReaders
 from spark_groupsource.source.ownership import Ownership
-from spark_groupsource.source.task_reader import TaskMembership
+from spark_groupsource.source.task_partition import TaskMembership
 
 # time limit of one poll; during a rebalance the partitions that are retained are read between two polls
 _POLL_MS = 100

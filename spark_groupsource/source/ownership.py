@@ -14,7 +14,7 @@ from spark_groupsource.source.offset_lookup import OffsetLookup
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.rebalance_listener import load_rebalance_listener
 from spark_groupsource.source.rebalance_reports import RebalanceReports
-from spark_groupsource.source.task_reader import TaskMembership
+from spark_groupsource.source.task_partition import TaskMembership
 
 _log = logging.getLogger(__name__)
 

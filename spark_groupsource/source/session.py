@@ -37,7 +37,7 @@ from spark_groupsource.source.position_epochs import PositionEpochs
 from spark_groupsource.source.rebalance_reports import NoReports, Reports
 from spark_groupsource.source.start_positions import StartPositions
 from spark_groupsource.source.stream_positions import StreamPositions
-from spark_groupsource.source.task_reader import GroupInputPartition
+from spark_groupsource.source.task_partition import GroupInputPartition
 from spark_groupsource.wire.commit_reports import author_metadata
 
 _log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.source.group_claims import record_first_record, record_query
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.schema import SelectedColumns
-from spark_groupsource.source.task_reader import GroupInputPartition, read_task
+from spark_groupsource.source.task_partition import GroupInputPartition
 from spark_groupsource.source.tracebacks import strip_traceback, without_traceback
 from spark_groupsource.source.worker_connection import acknowledge_task
 
@@ -140,6 +140,9 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._process.stop()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # the reader process and the planner have this module too, and read nothing
+        from spark_groupsource.source.task_reader import read_task
+
         assert isinstance(partition, GroupInputPartition)
         if partition.query_file is not None:
             record_query(partition.query_file)

@@ -58,11 +58,16 @@ def test_the_processes_of_a_query_load_what_they_need():
     """A read task, then the reader process; at the end a user of kafka-python has all of it, with the same classes."""
     package = "spark_groupsource"
     code = f"""
-import sys
+import os, sys
 def loaded():
     return sorted(sys.modules)
-import {package}.source.task_reader, {package}.client.membership.task_heartbeat
-print(loaded())
+import {package}.source.stream_reader
+task = os.fork()
+if not task:
+    import {package}.source.task_reader, {package}.client.membership.task_heartbeat
+    print(loaded(), flush=True)
+    os._exit(0)
+os.waitpid(task, 0)
 import {package}.source.reader_process, {package}.source.session, {package}.source.ownership, {package}.source.embedded
 print(loaded())
 from kafka import KafkaConsumer
@@ -79,6 +84,7 @@ assert kafka.KafkaConsumer is KafkaConsumer and kafka.protocol.consumer.FetchReq
         assert not {"ssl", "asyncio", "numba", "pandas", "kafka.protocol.admin.topics"} & modules
         unused = "group", "broker", "storage", "monitor", "cli", "client.admin", "client.membership.commit_history"
         assert not {f"{package}.{name}" for name in unused} & modules
+    assert not {f"{package}.{name}" for name in ("client.records", "records.arrow", "source.task_reader")} & reader
     assert f"{package}.assign" not in task and f"{package}.client.membership.group_client" not in task
 
 

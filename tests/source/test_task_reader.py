@@ -13,7 +13,8 @@ from spark_groupsource.net import Address
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.source import task_reader
 from spark_groupsource.source.schema import SelectedColumns
-from spark_groupsource.source.task_reader import GroupInputPartition, TaskMembership, read_task
+from spark_groupsource.source.task_partition import GroupInputPartition, TaskMembership
+from spark_groupsource.source.task_reader import read_task
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 SETTINGS = ClientSettings((Address("h", 1),))

@@ -24,7 +24,7 @@ from spark_groupsource.net import Address
 from spark_groupsource.source.batch_planner import Limits
 from spark_groupsource.source.options import parse_options
 from spark_groupsource.source.session import StreamSession
-from spark_groupsource.source.task_reader import TaskMembership
+from spark_groupsource.source.task_partition import TaskMembership
 
 P0, P1, P2, P3 = (TopicPartition("t", number) for number in range(4))
 NO_LIMITS = Limits()
