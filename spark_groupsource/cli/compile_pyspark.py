@@ -31,7 +31,7 @@ _FIRST_MODULE = "pyspark/__init__.pyc"
     help="Directory of Spark; default: SPARK_HOME, or the installed PySpark.",
 )
 def compile_pyspark(spark_home: Path | None) -> None:
-    """Adds compiled modules to PySpark's archive.
+    """Adds compiled modules to PySpark's archive, and removes PySpark's own tests from it.
 
     Spark's Python processes then start without compiling PySpark: a streaming query starts about a second earlier, and
     so does each new worker. The modules are those of the Python version that runs this command; others compile the
@@ -94,16 +94,21 @@ def compile_archive(archive: Path, target: Path) -> int:
     return count
 
 
+def _is_needed(name: str) -> bool:
+    return not (name.endswith((".pyc", "/")) or "/tests/" in name)
+
+
 def _add_modules(archive: Path, directory: Path) -> int:
     count = 0
     source, compiled = directory / "module.py", directory / "module.pyc"
     # an uncompressed module is read faster; unchecked, because the time of a source depends on the time zone
     with zipfile.ZipFile(archive, "a", zipfile.ZIP_STORED) as opened, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # those of another version; their bytes stay in the file
-        opened.filelist[:] = [entry for entry in opened.filelist if not entry.filename.endswith(".pyc")]
+        # The directory of the archive is read several times by each process, so it names no tests and no modules of
+        # another version. Their bytes stay in the file.
+        opened.filelist[:] = [entry for entry in opened.filelist if _is_needed(entry.filename)]
         opened.NameToInfo = {entry.filename: entry for entry in opened.filelist}
-        names = [name for name in opened.namelist() if name.endswith(".py") and "/tests/" not in name]
+        names = [name for name in opened.namelist() if name.endswith(".py")]
         for name in names:
             source.write_bytes(opened.read(name))
             try:

@@ -5,6 +5,7 @@ Spark imports this module whenever any data source is looked up, so everything h
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any, ClassVar, Mapping, NoReturn
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
@@ -77,29 +78,33 @@ class GroupDataSource(DataSource):
 
     @without_traceback
     def reader(self, schema: StructType) -> DataSourceReader:
-        from spark_groupsource.source.batch_reader import GroupBatchReader
         from spark_groupsource.source.schema import select_columns, select_table_columns
         from spark_groupsource.source.table_options import TableOptions
-        from spark_groupsource.source.table_reader import TableReader
 
         options = _parse(self._completed(schema), "batch")
         if isinstance(options, TableOptions):
+            from spark_groupsource.source.table_reader import TableReader
+
             return TableReader(options, select_table_columns(schema, options.table), self._driver)
+        from spark_groupsource.source.batch_reader import GroupBatchReader
+
         columns = select_columns(schema, options.include_headers)
         return GroupBatchReader(options, columns, self._driver, self.parallelism)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        _exempt_from_collection()
         from spark_groupsource.errors import ConfigurationError
         from spark_groupsource.source.driver_process import application_label
         from spark_groupsource.source.schema import select_columns, select_table_columns
         from spark_groupsource.source.stream_reader import GroupStreamReader, InvalidStreamReader
         from spark_groupsource.source.table_options import TableOptions
-        from spark_groupsource.source.table_reader import OffsetsLogStreamReader
 
         try:
             given = self._completed(schema)
             options = _parse(given, "stream")
             if isinstance(options, TableOptions):
+                from spark_groupsource.source.table_reader import OffsetsLogStreamReader
+
                 return OffsetsLogStreamReader(options, select_table_columns(schema, options.table), self._driver)
             columns = select_columns(schema, options.include_headers)
             label = application_label(self._driver)
@@ -142,6 +147,15 @@ def _parse(options: Mapping[str, str], query: QueryKind | None = None) -> Source
     from spark_groupsource.source.table_options import is_table, parse_table_options
 
     return parse_table_options(options, query) if is_table(options) else parse_options(options, query)
+
+
+def _exempt_from_collection() -> None:
+    """Exempts the modules of PySpark from the garbage collections that the following imports cause, once per process.
+
+    They take a fifth of the processor time of these imports.
+    """
+    if not gc.get_freeze_count():
+        gc.freeze()
 
 
 def _reject_writing() -> NoReturn:

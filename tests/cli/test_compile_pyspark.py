@@ -13,6 +13,7 @@ from spark_groupsource.cli.main import main
 from spark_groupsource.errors import ConfigurationError
 
 SOURCES = {"pyspark/__init__.py": "version = 1", "pyspark/worker.py": "name = __name__", "pyspark/bad.py": "1 +"}
+TEST = "pyspark/tests/test_rdd.py"
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def home(tmp_path: Path) -> Path:
     library = tmp_path / "python" / "lib"
     library.mkdir(parents=True)
     with zipfile.ZipFile(library / "pyspark.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in SOURCES.items():
+        for name, text in {**SOURCES, TEST: ""}.items():
             archive.writestr(name, text)
     return tmp_path
 
@@ -39,6 +40,9 @@ def test_modules_are_loaded_compiled_afterwards(home: Path) -> None:
     assert run.exit_code == 0 and ": 2 modules." in run.output, run.output
     assert is_compiled(archive) and loaded_from(archive, "worker").endswith("worker.pyc")
     assert os.listdir(archive.parent) == ["pyspark.zip"]
+    with zipfile.ZipFile(archive) as written:
+        assert written.testzip() is None
+        assert set(written.namelist()) == {*SOURCES, "pyspark/__init__.pyc", "pyspark/worker.pyc"}
 
 
 def test_running_processes_find_their_sources(home: Path) -> None:

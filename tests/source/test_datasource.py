@@ -68,6 +68,9 @@ if not task:
     print(loaded(), flush=True)
     os._exit(0)
 os.waitpid(task, 0)
+from {package}.source.datasource import GroupDataSource
+source = GroupDataSource({OPTIONS!r})
+source.streamReader(source.schema())
 import {package}.source.reader_process, {package}.source.session, {package}.source.ownership, {package}.source.embedded
 print(loaded())
 from kafka import KafkaConsumer
@@ -82,7 +85,7 @@ assert kafka.KafkaConsumer is KafkaConsumer and kafka.protocol.consumer.FetchReq
             "kafka.errors", "kafka.structs", "kafka.util",
         }  # fmt: skip
         assert not {"ssl", "asyncio", "numba", "pandas", "kafka.protocol.admin.topics"} & modules
-        unused = "group", "broker", "storage", "monitor", "cli", "client.admin", "client.membership.commit_history"
+        unused = "group", "broker", "storage", "monitor.tables", "cli", "client.admin", "client.membership.commit_history"
         assert not {f"{package}.{name}" for name in unused} & modules
     assert not {f"{package}.{name}" for name in ("client.records", "records.arrow", "source.task_reader")} & reader
     assert f"{package}.assign" not in task and f"{package}.client.membership.group_client" not in task
