@@ -12,7 +12,6 @@ from spark_groupsource.source.log_end_offsets import LogEndOffsets, ReadableOffs
 from spark_groupsource.source.offset_lookup import Offsets
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.planning import Backlog, limit_bytes, limit_ends, should_plan_batch
-from spark_groupsource.source.record_sizes import estimate_sizes, extend_estimates
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,9 @@ class BatchPlanner:
         ends = limit_ends(backlog, limits.max_offsets)
         if limits.max_bytes is None:
             return ends
+        # it loads the fetcher, which the reader process needs for maxBytesPerTrigger alone
+        from spark_groupsource.source.record_sizes import estimate_sizes, extend_estimates
+
         allowed = Backlog(backlog.begins, ends)
         sizes = estimate_sizes(self._cluster, {p: begin for p, begin in allowed.begins.items() if allowed.size(p)})
         planned = limit_bytes(allowed, sizes, limits.max_bytes)

@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Mapping
 
 from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.records.header import iter_batches
 from spark_groupsource.source.planning import SizeEstimate, SizeSample, sample_offsets
 
 # bytes at the begin of each partition; a broker returns at least one whole batch
@@ -44,10 +46,6 @@ def extend_estimates(
 
 
 def _fetch(cluster: Cluster, begins: Mapping[TopicPartition, int], size: int) -> dict[TopicPartition, SizeEstimate]:
-    # only queries with maxBytesPerTrigger need it
-    from spark_groupsource.client.records.fetcher import PartitionFetcher
-    from spark_groupsource.records.header import iter_batches
-
     settings = replace(cluster.settings, max_partition_fetch_bytes=size, fetch_max_bytes=_RESPONSE_BYTES)
     ranges = [OffsetRange(p, begin, begin + 1) for p, begin in begins.items()]
     blocks = PartitionFetcher(cluster, settings).fetch_blocks(ranges) if ranges else ()
