@@ -27,7 +27,8 @@ In SQL: ``CREATE TEMP VIEW lag USING groupsource OPTIONS (`kafka.bootstrap.serve
 Each read requests current values from the cluster, in one task on an executor. The options `group` and `topic` are
 names or regular expressions (Python's re, full match), separated by commas; only what they select is requested. A
 schema selects columns: `.schema("group string, lag bigint")` computes no other column, which saves the requests for
-time, bytes and rates. Columns are null where the value is unknown. """
+time, bytes and rates. Columns are null where the value is unknown.
+"""
 
 
 def tables_page() -> str:
