@@ -123,10 +123,10 @@ def java() -> str:
 @cache
 def _check_version(executable: str) -> None:
     """Starts a JVM; the result is cached per executable."""
-    answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=60)
-    version = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
-    if answer.returncode != 0 or version is None:
-        raise UnavailableError(f"{executable} -version failed: {answer.stderr.strip()}. Fix or replace this Java.")
+    run = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=60)
+    version = re.search(r'version "(\d+)', run.stderr + run.stdout)
+    if run.returncode != 0 or version is None:
+        raise UnavailableError(f"{executable} -version failed: {run.stderr.strip()}. Fix or replace this Java.")
     if int(version[1]) < JAVA_MINIMUM:
         needed = f"Java {JAVA_MINIMUM} or newer is required"
         raise UnavailableError(f"{executable} is Java {version[1]}; {needed}. Set JAVA_HOME.")

@@ -127,7 +127,7 @@ def _started(state: _Group, record: EpochRecord) -> _Epoch:
     causes = state.changes
     if causes:
         cause, actor = causes[0]
-        others = [f"{each.value} {_name(who)}" for each, who in causes]
+        others = [f"{each.value} {_name(member)}" for each, member in causes]
         difference = f"{bounded_names(dict.fromkeys(others))}."
     elif state.number == 0 and number > 1 and not state.members:
         cause, actor, difference = Cause.UNKNOWN, None, "The records before are not in the log."

@@ -119,8 +119,8 @@ def test_responses_are_in_request_order(broker, other_client):
         waiting = connection.post(fetch_request("other_client", base, max_wait_ms=60_000), 11)
         behind = [connection.post(MetadataRequest(topics=[], allow_auto_topic_creation=False), 9) for _ in range(3)]
         produce(other_client, "other_client", batch(b"wakes the fetch"))
-        answered = [struct.unpack_from(">i", connection.read_frame())[0] for _ in range(4)]
-        assert answered == [waiting, *behind]
+        received = [struct.unpack_from(">i", connection.read_frame())[0] for _ in range(4)]
+        assert received == [waiting, *behind]
 
 
 def test_a_delayed_fetch_is_dropped_when_its_client_disconnects(broker, other_client):
@@ -136,18 +136,18 @@ def test_a_client_that_does_not_read_blocks_no_other_client_and_receives_all_res
     for _ in range(40):
         assert produce(other_client, "bulk", batch(b"x" * 40_000)).error_code == 0
     with RawConnection(broker.bootstrap_servers) as connection:
-        asked = [connection.post(fetch_request("bulk", 0), 11) for _ in range(60)]  # about 60 MB of answers
+        requested = [connection.post(fetch_request("bulk", 0), 11) for _ in range(60)]  # about 60 MB of responses
         # on a busy machine, the broker fills the buffers of the sockets only after a while
         wait_until(lambda: broker.call(lambda b: broker.unsent_bytes) > 0, "a response is not sent")
         for _ in range(20):
             assert produce(other_client, "other_client", batch(b"meanwhile")).error_code == 0
         assert 0 < broker.call(lambda b: broker.unsent_bytes) < 5_000_000
-        answered = []
-        for _ in asked:
+        received = []
+        for _ in requested:
             frame = connection.read_frame()
             assert len(frame) > 900_000
-            answered.append(struct.unpack_from(">i", frame)[0])
-        assert answered == asked
+            received.append(struct.unpack_from(">i", frame)[0])
+        assert received == requested
 
 
 def test_an_idle_connection_is_closed():
@@ -161,7 +161,7 @@ def test_an_idle_connection_is_closed():
 # --- records ---
 
 
-def spoilt(data: bytes, position: int) -> bytes:
+def damaged(data: bytes, position: int) -> bytes:
     changed = bytearray(data)
     changed[position] ^= 1
     return bytes(changed)
@@ -169,8 +169,8 @@ def spoilt(data: bytes, position: int) -> bytes:
 
 TWO = batch(b"a") + batch(b"b")
 BAD_RECORDS = {
-    "a wrong checksum": (spoilt(batch(b"abc"), 65), ErrorCode.CORRUPT_MESSAGE, "stored CRC"),
-    "an old format": (spoilt(batch(b"abc"), 16), ErrorCode.CORRUPT_MESSAGE, "format version is 3"),
+    "a wrong checksum": (damaged(batch(b"abc"), 65), ErrorCode.CORRUPT_MESSAGE, "stored CRC"),
+    "an old format": (damaged(batch(b"abc"), 16), ErrorCode.CORRUPT_MESSAGE, "format version is 3"),
     "cut short": (batch(b"abc")[:-1], ErrorCode.INVALID_RECORD, "exactly one whole record batch"),
     "two batches": (TWO, ErrorCode.INVALID_RECORD, "exactly one whole record batch"),
     "none": (b"", ErrorCode.INVALID_RECORD, "exactly one whole record batch"),
@@ -342,7 +342,7 @@ def test_a_corrupt_batch_is_reported_and_ends_reads(stored, unclean):
         (stored / ".kafka_cleanshutdown").unlink()
     data = path.read_bytes()
     fifth = list(iter_batches(data))[4]
-    path.write_bytes(spoilt(data, fifth.position + 66))
+    path.write_bytes(damaged(data, fifth.position + 66))
     with EmbeddedBroker(stored) as running, RawConnection(running.bootstrap_servers) as connection:
         response = fetch(connection, "harmed", 0)
         assert fetched_values(response) == ALL[:4]
@@ -352,7 +352,7 @@ def test_a_corrupt_batch_is_reported_and_ends_reads(stored, unclean):
         assert any(f"{path} is damaged at byte {fifth.position}" in line for line in running.reports)
         assert produce(connection, "harmed", batch(b"no")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         assert values(connection, "whole") == ALL
-    assert path.read_bytes() == spoilt(data, fifth.position + 66)
+    assert path.read_bytes() == damaged(data, fifth.position + 66)
 
 
 @pytest.mark.conformance("UL-081")

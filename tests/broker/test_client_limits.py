@@ -329,8 +329,8 @@ def test_new_groups_are_rejected_above_the_memory_of_all_groups():
     with EmbeddedBroker(config=config) as small:
         target = attacks.Target(small.bootstrap_servers, None)
         with target.connect() as client:
-            answers = [client.call(attack_frames.join_group(f"g{number}", bytes(20_000))) for number in range(60)]
-        codes = [int.from_bytes(answer[8:10], "big") for answer in answers]
+            responses = [client.call(attack_frames.join_group(f"g{number}", bytes(20_000))) for number in range(60)]
+        codes = [int.from_bytes(response[8:10], "big") for response in responses]
         first_rejected = codes.index(15)
         assert 10 < first_rejected < 60 and set(codes[:first_rejected]) == {0}
         assert sum("group.coordinator.max.state.bytes=1000000" in line for line in small.reports) == 1

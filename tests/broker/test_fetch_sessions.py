@@ -277,9 +277,9 @@ def led(broker, topic):
     return broker.bootstrap_servers.split(",")
 
 
-def included(answer):
-    found = [(each.partition_index, each.error_code) for topic in answer.responses for each in topic.partitions]
-    return answer.error_code, found
+def included(response):
+    found = [(each.partition_index, each.error_code) for topic in response.responses for each in topic.partitions]
+    return response.error_code, found
 
 
 def test_an_incremental_fetch_waits_for_all_partitions_of_its_session(led, topic):
@@ -300,9 +300,9 @@ def test_a_session_remains_after_its_connection_is_closed(led, topic):
     with RawConnection(led[0]) as other:
         produce(other, topic, batch(b"v"))
         # the first request may or may not have arrived, so either epoch may be the next
-        answers = [other.call(request(session=(session_id, epoch)), 12) for epoch in (1, 2)]
-        assert included(answers[-1]) == (0, [(0, 0)])
-        assert fetched_values(answers[-1].responses[0].partitions[0]) == [b"v"]
+        responses = [other.call(request(session=(session_id, epoch)), 12) for epoch in (1, 2)]
+        assert included(responses[-1]) == (0, [(0, 0)])
+        assert fetched_values(responses[-1].responses[0].partitions[0]) == [b"v"]
 
 
 @pytest.mark.conformance("FS-013", "FS-022")
@@ -357,16 +357,16 @@ def test_a_stopped_node_drops_its_sessions(topic):
         own.stop_node(2)
         own.start_node(2)
         with RawConnection(addresses[1]) as connection:
-            answer = connection.call(request(session=(session_id, 1)), 12)
-            assert answer.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+            response = connection.call(request(session=(session_id, 1)), 12)
+            assert response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
 def test_a_broker_with_zero_slots_creates_no_sessions(topic):
     with EmbeddedBroker(config={"max.incremental.fetch.session.cache.slots": "0"}) as own:
         with RawConnection(own.bootstrap_servers) as connection:
             create_topic(connection, topic)
-            answer = connection.call(request((topic, 0, 0)), 12)
-            assert (answer.session_id, included(answer)) == (0, (0, [(0, 0)]))
+            response = connection.call(request((topic, 0, 0)), 12)
+            assert (response.session_id, included(response)) == (0, (0, [(0, 0)]))
 
 
 def test_a_fetch_does_not_wait_for_more_bytes_than_its_response_limit(led, topic):

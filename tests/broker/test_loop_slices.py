@@ -113,11 +113,11 @@ def test_requests_wait_for_a_coordinator_topic_that_another_one_creates():
         request = InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=1000)
         for connection in connections:
             connection.post(request, 2)
-        answers = [bytes(connection.read_frame()) for connection in connections]
+        responses = [bytes(connection.read_frame()) for connection in connections]
         for connection in connections:
             connection.__exit__()
     # correlation id, tagged fields of the header, throttle time, error code
-    assert [answer[9:11] for answer in answers] == [b"\0\0"] * 3
+    assert [response[9:11] for response in responses] == [b"\0\0"] * 3
 
 
 _NAMES = [f"t{number}" for number in range(2_000)]

@@ -80,12 +80,12 @@ def test_coordinators_are_distributed_over_the_nodes():
 
 
 def test_a_node_describes_only_its_own_settings(nodes):
-    def code(asked: int, named: str) -> int:
+    def code(requested: int, named: str) -> int:
         resource = DescribeConfigsRequest.DescribeConfigsResource(
             resource_type=4, resource_name=named, configuration_keys=["node.id"]
         )
         request = DescribeConfigsRequest(resources=[resource], include_synonyms=False, include_documentation=False)
-        return nodes[asked].call(request, 4).results[0].error_code
+        return nodes[requested].call(request, 4).results[0].error_code
 
     assert (code(2, "2"), code(2, "1")) == (ErrorCode.NONE, ErrorCode.INVALID_REQUEST)
 

@@ -27,10 +27,10 @@ def connection(cluster):
 def test_each_invalid_record_is_named(connection, topic):
     assert create_topic(connection, topic, cleanup_policy="compact").error_code == 0
     mixed = [Record(b"k" if number % 2 else None, b"v", 1_000) for number in range(5)]
-    answer = produce(connection, topic, encode_batch(mixed))
-    assert answer.error_code == ErrorCode.INVALID_RECORD and "3 record errors" in answer.error_message
-    assert [error.batch_index for error in answer.record_errors] == [0, 2, 4]
-    assert f"without key in topic partition {topic}-0" in answer.record_errors[1].batch_index_error_message
+    response = produce(connection, topic, encode_batch(mixed))
+    assert response.error_code == ErrorCode.INVALID_RECORD and "3 record errors" in response.error_message
+    assert [error.batch_index for error in response.record_errors] == [0, 2, 4]
+    assert f"without key in topic partition {topic}-0" in response.record_errors[1].batch_index_error_message
 
 
 def test_requests_received_before_a_disconnect_are_handled(cluster, connection, topic):

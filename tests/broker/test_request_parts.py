@@ -284,9 +284,9 @@ def test_a_session_of_many_partitions_is_read_in_steps_and_completes_after_an_ap
     connection.post(waits, 11)
     with RawConnection(broker.bootstrap_servers) as producer:
         produce(producer, "many", batch(b"value", timestamp_ms=int(time.time() * 1000)), partition=PARTITIONS - 1)
-    answer = decode_response(connection.read_frame(), waits, 11, 2)
-    assert [[each.partition_index for each in topic.partitions] for topic in answer.responses] == [[PARTITIONS - 1]]
-    assert fetched_values(answer.responses[0].partitions[0]) == [b"value"]
+    response = decode_response(connection.read_frame(), waits, 11, 2)
+    assert [[each.partition_index for each in topic.partitions] for topic in response.responses] == [[PARTITIONS - 1]]
+    assert fetched_values(response.responses[0].partitions[0]) == [b"value"]
     assert max(slices) < _LIMIT_MS
 
 

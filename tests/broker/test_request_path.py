@@ -123,9 +123,9 @@ def test_requests_are_handled_in_order_for_any_split_of_their_bytes(names, cuts,
             receive(host, connection, data[start:stop])
         for _ in names:
             await asyncio.sleep(0)  # at most one request in each time slice
-        for answered in range(0 if at_once else len(names)):
+        for received in range(0 if at_once else len(names)):
             # the next request is handled after the response to this one
-            assert (host.taken, wire.correlation_ids) == (names[: answered + 1], list(range(answered)))
+            assert (host.taken, wire.correlation_ids) == (names[: received + 1], list(range(received)))
             connection.send_response(HeartbeatResponse(throttle_time_ms=0, error_code=0))
             await asyncio.sleep(0)
         assert (host.taken, wire.correlation_ids) == (names, list(range(len(names))))
@@ -148,8 +148,8 @@ def test_a_delayed_response_is_sent_before_the_responses_of_later_requests():
         wanted = [(ApiVersionsRequest(), 0), (waits, 11), (behind, 4), (ApiVersionsRequest(), 0)]
         frames = [bytes(encode_request(each, v, number, "c")) for number, (each, v) in enumerate(wanted)]
         connection.send(b"".join(frames))
-        answered = [int.from_bytes(connection.read_frame()[:4], "big") for _ in wanted]
-    assert answered == [0, 1, 2, 3]
+        received = [int.from_bytes(connection.read_frame()[:4], "big") for _ in wanted]
+    assert received == [0, 1, 2, 3]
 
 
 def test_the_broker_does_not_import_libraries_for_bulk_decoding():

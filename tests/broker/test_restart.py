@@ -34,11 +34,11 @@ CONFIG = {"offsets.topic.num.partitions": "2", "group.initial.rebalance.delay.ms
 def read_all(connection, topic, partition=0):
     values, offset = [], 0
     while True:
-        answer = fetch(connection, topic, offset, partition=partition)
-        assert answer.error_code == 0
-        if offset >= answer.high_watermark:
+        response = fetch(connection, topic, offset, partition=partition)
+        assert response.error_code == 0
+        if offset >= response.high_watermark:
             return values
-        values += fetched_values(answer)
+        values += fetched_values(response)
         offset = len(values)
 
 
@@ -78,8 +78,8 @@ def test_acknowledged_records_survive_kill(tmp_path, rounds):
                             create_topic(connection, "t")
                         for item in range(1_000_000):
                             value = b"%d-%d" % (number, item)
-                            answer = produce(connection, "t", batch(value + b"." * 400))
-                            assert answer.error_code == 0
+                            response = produce(connection, "t", batch(value + b"." * 400))
+                            assert response.error_code == 0
                             acknowledged.append(value)
                             if item > 150:
                                 enough.set()
@@ -261,8 +261,8 @@ def test_deleting_a_topic_removes_its_committed_offsets(tmp_path):
 def test_the_offsets_topic_cannot_be_deleted(tmp_path):
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
         join(connection)
-        answer = connection.call(DeleteTopicsRequest(topic_names=["__consumer_offsets"], timeout_ms=1000), 5)
-        assert answer.responses[0].error_code == 44
+        response = connection.call(DeleteTopicsRequest(topic_names=["__consumer_offsets"], timeout_ms=1000), 5)
+        assert response.responses[0].error_code == 44
 
 
 @pytest.mark.slow

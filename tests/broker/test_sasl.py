@@ -166,8 +166,8 @@ def test_a_wrong_password_is_rejected_and_reported(broker: EmbeddedBroker, mecha
 
 def test_requests_before_authentication_are_rejected(broker: EmbeddedBroker) -> None:
     with RawConnection(broker.bootstrap_servers) as connection:
-        asked = ApiVersionsRequest(client_software_name="x", client_software_version="1")
-        assert connection.call(asked, 3).error_code == 0
+        requested = ApiVersionsRequest(client_software_name="x", client_software_version="1")
+        assert connection.call(requested, 3).error_code == 0
         with pytest.raises(Exception, match="closed|lost"):
             metadata(connection)
     assert any("requested before authentication. Set security.protocol" in line for line in broker.reports)
@@ -256,8 +256,8 @@ def test_scram_users_are_stored_changed_and_removed(tmp_path: Path) -> None:
         info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 5000)
         (added,) = admin.alter_user_scram_credentials([UserScramCredentialUpsertion("eve", info, b"apple")]).values()
         added.result(20)
-        asked = admin.describe_user_scram_credentials(["ann", "eve"])
-        described = {name: future.result(20) for name, future in asked.items()}
+        requested = admin.describe_user_scram_credentials(["ann", "eve"])
+        described = {name: future.result(20) for name, future in requested.items()}
         returned = {
             name: [(each.mechanism, each.iterations) for each in user.scram_credential_infos]
             for name, user in described.items()

@@ -42,14 +42,14 @@ def test_api_versions_advertises_what_is_served(broker):
     with RawConnection(broker.bootstrap_servers) as connection:
         for version in range(5):
             request = messages.ApiVersionsRequest(client_software_name="test", client_software_version="1")
-            answer = connection.call(request, version)
-            returned = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
+            response = connection.call(request, version)
+            returned = {each.api_key: (each.min_version, each.max_version) for each in response.api_keys}
             assert returned == {key: api.advertised for key, api in SERVED.items()}
-            assert answer.error_code == 0
+            assert response.error_code == 0
             if version >= 3:
-                finalized = [(each.name, each.max_version_level) for each in answer.finalized_features]
-                assert (finalized, answer.finalized_features_epoch) == ([("transaction.version", 1)], 0)
-                supported = [(each.name, each.max_version) for each in answer.supported_features]
+                finalized = [(each.name, each.max_version_level) for each in response.finalized_features]
+                assert (finalized, response.finalized_features_epoch) == ([("transaction.version", 1)], 0)
+                supported = [(each.name, each.max_version) for each in response.supported_features]
                 assert supported == ([("group.version", 0), ("transaction.version", 1)] if version == 4 else [])
 
 
@@ -118,10 +118,10 @@ def test_each_produce_version_stores_the_records(broker, topic_id, version):
 
 def test_an_unknown_topic_id_is_an_error(broker):
     with RawConnection(broker.bootstrap_servers) as connection:
-        answer = connection.call(every_api.fetch(13, uuid.uuid4(), ""), 13)
-        assert answer.responses[0].partitions[0].error_code == 100
-        answer = connection.call(every_api.produce(13, uuid.uuid4(), ""), 13)
-        assert answer.responses[0].partition_responses[0].error_code == 100
+        response = connection.call(every_api.fetch(13, uuid.uuid4(), ""), 13)
+        assert response.responses[0].partitions[0].error_code == 100
+        response = connection.call(every_api.produce(13, uuid.uuid4(), ""), 13)
+        assert response.responses[0].partition_responses[0].error_code == 100
 
 
 def test_metadata_of_all_topics_no_topics_and_an_auto_created_topic(broker):
@@ -133,8 +133,8 @@ def test_metadata_of_all_topics_no_topics_and_an_auto_created_topic(broker):
         assert "t" in names(messages.MetadataRequest(topics=[]), 0)
         assert names(messages.MetadataRequest(topics=[]), 1) == []
         topic = messages.MetadataRequest.MetadataRequestTopic(name="made-by-asking")
-        asked = messages.MetadataRequest(topics=[topic], allow_auto_topic_creation=True)
-        (made,) = connection.call(asked, 9).topics
+        requested = messages.MetadataRequest(topics=[topic], allow_auto_topic_creation=True)
+        (made,) = connection.call(requested, 9).topics
         assert (made.error_code, len(made.partitions)) == (0, 1)
         assert metadata(connection, "not-made").topics[0].error_code == 3
         topic = messages.MetadataRequest.MetadataRequestTopic(name="not/legal")
@@ -145,16 +145,16 @@ def test_metadata_of_all_topics_no_topics_and_an_auto_created_topic(broker):
 def test_a_share_coordinator_is_rejected_with_a_message(broker):
     with RawConnection(broker.bootstrap_servers) as connection:
         request = messages.FindCoordinatorRequest(key="t", key_type=2, coordinator_keys=["t"])
-        (answer,) = connection.call(request, 6).coordinators
-        assert answer.error_code == 42 and "Coordinator type 2 is not supported" in answer.error_message
+        (response,) = connection.call(request, 6).coordinators
+        assert response.error_code == 42 and "Coordinator type 2 is not supported" in response.error_message
 
 
 def test_delete_by_topic_id(broker):
     with RawConnection(broker.bootstrap_servers) as connection:
         made = create_topic(connection, "to-be-deleted")
         state = messages.DeleteTopicsRequest.DeleteTopicState(name=None, topic_id=made.topic_id)
-        answer = connection.call(messages.DeleteTopicsRequest(topics=[state], timeout_ms=100), 6)
-        assert (answer.responses[0].error_code, answer.responses[0].name) == (0, "to-be-deleted")
+        response = connection.call(messages.DeleteTopicsRequest(topics=[state], timeout_ms=100), 6)
+        assert (response.responses[0].error_code, response.responses[0].name) == (0, "to-be-deleted")
         assert metadata(connection, "to-be-deleted").topics[0].error_code == 3
 
 

@@ -157,16 +157,16 @@ class Reader:
         while True:
             request = fetch_request(self.topic, self.position, partition=self.partition)
             request.isolation_level = int(self._committed)
-            answer = connection.call(request, 11).responses[0].partitions[0]
-            if answer.error_code:
-                raise CheckFailed(f"{self.topic}-{self.partition} at {self.position}: error {answer.error_code}")
-            data = bytes(answer.records or b"")
+            response = connection.call(request, 11).responses[0].partitions[0]
+            if response.error_code:
+                raise CheckFailed(f"{self.topic}-{self.partition} at {self.position}: error {response.error_code}")
+            data = bytes(response.records or b"")
             if not data:
-                end = answer.last_stable_offset if self._committed else answer.high_watermark
+                end = response.last_stable_offset if self._committed else response.high_watermark
                 if self.position < end:
                     raise CheckFailed(f"{self.topic}-{self.partition}: nothing at {self.position} < {end}")
                 return found
-            aborted = sorted((each.first_offset, each.producer_id) for each in answer.aborted_transactions or ())
+            aborted = sorted((each.first_offset, each.producer_id) for each in response.aborted_transactions or ())
             found += self._visible(data, aborted)
 
     def _visible(self, data: bytes, aborted: list[tuple[int, int]]) -> Iterator[tuple[bytes | None, bytes]]:
@@ -418,8 +418,8 @@ class Checker:
                 reader = Reader(topic.name, partition.partition_index)
                 reader.read(connection)
                 data = encode_batch([Record(b"filler", b"", 1_000)])
-                answer = produce(connection, topic.name, data, partition.partition_index)
-                _expect_none(answer.error_code, f"produce to {topic.name}-{partition.partition_index}")
+                response = produce(connection, topic.name, data, partition.partition_index)
+                _expect_none(response.error_code, f"produce to {topic.name}-{partition.partition_index}")
         for group in (*GROUPS, *TRANSACTIONAL_IDS):
             commit(connection, group, self.load._next)
             if (found := committed(connection, group)) != self.load._next:

@@ -142,8 +142,8 @@ def test_one_listener_of_two_is_enough_for_the_later_checks(embedded: EmbeddedBr
 def test_listener_of_a_controller() -> None:
     row = ApiVersionsResponse.ApiVersion
     keys = [row(api_key=18, min_version=0, max_version=3), row(api_key=62, min_version=0, max_version=4)]
-    answer = ApiVersionsResponse(error_code=0, api_keys=keys, throttle_time_ms=0)
-    with fake_broker(ApiVersions=lambda request, version: answer) as controller:
+    response = ApiVersionsResponse(error_code=0, api_keys=keys, throttle_time_ms=0)
+    with fake_broker(ApiVersions=lambda request, version: response) as controller:
         check, text = only_bad(findings(str(controller.address)))
     assert check == "versions" and "listener of a KRaft controller" in text and "Set bootstrap.servers to" in text
 

@@ -165,13 +165,13 @@ def test_a_deleted_group_that_exists_again_is_counted_once() -> None:
 
 
 def test_an_error_is_a_metric_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    answers: list[Any] = [NetworkError("No broker."), NetworkError("No broker."), [Sample("kafka_brokers", (), 3)]]
+    responses: list[Any] = [NetworkError("No broker."), NetworkError("No broker."), [Sample("kafka_brokers", (), 3)]]
 
     def read() -> list[Sample]:
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return list(answer)
+        response = responses.pop(0)
+        if isinstance(response, Exception):
+            raise response
+        return list(response)
 
     part = MetricsPart("lag", read, 60)
     part.update()

@@ -118,8 +118,8 @@ def test_epochs_are_requested_from_each_leader_at_once() -> None:
         return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=[topic(topic="t", partitions=rows)])
 
     bench.script.prepare("OffsetForLeaderEpoch", respond, respond)
-    asked = {T0._replace(partition=n): 7 for n in range(3)}
-    assert bench.cluster.end_offsets_for_epochs(asked) == dict.fromkeys(asked, EpochEndOffset(7, 10))
+    requested = {T0._replace(partition=n): 7 for n in range(3)}
+    assert bench.cluster.end_offsets_for_epochs(requested) == dict.fromkeys(requested, EpochEndOffset(7, 10))
     requests = bench.script.requests("OffsetForLeaderEpoch")
     assert sorted([p.partition for p in r.topics[0].partitions] for r in requests) == [[0, 1], [2]]
 

@@ -16,11 +16,11 @@ STATIC = {"assignors": ("cooperative-sticky",), "group_instance_id": "i"}
 ONE, OTHER = (encode_assignment(Assignment((partition,))) for partition in (T0, T1))
 
 
-def returned(answer: Any, **settings: Any) -> Bench:
-    """A static member that was assigned T0 without a rebalance; `answer` is the DescribeGroups response."""
+def returned(response: Any, **settings: Any) -> Bench:
+    """A static member that was assigned T0 without a rebalance; `response` is the DescribeGroups response."""
     bench = Bench(**(settings or STATIC))
     bench.script.is_leader, bench.script.assigned = False, (T0,)
-    bench.script.prepare("DescribeGroups", answer)
+    bench.script.prepare("DescribeGroups", response)
     bench.poll()
     bench.run_thread()
     return bench
@@ -37,7 +37,7 @@ def test_unassigned_partitions_request_a_rebalance() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         lambda request: described(ONE, OTHER),
         lambda request: described(ONE, state="PreparingRebalance"),
@@ -47,8 +47,8 @@ def test_unassigned_partitions_request_a_rebalance() -> None:
     ],
     ids=["all assigned", "rebalancing", "error", "unreadable", "lost"],
 )
-def test_without_unassigned_partitions_no_rebalance_is_requested(answer: Any) -> None:
-    bench = returned(answer)
+def test_without_unassigned_partitions_no_rebalance_is_requested(response: Any) -> None:
+    bench = returned(response)
     assert not bench.member.rejoin_needed
     assert bench.settle().partitions == (T0,)
     assert len([request for request in bench.script.requests("JoinGroup") if request.member_id]) == 0

@@ -10,7 +10,7 @@ from spark_groupsource.group.classic_group import ClassicGroup
 from spark_groupsource.group.members import DelayedRequest, Member, Protocols, most_voted
 from spark_groupsource.group.states import COMPLETING_REBALANCE, EMPTY, PREPARING_REBALANCE
 
-PARKED = DelayedRequest("token", 9)
+DELAYED = DelayedRequest("token", 9)
 
 
 def member(member_id: str, *names: str, instance: str | None = None, join: DelayedRequest | None = None) -> Member:
@@ -66,9 +66,9 @@ def test_static_members_and_protocol_names() -> None:
 def test_members_with_delayed_requests_satisfy_the_heartbeat() -> None:
     one = member("a")
     assert not one.has_satisfied_heartbeat
-    one.awaiting_join = PARKED
+    one.awaiting_join = DELAYED
     assert one.has_satisfied_heartbeat
-    one.awaiting_join, one.awaiting_sync = None, PARKED
+    one.awaiting_join, one.awaiting_sync = None, DELAYED
     assert one.has_satisfied_heartbeat
     one.is_new = True
     assert not one.has_satisfied_heartbeat
@@ -128,11 +128,11 @@ def test_update_replaces_protocols_and_timeouts() -> None:
 
 @pytest.mark.conformance("ST-040", "ST-041")
 def test_replacing_a_static_member() -> None:
-    group = group_of(member("a", instance="one", join=PARKED), member("b"))
+    group = group_of(member("a", instance="one", join=DELAYED), member("b"))
     with pytest.raises(ValueError, match="unknown"):
         group.replace_static_member("unknown", "c")
     old, new = group.replace_static_member("one", "c")
-    assert (old.member_id, old.awaiting_join, new.awaiting_join) == ("a", PARKED, None)
+    assert (old.member_id, old.awaiting_join, new.awaiting_join) == ("a", DELAYED, None)
     assert group.static_members == {"one": "c"}
     assert (group.leader_id, group.awaiting_join_count) == ("c", 0)
     assert set(group.members) == {"b", "c"}
@@ -177,9 +177,9 @@ def test_delayed_join_is_taken_once() -> None:
     one = member("a")
     group = group_of(one)
     assert group.take_awaiting_join(one) is None
-    assert group.await_join(one, PARKED) is None
+    assert group.await_join(one, DELAYED) is None
     assert group.awaiting_join_count == 1
-    assert group.await_join(one, DelayedRequest("later", 9)) == PARKED
+    assert group.await_join(one, DelayedRequest("later", 9)) == DELAYED
     assert group.awaiting_join_count == 1
     assert group.take_awaiting_join(one) == DelayedRequest("later", 9)
     assert group.take_awaiting_join(one) is None
@@ -188,12 +188,12 @@ def test_delayed_join_is_taken_once() -> None:
 
 @pytest.mark.conformance("ST-063", "ST-064")
 def test_leader_that_has_not_joined_is_replaced() -> None:
-    leader, other = member("a"), member("b", join=PARKED)
+    leader, other = member("a"), member("b", join=DELAYED)
     group = group_of(leader, other)
     assert group.leader_id == "a"
     assert group.maybe_elect_joined_leader()
     assert group.leader_id == "b"
-    group.await_join(leader, PARKED)
+    group.await_join(leader, DELAYED)
     assert group.maybe_elect_joined_leader()
     assert group.leader_id == "b"
     group.take_awaiting_join(leader)

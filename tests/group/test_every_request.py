@@ -43,7 +43,7 @@ CHANGED = (("range", b"changed"),)
 LONG_MS = 60_000
 
 
-class Who(Enum):
+class Sender(Enum):
     """Sender of a request; in a group without members, former members."""
 
     LEADER = "leader"
@@ -51,10 +51,10 @@ class Who(Enum):
     STATIC = "static member with its instance id"
     RETURNED = "instance id without member id"
     FENCED = "instance id with the member id it had before"
-    MISNAMED = "member with an unknown instance id"
+    OTHER_INSTANCE = "member with an unknown instance id"
     PENDING = "pending member id"
-    STRANGER = "unknown member id"
-    NOBODY = "neither id"
+    UNKNOWN_ID = "unknown member id"
+    NEITHER = "neither id"
 
 
 class Generation(Enum):
@@ -66,17 +66,17 @@ class Generation(Enum):
     NO = None
 
 
-class Cast(NamedTuple):
-    """Returns (member id, group instance id) of each `Who`."""
+class Senders(NamedTuple):
+    """Returns (member id, group instance id) of each `Sender`."""
 
-    ids: dict[Who, tuple[str, str | None]]
+    ids: dict[Sender, tuple[str, str | None]]
     generation_id: int
 
     def generation(self, which: Generation) -> int:
         return -1 if which.value is None else self.generation_id + which.value
 
 
-def staged(context: GroupContext, state: GroupState) -> Cast:
+def staged(context: GroupContext, state: GroupState) -> Senders:
     """Returns a group in `state` with three members, if it has any, and a pending member id."""
     context.commit(7)
     leader = context.join(rebalance_ms=LONG_MS)
@@ -100,18 +100,18 @@ def staged(context: GroupContext, state: GroupState) -> Cast:
     pending = context.join(version=9).member_id
     if state is DEAD:
         context.kill()
-    ids: dict[Who, tuple[str, str | None]] = {
-        Who.LEADER: members[0],
-        Who.FOLLOWER: members[1],
-        Who.STATIC: members[2],
-        Who.RETURNED: ("", "i"),
-        Who.FENCED: (gone.member_id, "i"),
-        Who.MISNAMED: (follower.member_id, "i-other"),
-        Who.PENDING: (pending, None),
-        Who.STRANGER: ("made-up", None),
-        Who.NOBODY: ("", None),
+    ids: dict[Sender, tuple[str, str | None]] = {
+        Sender.LEADER: members[0],
+        Sender.FOLLOWER: members[1],
+        Sender.STATIC: members[2],
+        Sender.RETURNED: ("", "i"),
+        Sender.FENCED: (gone.member_id, "i"),
+        Sender.OTHER_INSTANCE: (follower.member_id, "i-other"),
+        Sender.PENDING: (pending, None),
+        Sender.UNKNOWN_ID: ("made-up", None),
+        Sender.NEITHER: ("", None),
     }
-    return Cast(ids, generation_id)
+    return Senders(ids, generation_id)
 
 
 def snapshot(context: GroupContext) -> object:
@@ -129,23 +129,25 @@ def snapshot(context: GroupContext) -> object:
     return in_memory, dict(context.timers), list(context.log)
 
 
-def member_error(state: GroupState, who: Who) -> ErrorCode:
+def member_error(state: GroupState, sender: Sender) -> ErrorCode:
     """Returns the result of the member check."""
-    if state is EMPTY or who in (Who.MISNAMED, Who.PENDING, Who.STRANGER, Who.NOBODY):
+    if state is EMPTY or sender in (Sender.OTHER_INSTANCE, Sender.PENDING, Sender.UNKNOWN_ID, Sender.NEITHER):
         return UNKNOWN
-    return FENCED if who in (Who.FENCED, Who.RETURNED) else NONE
+    return FENCED if sender in (Sender.FENCED, Sender.RETURNED) else NONE
 
 
 Expected = tuple[ErrorCode | None, bool]
 """The error, None for a delayed request, and whether the session is renewed."""
 
 
-def expected_of_member(state: GroupState, operation: GroupOperation, who: Who, generation: Generation) -> Expected:
+def expected_of_member(
+    state: GroupState, operation: GroupOperation, sender: Sender, generation: Generation
+) -> Expected:
     """Checks member, then generation, then state."""
     rule = GROUP_RULES[state][operation]
     if state is DEAD or (state is EMPTY and operation is GroupOperation.SYNC):
         return rule.error, False
-    error = member_error(state, who)
+    error = member_error(state, sender)
     if error is NONE and generation is not Generation.RIGHT:
         error = ILLEGAL
     if error is not NONE:
@@ -153,47 +155,47 @@ def expected_of_member(state: GroupState, operation: GroupOperation, who: Who, g
     return (None if rule.action is GroupAction.AWAIT_SYNC else rule.error), rule.renews_session
 
 
-def expected_of_commit(state: GroupState, who: Who, generation: Generation) -> Expected:
+def expected_of_commit(state: GroupState, sender: Sender, generation: Generation) -> Expected:
     if state is EMPTY and generation is Generation.NO:
         return GROUP_RULES[state][GroupOperation.COMMIT_SIMPLE].error, False
-    if state is not DEAD and generation is Generation.NO and who is Who.NOBODY:
+    if state is not DEAD and generation is Generation.NO and sender is Sender.NEITHER:
         return GROUP_RULES[state][GroupOperation.COMMIT_SIMPLE].error, False
-    return expected_of_member(state, GroupOperation.COMMIT_MEMBER, who, generation)
+    return expected_of_member(state, GroupOperation.COMMIT_MEMBER, sender, generation)
 
 
-def expected_of_transactional_commit(state: GroupState, who: Who, generation: Generation) -> Expected:
-    if generation is Generation.NO and (state is EMPTY or who is Who.NOBODY):
+def expected_of_transactional_commit(state: GroupState, sender: Sender, generation: Generation) -> Expected:
+    if generation is Generation.NO and (state is EMPTY or sender is Sender.NEITHER):
         return GROUP_RULES[state][GroupOperation.COMMIT_TRANSACTIONAL].error, False
-    return expected_of_member(state, GroupOperation.COMMIT_TRANSACTIONAL, who, generation)
+    return expected_of_member(state, GroupOperation.COMMIT_TRANSACTIONAL, sender, generation)
 
 
-def expected_of_join(state: GroupState, who: Who, changed: bool) -> Expected:
+def expected_of_join(state: GroupState, sender: Sender, changed: bool) -> Expected:
     cells = GROUP_RULES[state]
     if state is DEAD:
         return cells[GroupOperation.JOIN_KNOWN].error, False
-    if who is Who.NOBODY or who is Who.PENDING or (who is Who.RETURNED and state is EMPTY):
+    if sender is Sender.NEITHER or sender is Sender.PENDING or (sender is Sender.RETURNED and state is EMPTY):
         assert cells[GroupOperation.JOIN_NEW].action is GroupAction.ADD_MEMBER
         return None, False
-    if who is Who.RETURNED:
+    if sender is Sender.RETURNED:
         # in Stable the selected protocol is kept, so the record is stored and the response sent
         is_stored = cells[GroupOperation.REPLACE_STATIC].action is GroupAction.STORE_IF_PROTOCOL_KEPT
         return (NONE if is_stored else None), False
-    error = member_error(state, who)
+    error = member_error(state, sender)
     if error is not NONE:
         return error, False
     action = cells[GroupOperation.JOIN_KNOWN].action
     is_immediate = action is GroupAction.RETURN_IF_UNCHANGED or (
-        action is GroupAction.RETURN_IF_UNCHANGED_FOLLOWER and who is not Who.LEADER
+        action is GroupAction.RETURN_IF_UNCHANGED_FOLLOWER and sender is not Sender.LEADER
     )
     return (NONE if is_immediate and not changed else None), False
 
 
-def expected_of_leave(state: GroupState, who: Who) -> Expected:
+def expected_of_leave(state: GroupState, sender: Sender) -> Expected:
     if state is DEAD:
         return GROUP_RULES[state][GroupOperation.LEAVE].error, False
-    if who is Who.PENDING or (who is Who.RETURNED and state is not EMPTY):
+    if sender is Sender.PENDING or (sender is Sender.RETURNED and state is not EMPTY):
         return NONE, False  # a pending member id leaves; an operator removes a static member by its group.instance.id
-    return member_error(state, who), False
+    return member_error(state, sender), False
 
 
 def check(context: GroupContext, before: object, error: ErrorCode | None, expected: Expected, member_id: str) -> None:
@@ -210,10 +212,12 @@ def check(context: GroupContext, before: object, error: ErrorCode | None, expect
         check_state(group, appends_pending=False)
 
 
-def send(context: GroupContext, api: Any, cast: Cast, who: Who, generation: Generation, changed: bool) -> Any:
+def send(
+    context: GroupContext, api: Any, senders: Senders, sender: Sender, generation: Generation, changed: bool
+) -> Any:
     """Returns the error of the response, None if it is delayed."""
-    member_id, instance_id = cast.ids[who]
-    generation_id = cast.generation(generation)
+    member_id, instance_id = senders.ids[sender]
+    generation_id = senders.generation(generation)
     if api is JoinGroupRequest:
         protocols = CHANGED if changed else RANGE
         handle = context.join(member_id, instance=instance_id, protocols=protocols, rebalance_ms=LONG_MS)
@@ -232,20 +236,20 @@ def send(context: GroupContext, api: Any, cast: Cast, who: Who, generation: Gene
     return context.commit_in_transaction(8, member_id, generation_id, instance=instance_id)[0]
 
 
-def expected_of(api: Any, state: GroupState, who: Who, generation: Generation, changed: bool) -> Expected:
+def expected_of(api: Any, state: GroupState, sender: Sender, generation: Generation, changed: bool) -> Expected:
     if api is JoinGroupRequest:
-        return expected_of_join(state, who, changed)
+        return expected_of_join(state, sender, changed)
     if api is SyncGroupRequest:
-        error, renews = expected_of_member(state, GroupOperation.SYNC, who, generation)
+        error, renews = expected_of_member(state, GroupOperation.SYNC, sender, generation)
         # the assignment of the leader is stored, and every member gets its response
-        return (NONE if error is None and who is Who.LEADER else error), renews
+        return (NONE if error is None and sender is Sender.LEADER else error), renews
     if api is HeartbeatRequest:
-        return expected_of_member(state, GroupOperation.HEARTBEAT, who, generation)
+        return expected_of_member(state, GroupOperation.HEARTBEAT, sender, generation)
     if api is LeaveGroupRequest:
-        return expected_of_leave(state, who)
+        return expected_of_leave(state, sender)
     if api is OffsetCommitRequest:
-        return expected_of_commit(state, who, generation)
-    return expected_of_transactional_commit(state, who, generation)
+        return expected_of_commit(state, sender, generation)
+    return expected_of_transactional_commit(state, sender, generation)
 
 
 # the expectation for each request
@@ -270,20 +274,20 @@ WITHOUT_MEMBER = {
 @pytest.mark.parametrize("state", GroupState, ids=lambda state: state.value)
 def test_every_request_of_a_member_in_every_state(state: GroupState, api: Any) -> None:
     generations, changes = OF_MEMBER[api]
-    for who in Who:
+    for sender in Sender:
         for generation in generations:
             for changed in changes:
                 context = GroupContext()
-                cast = staged(context, state)
+                senders = staged(context, state)
                 assert context.state() is state
                 context.clock.advance_ms(1)
                 before = snapshot(context)
-                error = send(context, api, cast, who, generation, changed)
-                expected = expected_of(api, state, who, generation, changed)
+                error = send(context, api, senders, sender, generation, changed)
+                expected = expected_of(api, state, sender, generation, changed)
                 try:
-                    check(context, before, error, expected, cast.ids[who][0])
+                    check(context, before, error, expected, senders.ids[sender][0])
                 except AssertionError as failure:
-                    raise AssertionError(f"{who}, {generation}, changed {changed}: {failure}") from failure
+                    raise AssertionError(f"{sender}, {generation}, changed {changed}: {failure}") from failure
 
 
 @pytest.mark.parametrize("api", WITHOUT_MEMBER, ids=lambda api: api.__name__)

@@ -180,10 +180,10 @@ def test_changed_metadata_in_completing_rebalance_starts_a_rebalance(context: Gr
     assert context.state() is COMPLETING_REBALANCE
 
 
-@pytest.mark.parametrize("who, listed", [(0, 2), (1, 0)])
-def test_retry_of_a_join_returns_the_generation(context: GroupContext, who: int, listed: int) -> None:
+@pytest.mark.parametrize("index, listed", [(0, 2), (1, 0)])
+def test_retry_of_a_join_returns_the_generation(context: GroupContext, index: int, listed: int) -> None:
     members = context.completing(2)
-    handle = context.join(members[who].member_id)
+    handle = context.join(members[index].member_id)
     assert handle.response.generation_id == 1
     assert len(handle.response.members) == listed
     assert context.state() is COMPLETING_REBALANCE

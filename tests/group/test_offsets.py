@@ -59,16 +59,16 @@ def test_request_after_unloading_gets_not_coordinator(context: GroupContext) -> 
 @pytest.mark.conformance("OM-003", "OM-004", "OM-005", "OM-006", "OM-008", "ST-065")
 def test_members_are_checked(context: GroupContext) -> None:
     (member,) = context.stable(instances=["one"])
-    who = member.member_id
+    member_id = member.member_id
     assert context.commit(1, "made-up", 1) == [ErrorCode.UNKNOWN_MEMBER_ID]
-    assert context.commit(1, who, 2) == [ErrorCode.ILLEGAL_GENERATION]
-    assert context.commit(1, who, -1) == [ErrorCode.ILLEGAL_GENERATION]
-    assert context.commit(1, who, 1, instance="unknown") == [ErrorCode.UNKNOWN_MEMBER_ID]
+    assert context.commit(1, member_id, 2) == [ErrorCode.ILLEGAL_GENERATION]
+    assert context.commit(1, member_id, -1) == [ErrorCode.ILLEGAL_GENERATION]
+    assert context.commit(1, member_id, 1, instance="unknown") == [ErrorCode.UNKNOWN_MEMBER_ID]
     assert context.commit(1, "made-up", 1, instance="one") == [ErrorCode.FENCED_INSTANCE_ID]
     assert context.commit(1) == [ErrorCode.UNKNOWN_MEMBER_ID]
     assert context.commit(1, "", 1) == [ErrorCode.UNKNOWN_MEMBER_ID]
-    assert context.commit(1, who, 1, instance="one") == NONE
-    assert context.commit(1, who, 1) == NONE
+    assert context.commit(1, member_id, 1, instance="one") == NONE
+    assert context.commit(1, member_id, 1) == NONE
 
 
 @pytest.mark.conformance("GC-111", "GC-112", "GC-113", "OM-007", "ST-065")

@@ -249,12 +249,12 @@ def test_pending_id_leaves_with_an_unknown_instance(context: GroupContext) -> No
 def test_leader_follower_and_pending_id_leave_at_once(context: GroupContext, with_unknown: bool) -> None:
     leader, follower = context.stable(2)
     pending = context.join(version=4).member_id
-    who = [(leader.member_id, None), (follower.member_id, None), (pending, None)]
+    identities = [(leader.member_id, None), (follower.member_id, None), (pending, None)]
     expected = [ErrorCode.NONE] * 3
     if with_unknown:
-        who.append(("made-up", None))
+        identities.append(("made-up", None))
         expected.append(UNKNOWN)
-    assert context.leave_errors(*who) == expected
+    assert context.leave_errors(*identities) == expected
     assert context.state() is EMPTY
 
 

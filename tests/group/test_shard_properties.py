@@ -22,7 +22,7 @@ GROUPS = st.sampled_from(["a", "a", "b"])
 INSTANCES = st.sampled_from([None, None, "i-0", "i-1"])
 LISTS = [(("range", b""),), (("range", b""), ("sticky", b"")), (("sticky", b""), ("range", b""))]
 PROTOCOLS = st.sampled_from(LISTS)
-WHO = st.integers(0, 6)
+NUMBERS = st.integers(0, 6)
 RARELY = st.sampled_from([False, False, False, True])
 
 
@@ -40,7 +40,7 @@ class Coordinator(RuleBasedStateMachine):
             self.context.join(group="a", instance=instance, protocols=LISTS[1])
         self.complete_rebalance("a")
 
-    def who(self, group_id: str, at: int) -> tuple[str, str | None, int]:
+    def member(self, group_id: str, at: int) -> tuple[str, str | None, int]:
         """Returns a current member, a former member or none."""
         group = self.context.shard.group(group_id)
         members = list(group.members.values()) if group else []
@@ -57,9 +57,9 @@ class Coordinator(RuleBasedStateMachine):
             version = max(version, 5)
         self.context.join(group=group, instance=instance, protocols=protocols, version=version)
 
-    @rule(group=GROUPS, at=WHO, protocols=PROTOCOLS)
+    @rule(group=GROUPS, at=NUMBERS, protocols=PROTOCOLS)
     def join_known(self, group: str, at: int, protocols: Protocols) -> None:
-        member_id, instance, _ = self.who(group, at)
+        member_id, instance, _ = self.member(group, at)
         self.context.join(member_id, group=group, instance=instance, protocols=protocols, version=9)
 
     @rule(group=GROUPS)
@@ -92,25 +92,25 @@ class Coordinator(RuleBasedStateMachine):
                 self.context.advance(50)
         self.all_sync(group)
 
-    @rule(group=GROUPS, at=WHO, stale=st.booleans())
+    @rule(group=GROUPS, at=NUMBERS, stale=st.booleans())
     def sync(self, group: str, at: int, stale: bool) -> None:
-        member_id, instance, generation_id = self.who(group, at)
+        member_id, instance, generation_id = self.member(group, at)
         none = {"protocol_type": None, "protocol_name": None}
         self.context.sync(member_id, generation_id - stale, {}, group=group, instance=instance, version=4, **none)
 
-    @rule(group=GROUPS, at=WHO)
+    @rule(group=GROUPS, at=NUMBERS)
     def heartbeat(self, group: str, at: int) -> None:
-        member_id, instance, generation_id = self.who(group, at)
+        member_id, instance, generation_id = self.member(group, at)
         self.context.heartbeat(member_id, generation_id, group=group, instance=instance)
 
-    @rule(group=GROUPS, at=WHO)
+    @rule(group=GROUPS, at=NUMBERS)
     def leave(self, group: str, at: int) -> None:
-        member_id, instance, _ = self.who(group, at)
+        member_id, instance, _ = self.member(group, at)
         self.context.leave((member_id, instance), group=group)
 
-    @rule(group=GROUPS, at=WHO, offset=st.integers(0, 99), partition=st.integers(0, 2), simple=st.booleans())
+    @rule(group=GROUPS, at=NUMBERS, offset=st.integers(0, 99), partition=st.integers(0, 2), simple=st.booleans())
     def commit(self, group: str, at: int, offset: int, partition: int, simple: bool) -> None:
-        member_id, _, generation_id = self.who(group, at)
+        member_id, _, generation_id = self.member(group, at)
         if simple:
             member_id, generation_id = "", -1
         self.context.release_appends()

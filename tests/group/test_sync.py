@@ -57,11 +57,11 @@ def test_another_generation(context: GroupContext, generation_id: int) -> None:
 
 
 @pytest.mark.conformance("GC-061", "JM-073", "GC-062", "JM-074")
-@pytest.mark.parametrize("who", [0, 1], ids=["leader", "follower"])
+@pytest.mark.parametrize("index", [0, 1], ids=["leader", "follower"])
 @pytest.mark.parametrize("wrong", [{"protocol_type": "connect"}, {"protocol_name": "roundrobin"}], ids=str)
-def test_another_protocol_type_or_name(context: GroupContext, who: int, wrong: dict[str, str]) -> None:
+def test_another_protocol_type_or_name(context: GroupContext, index: int, wrong: dict[str, str]) -> None:
     members = context.completing(2)
-    handle = context.sync(members[who].member_id, 1, {}, **wrong)  # type: ignore[arg-type]
+    handle = context.sync(members[index].member_id, 1, {}, **wrong)  # type: ignore[arg-type]
     assert handle.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert (handle.response.protocol_type, handle.response.assignment) == (None, b"")
     assert context.state() is COMPLETING_REBALANCE

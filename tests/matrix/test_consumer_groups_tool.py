@@ -151,8 +151,8 @@ def test_the_command_lines_of_kafkas_tool(cluster: Cluster, java: JavaTools, top
     ours = {"G1": f"{run}-o-1", "G2": f"{run}-o-2", "A": f"{run}-active"}
     _fill(cluster, topic, [theirs["G1"], theirs["G2"], ours["G1"], ours["G2"]])
     differences = []
-    for who, names in (("theirs", theirs), ("ours", ours)):
-        directory = tmp_path / who
+    for side, names in (("theirs", theirs), ("ours", ours)):
+        directory = tmp_path / side
         directory.mkdir()
         (directory / "negative.csv").write_text(f"{topic},0,-3\n")
         (directory / "topics.csv").write_text(f"{topic},0,2\n{topic},1,50\n")
@@ -162,10 +162,10 @@ def test_the_command_lines_of_kafkas_tool(cluster: Cluster, java: JavaTools, top
         for line in (COMMAND_LINES + (REJECTED_LINES if cluster.name == "embedded" else "")).strip().splitlines():
             is_of_all_groups = "--list" in line or "--all-groups" in line
             results = []
-            for who, names in (("theirs", theirs), ("ours", ours)):
-                shown = {**names, "T": topic, "DIR": str(tmp_path / who)}
+            for side, names in (("theirs", theirs), ("ours", ours)):
+                shown = {**names, "T": topic, "DIR": str(tmp_path / side)}
                 words = [*_arguments(line, shown), "--bootstrap-server", cluster.bootstrap_servers]
-                if who == "theirs":
+                if side == "theirs":
                     done = java.call(GROUPS, *words)
                     out, err, status = done.stdout, done.stderr, done.returncode
                 else:

@@ -55,8 +55,8 @@ def send(
     request = produce_request(
         topic, bytes(data), partition, transactional_id=producer.transactional_id if named else None
     )
-    answer = producer.connection.call(request, version).responses[0].partition_responses[0]
-    return ErrorCode(answer.error_code), answer.log_start_offset
+    response = producer.connection.call(request, version).responses[0].partition_responses[0]
+    return ErrorCode(response.error_code), response.log_start_offset
 
 
 @pytest.mark.conformance("PS-048", "PS-050")

@@ -107,9 +107,9 @@ def test_other_readers_decode_our_batches(records, reader, codec):
 def call(bootstrap_servers, request, version):
     """Sends one request on a new connection, without the client package."""
     host, _, port = bootstrap_servers.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=30) as connection, connection.makefile("rb") as answers:
+    with socket.create_connection((host, int(port)), timeout=30) as connection, connection.makefile("rb") as responses:
         connection.sendall(encode_request(request, version, 1, "test"))
-        frame = answers.read(frame_length(answers.read(4), 1 << 20))
+        frame = responses.read(frame_length(responses.read(4), 1 << 20))
     return decode_response(memoryview(frame), request, version, 1)
 
 

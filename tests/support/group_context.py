@@ -457,14 +457,14 @@ class GroupContext:
         **how: Any,
     ) -> Sequence[Joined]:
         """Returns the members of a CompletingRebalance group; the first is the leader."""
-        who: list[str | None] = list(instances) or [None] * count
-        handles = [self.join(instance=instance, protocols=protocols, **how) for instance in who]
+        instance_ids: list[str | None] = list(instances) or [None] * count
+        handles = [self.join(instance=instance, protocols=protocols, **how) for instance in instance_ids]
         while any(handle.is_delayed for handle in handles):  # a window with a new member is followed by another one
             assert JoinTimer(how.get("group", GROUP)) in self.timers
             self.advance(DELAY_MS)
         return [
             Joined(a.member_id, a.response.generation_id, a.response.leader, i)
-            for a, i in zip(handles, who, strict=True)
+            for a, i in zip(handles, instance_ids, strict=True)
         ]
 
     def stable(

@@ -45,7 +45,7 @@ _GROWTH_MB = 300
 
 @st.composite
 def frames(draw: st.DrawFn) -> bytes:
-    """A request with its length, as sent or spoilt."""
+    """A request with its length, as encoded or damaged."""
     key, version = draw(st.sampled_from(VERSIONS))
     if key in _MAKES_FILES or draw(st.integers(0, 9)) == 0:
         body = draw(st.binary(max_size=200))
@@ -55,7 +55,7 @@ def frames(draw: st.DrawFn) -> bytes:
         _use_known_names(request)
     data = bytearray(encode_request(request, version, 1, "fuzz"))
     for _ in range(draw(st.integers(0, 4))):
-        # not the API: a spoilt request must not become one that makes files
+        # not the API: a damaged request must not become one that makes files
         at = draw(st.integers(8, max(len(data) - 1, 8)))
         what = draw(st.sampled_from(["flip", "cut", "insert", "large", "negative", "varint", "version"]))
         if what == "flip" and at < len(data):
@@ -140,7 +140,7 @@ class Fuzz:
         self._other_client = _connect(self._address)
         if self._sasl:
             _log_in(self._other_client)
-        self._ask = bytes(encode_request(ApiVersionsRequest(), 0, 1, "other"))
+        self._request = bytes(encode_request(ApiVersionsRequest(), 0, 1, "other"))
         self._memory_mb = memory_mb()
         self._threads = threading.active_count()
         return self
@@ -152,7 +152,7 @@ class Fuzz:
     def run(self, sent: list[bytes], waits: bool) -> None:
         """Runs one hostile client, then a request of the other client."""
         send_hostile(self._address, sent, waits, self._sasl and len(b"".join(sent)) % 2 == 0)
-        self._other_client.sendall(self._ask)
+        self._other_client.sendall(self._request)
         (length,) = struct.unpack(">i", self._take(4))
         self._take(length)
         bugs = unexpected_errors(self._broker.reports)

@@ -121,8 +121,8 @@ def fetch(connection: RawConnection, topic: str, offset: int, version: int = 11,
     return connection.call(fetch_request(topic, offset, **options), version).responses[0].partitions[0]
 
 
-def fetched_values(answer) -> list[bytes | None]:
-    data = bytes(answer.records or b"")
+def fetched_values(response) -> list[bytes | None]:
+    data = bytes(response.records or b"")
     return [record.value for header in iter_batches(data) for record in decode_records(data, header)]
 
 

@@ -45,8 +45,8 @@ def frame(request: Any, version: int) -> bytes:
 
 def call(client: Any, request: Any, version: int) -> Any:
     """The decoded response, None if the broker closes the connection."""
-    answer = client.call(frame(request, version))
-    return None if answer is None else decode_response(memoryview(answer), request, version, 1)
+    response = client.call(frame(request, version))
+    return None if response is None else decode_response(memoryview(response), request, version, 1)
 
 
 def find_coordinator(client: Any, key_type: int, name: str) -> None:
@@ -176,8 +176,8 @@ def zeros_in_each_codec(target: Target) -> Outcome:
     with target.connect() as client:
         client.call(create_topics(1, 1, "zeros"))
         for codec, size in sizes.items():
-            answer = client.call(produce("zeros-0", zeros_batch(names[codec], codec, size)))
-            refused += answer is None or answer[-30:-28] != b"\0\0"
+            response = client.call(produce("zeros-0", zeros_batch(names[codec], codec, size)))
+            refused += response is None or response[-30:-28] != b"\0\0"
         for _ in range(5):
             client.call(list_offsets_at("zeros-0", 1_001))
     return Outcome(0, refused)

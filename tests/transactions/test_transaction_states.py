@@ -187,11 +187,11 @@ def test_other_producers_are_rejected_in_every_state(status: TransactionStatus) 
     stranger, current = ProducerIdAndEpoch(55, 0), context.producer
     zombie, future = (ProducerIdAndEpoch(current.producer_id, current.epoch + step) for step in (-1, 1))
     fenced = ErrorCode.PRODUCER_FENCED
-    for who, code in ((stranger, ErrorCode.INVALID_PRODUCER_ID_MAPPING), (zombie, fenced), (future, fenced)):
+    for producer, code in ((stranger, ErrorCode.INVALID_PRODUCER_ID_MAPPING), (zombie, fenced), (future, fenced)):
         # the state of an ending transaction changes by itself, so AddPartitionsToTxn is retried before it is checked
-        assert context.add(P1, producer=who) is (ErrorCode.CONCURRENT_TRANSACTIONS if is_ending(status) else code)
-        assert context.end(True, who) is code
-        assert context.shard.verify(T, who, P0) is code
+        assert context.add(P1, producer=producer) is (ErrorCode.CONCURRENT_TRANSACTIONS if is_ending(status) else code)
+        assert context.end(True, producer) is code
+        assert context.shard.verify(T, producer, P0) is code
     if is_ending(status):
         assert context.init(stranger) is ErrorCode.CONCURRENT_TRANSACTIONS
     assert context.shard.verify("unknown", stranger, P0) is ErrorCode.INVALID_PRODUCER_ID_MAPPING

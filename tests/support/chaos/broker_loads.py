@@ -122,15 +122,15 @@ class LogReader:
 
     def read(self, connection: RawConnection) -> None:
         while True:
-            answer = fetch(connection, self.topic, self.position, partition=self.partition)
-            if answer.error_code:
-                raise CheckFailed(f"{self.topic}-{self.partition} at {self.position}: error {answer.error_code}")
-            if self.position >= answer.high_watermark:
+            response = fetch(connection, self.topic, self.position, partition=self.partition)
+            if response.error_code:
+                raise CheckFailed(f"{self.topic}-{self.partition} at {self.position}: error {response.error_code}")
+            if self.position >= response.high_watermark:
                 return
-            data = bytes(answer.records or b"")
+            data = bytes(response.records or b"")
             if not data:
                 name = f"{self.topic}-{self.partition}"
-                raise CheckFailed(f"{name}: nothing at {self.position} < {answer.high_watermark}")
+                raise CheckFailed(f"{name}: nothing at {self.position} < {response.high_watermark}")
             for header in iter_batches(data):
                 records = decode_records(data, header)
                 self.found += [(r.key, r.value or b"") for r in records if r.offset >= self.position]
@@ -162,9 +162,9 @@ class Idempotent(Load):
             [Record(None, value + b"." * 50, 1_000) for value in values],
             producer_id=self._producer_id, producer_epoch=0, base_sequence=self._sequence,
         )  # fmt: skip
-        answer = produce(connection, self.topic, batch)
-        if answer.error_code:
-            raise CheckFailed(f"{self.topic}: error {answer.error_code} {answer.error_message}")
+        response = produce(connection, self.topic, batch)
+        if response.error_code:
+            raise CheckFailed(f"{self.topic}: error {response.error_code} {response.error_message}")
         self._sequence += len(values)
         self.acked.update(values)
 
@@ -243,9 +243,9 @@ class Compacted(Load):
     def step(self, connection: RawConnection) -> None:
         self._number += 1
         key = b"%d" % (self._number % KEYS)
-        answer = produce(connection, self.topic, encode_batch([Record(key, b"%d" % self._number, 1_000)] * 20))
-        if answer.error_code:
-            raise CheckFailed(f"{self.topic}: error {answer.error_code} {answer.error_message}")
+        response = produce(connection, self.topic, encode_batch([Record(key, b"%d" % self._number, 1_000)] * 20))
+        if response.error_code:
+            raise CheckFailed(f"{self.topic}: error {response.error_code} {response.error_message}")
         self.latest[key] = self._number
 
     def acknowledged(self) -> object:
@@ -323,8 +323,8 @@ def commit(connection: RawConnection, group: str, offsets: dict[str, list[tuple[
         topics=topics,
     )
     while True:
-        answer = connection.call(request, 8)
-        code = next((p.error_code for t in answer.topics for p in t.partitions if p.error_code), 0)
+        response = connection.call(request, 8)
+        code = next((p.error_code for t in response.topics for p in t.partitions if p.error_code), 0)
         if code != LOADING:
             return code
         time.sleep(0.005)
@@ -332,8 +332,8 @@ def commit(connection: RawConnection, group: str, offsets: dict[str, list[tuple[
 
 def committed(connection: RawConnection, group: str) -> dict[tuple[str, int], int]:
     request = OffsetFetchRequest(group_id=group, topics=None, require_stable=True)
-    while (answer := connection.call(request, 7)).error_code == LOADING:
+    while (response := connection.call(request, 7)).error_code == LOADING:
         time.sleep(0.005)
-    if answer.error_code:
-        raise CheckFailed(f"fetching the offsets of group {group} failed with error {answer.error_code}")
-    return {(t.name, p.partition_index): p.committed_offset for t in answer.topics for p in t.partitions}
+    if response.error_code:
+        raise CheckFailed(f"fetching the offsets of group {group} failed with error {response.error_code}")
+    return {(t.name, p.partition_index): p.committed_offset for t in response.topics for p in t.partitions}

@@ -194,11 +194,11 @@ class Checks:
         partitions: Sequence[TopicPartition] = ()
         if response.assignment:
             partitions = decode_assignment(bytes(response.assignment)).partitions
-        who = canonical(request.member_id)
+        sender = canonical(request.member_id)
         generation = (group.group_id, self._births.get(group.group_id, 0), group.generation_id)
         for partition in partitions:
-            owner = self._owners.setdefault((*generation, partition), who)
-            _check(owner == who, "owner", "{} and {} own {} in {}", who, owner, partition, generation)
+            owner = self._owners.setdefault((*generation, partition), sender)
+            _check(owner == sender, "owner", "{} and {} own {} in {}", sender, owner, partition, generation)
 
     def _replied_HeartbeatRequest(self, token: int, waiting: Waiting, response: Any) -> None:
         if response.error_code in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
@@ -233,11 +233,11 @@ class Checks:
             _check(not before.member_ids, "generation", "a simple commit in a group of {}", before.member_ids)
             return
         self._check_generation(request, generation_id, before)
-        who = canonical(request.member_id)
+        sender = canonical(request.member_id)
         generation = (request.group_id, self._births.get(request.group_id, 0), generation_id)
         for partition in done:
-            other = self._committers.setdefault((*generation, partition), who)
-            _check(other == who, "owner", "{} and {} committed {} in {}", who, other, partition, generation)
+            other = self._committers.setdefault((*generation, partition), sender)
+            _check(other == sender, "owner", "{} and {} committed {} in {}", sender, other, partition, generation)
 
     def _replied_OffsetFetchRequest(self, token: int, waiting: Waiting, response: Any) -> None:
         groups = response.groups if waiting.version >= 8 else [response]

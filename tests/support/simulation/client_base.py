@@ -45,8 +45,8 @@ class Spec(NamedTuple):
 class Client:
     """Base of both clients: one request at a time, pauses, shutdown."""
 
-    def __init__(self, world: SimulationRun, name: str, spec: Spec) -> None:
-        self.world = world
+    def __init__(self, simulation: SimulationRun, name: str, spec: Spec) -> None:
+        self.simulation = simulation
         self.name = name
         self.spec = spec
         self.topics = tuple(spec.topics)
@@ -102,7 +102,7 @@ class Client:
     def disconnected(self) -> None:
         """Handles a lost connection."""
         if self._awaited:
-            self.world.time.call_in(1, self._lose, self._awaited)
+            self.simulation.time.call_in(1, self._lose, self._awaited)
 
     def act_stale(self) -> None:
         """Sends a commit and a heartbeat of the previous generation."""
@@ -118,7 +118,7 @@ class Client:
     def act_transactionally(self, producer_id: int) -> None:
         """Commits its partitions in a transaction."""
         if self.owned and not self.stopped:
-            offsets = {partition: self.world.next_offset() for partition in self.owned}
+            offsets = {partition: self.simulation.next_offset() for partition in self.owned}
             request = transactional_request(
                 self.spec.group_id, self.member_id, self.generation_id, self.instance_id, offsets, producer_id
             )
@@ -131,20 +131,20 @@ class Client:
         request_number = self._awaited = self._requests_sent
         self._awaited_kind = kind
         self._send(request, version, lambda response: self._take(request_number, response))
-        self.world.time.call_in(timeout_ms, self._lose, request_number)
+        self.simulation.time.call_in(timeout_ms, self._lose, request_number)
 
     def _send(self, request: Any, version: int, on_response: Callable[[Any], None]) -> None:
-        self.world.link(self.name).send(request, version, on_response, in_bytes=self.spec.version < 9)
+        self.simulation.link(self.name).send(request, version, on_response, in_bytes=self.spec.version < 9)
 
     def wake_at(self, at_ms: int) -> None:
         self._wake += 1
-        self.world.time.call_at(at_ms, self._woken, self._wake)
+        self.simulation.time.call_at(at_ms, self._woken, self._wake)
 
     def go(self) -> None:
         """Continues, unless it is stopped, paused or waits for a response."""
         if self.stopped or self._awaited:
             return
-        if self.world.time.now_ms < self.paused_until_ms:
+        if self.simulation.time.now_ms < self.paused_until_ms:
             self.wake_at(self.paused_until_ms)
         else:
             self.step()
@@ -156,8 +156,8 @@ class Client:
     def _take(self, request_number: int, response: Any) -> None:
         if self.stopped or request_number != self._awaited:
             return
-        if self.world.time.now_ms < self.paused_until_ms:
-            self.world.time.call_at(self.paused_until_ms, self._take, request_number, response)
+        if self.simulation.time.now_ms < self.paused_until_ms:
+            self.simulation.time.call_at(self.paused_until_ms, self._take, request_number, response)
             return
         self._awaited = 0
         self.on_response(self._awaited_kind, response)
@@ -166,9 +166,9 @@ class Client:
     def _lose(self, request_number: int) -> None:
         if self.stopped or request_number != self._awaited:
             return
-        if self.world.time.now_ms < self.paused_until_ms:
+        if self.simulation.time.now_ms < self.paused_until_ms:
             # a response that arrived during the pause is read first
-            self.world.time.call_at(self.paused_until_ms + 1, self._lose, request_number)
+            self.simulation.time.call_at(self.paused_until_ms + 1, self._lose, request_number)
             return
         self._awaited = 0
         self.on_lost(self._awaited_kind)
@@ -177,7 +177,7 @@ class Client:
     # --- requests
 
     def commit(self, partitions: Sequence[TopicPartition]) -> None:
-        self.commit_due_ms = self.world.time.now_ms + _COMMIT_MS
+        self.commit_due_ms = self.simulation.time.now_ms + _COMMIT_MS
         request = self._commit_request(self.member_id, self.generation_id, partitions)
         self.call("commit", request, self.versions.commit)
 
@@ -186,7 +186,7 @@ class Client:
         self.call("fetch", request, self.versions.fetch)
 
     def _commit_request(self, member_id: str, generation_id: int, partitions: Sequence[TopicPartition]) -> Any:
-        offsets = {partition: self.world.next_offset() for partition in partitions}
+        offsets = {partition: self.simulation.next_offset() for partition in partitions}
         return commit_request(self.spec.group_id, member_id, generation_id, self.instance_id, offsets)
 
     def _heartbeat_request(self, member_id: str, generation_id: int) -> Any:
@@ -197,13 +197,13 @@ class Client:
             group_instance_id=self.instance_id,
         )
 
-    def remember(self) -> None:
+    def keep_former_generation(self) -> None:
         """Keeps the current generation for `act_stale`."""
         self.before = (self.member_id, self.generation_id, self.owned)
 
     def refused(self, code: int) -> None:
         """Handles rejection by the group."""
-        self.world.refused(self, ErrorCode(code))
+        self.simulation.refused(self, ErrorCode(code))
 
     def assign(self, name: str, members: Sequence[tuple[str, str | None, bytes]]) -> dict[str, bytes]:
         """Returns the assignment of this leader."""

@@ -44,8 +44,8 @@ _REFUSED = (ErrorCode.GROUP_MAX_SIZE_REACHED, ErrorCode.INCONSISTENT_GROUP_PROTO
 class PackageMember(Client):
     """A member that runs the package's `Membership`."""
 
-    def __init__(self, world: SimulationRun, name: str, spec: Spec) -> None:
-        super().__init__(world, name, spec)
+    def __init__(self, simulation: SimulationRun, name: str, spec: Spec) -> None:
+        super().__init__(simulation, name, spec)
         config = MemberConfig(
             group_id=spec.group_id,
             assignors=tuple(self.protocol_names),
@@ -55,7 +55,7 @@ class PackageMember(Client):
             rebalance_timeout_ms=REBALANCE_MS,
             heartbeat_interval_ms=HEARTBEAT_MS,
         )
-        self.membership = Membership(config, world.time.now_ms)
+        self.membership = Membership(config, simulation.time.now_ms)
         self._sent = Generation()
         self._is_revoking = False
         self._joined_without_id = False
@@ -82,7 +82,7 @@ class PackageMember(Client):
         self.membership.subscription_changed("the subscription has changed")
 
     def step(self) -> None:
-        now_ms, membership = self.world.time.now_ms, self.membership
+        now_ms, membership = self.simulation.time.now_ms, self.membership
         action = membership.next_action(now_ms)
         if isinstance(action, LeaveOnPollTimeout):
             request = membership.leave_request("unpolled")
@@ -117,7 +117,7 @@ class PackageMember(Client):
                 self._last = (tuple(sorted(assignment.partitions)), generation.generation_id)
                 self.fetched = not completed.gained and self.fetched
         if membership.needs_prepare:
-            self.remember()
+            self.keep_former_generation()
             revoked = membership.released_partitions(self.topics).revoked
             if revoked and not self._is_revoking:
                 self._is_revoking = True
@@ -155,7 +155,7 @@ class PackageMember(Client):
         ]
 
     def on_response(self, kind: str, response: Any) -> None:
-        now_ms, membership = self.world.time.now_ms, self.membership
+        now_ms, membership = self.simulation.time.now_ms, self.membership
         if kind == "join":
             joined = membership.on_join_response(response, self._sent, now_ms)
             if isinstance(joined, Joined):
@@ -176,7 +176,7 @@ class PackageMember(Client):
             if rule.reaction is Reaction.RETRY_HEARTBEAT:
                 membership.on_heartbeat_failure(now_ms, _BACKOFF_MS)
             elif rule.reaction is Reaction.FENCED:
-                self.world.fenced(self)
+                self.simulation.fenced(self)
         elif kind == "commit":
             membership.on_commit_response(error_of(response), self._sent)
         elif kind == "fetch":
@@ -198,14 +198,14 @@ class PackageMember(Client):
 
     def _rebalance_failed(self, rule: ResponseRule, code: int) -> None:
         if rule.reaction is Reaction.REJOIN_AFTER_BACKOFF:
-            self.membership.retry_after(self.world.time.now_ms, _BACKOFF_MS)
+            self.membership.retry_after(self.simulation.time.now_ms, _BACKOFF_MS)
         elif rule.reaction is Reaction.FENCED:
-            self.world.fenced(self)
+            self.simulation.fenced(self)
         elif rule.reaction is Reaction.FAIL:
             self.refused(rule.code or code)
 
     def on_lost(self, kind: str) -> None:
-        now_ms, membership = self.world.time.now_ms, self.membership
+        now_ms, membership = self.simulation.time.now_ms, self.membership
         if kind in ("join", "sync"):
             membership.on_rebalance_failure(f"no response to {kind}")
             membership.retry_after(now_ms, _BACKOFF_MS)
@@ -216,8 +216,8 @@ class PackageMember(Client):
 class EagerConsumer(Client):
     """A minimal eager consumer."""
 
-    def __init__(self, world: SimulationRun, name: str, spec: Spec) -> None:
-        super().__init__(world, name, spec)
+    def __init__(self, simulation: SimulationRun, name: str, spec: Spec) -> None:
+        super().__init__(simulation, name, spec)
         self.member_id = ""
         self.generation_id = -1
         self.owned: Sequence[TopicPartition] = ()
@@ -235,11 +235,11 @@ class EagerConsumer(Client):
         self._rejoins = True
 
     def step(self) -> None:
-        now_ms = self.world.time.now_ms
+        now_ms = self.simulation.time.now_ms
         if now_ms < self._retry_at_ms:
             self.wake_at(self._retry_at_ms)
         elif self._rejoins and self.owned:
-            self.remember()
+            self.keep_former_generation()
             partitions, self.owned = self.owned, ()
             self.commit(partitions)
         elif self._rejoins:
@@ -263,12 +263,12 @@ class EagerConsumer(Client):
     def on_response(self, kind: str, response: Any) -> None:
         code = error_of(response)
         if code == _FENCED:
-            self.world.fenced(self)
+            self.simulation.fenced(self)
         elif code in _REFUSED:
             self.refused(code)
         elif kind == "fetch":
             self.fetched = code == ErrorCode.NONE
-            self._retry_at_ms = self.world.time.now_ms + (0 if self.fetched else _BACKOFF_MS)
+            self._retry_at_ms = self.simulation.time.now_ms + (0 if self.fetched else _BACKOFF_MS)
         elif code == ErrorCode.NONE:
             self._succeeded(kind, response)
         else:
@@ -295,15 +295,15 @@ class EagerConsumer(Client):
             self.owned = read_assignment(bytes(response.assignment)).partitions
             self._rejoins = self._joined_with != self.topics
             self.fetched = not self.owned
-            self._heartbeat_due_ms = self.world.time.now_ms + HEARTBEAT_MS
+            self._heartbeat_due_ms = self.simulation.time.now_ms + HEARTBEAT_MS
 
     def _failed(self, kind: str, code: int, response: Any) -> None:
-        now_ms = self.world.time.now_ms
+        now_ms = self.simulation.time.now_ms
         if code == ErrorCode.MEMBER_ID_REQUIRED:
             self.member_id = response.member_id
             return
         if code in _OUT:
-            self.remember()
+            self.keep_former_generation()
             self.generation_id, self.owned, self._rejoins = -1, (), True
             if code == ErrorCode.UNKNOWN_MEMBER_ID:
                 self.member_id = ""
@@ -316,4 +316,4 @@ class EagerConsumer(Client):
     def on_lost(self, kind: str) -> None:
         if kind in ("join", "sync"):
             self._rejoins = True
-            self._retry_at_ms = self.world.time.now_ms + _BACKOFF_MS
+            self._retry_at_ms = self.simulation.time.now_ms + _BACKOFF_MS

@@ -96,8 +96,8 @@ def sync_request(
 def leave_request(group_id: str, member_id: str, versions: Versions, instance_id: str | None = None) -> Any:
     if versions.leave < 3:
         return LeaveGroupRequest(group_id=group_id, member_id=member_id)
-    who = LeaveGroupRequest.MemberIdentity(member_id=member_id, group_instance_id=instance_id, reason=None)
-    return LeaveGroupRequest(group_id=group_id, members=[who])
+    identity = LeaveGroupRequest.MemberIdentity(member_id=member_id, group_instance_id=instance_id, reason=None)
+    return LeaveGroupRequest(group_id=group_id, members=[identity])
 
 
 def commit_request(

@@ -99,9 +99,9 @@ class SimulationRun:
             raise InvariantViolation(f"refused: {client.name} of group {client.spec.group_id} got {error.name}")
 
     def _restart(self, client: Client) -> None:
-        who = (client.spec.group_id, client.instance_id)
+        identity = (client.spec.group_id, client.instance_id)
         living = [other for other in self.clients.values() if not other.stopped]
-        taken = client.instance_id and any((other.spec.group_id, other.instance_id) == who for other in living)
+        taken = client.instance_id and any((other.spec.group_id, other.instance_id) == identity for other in living)
         if self.clients[client.name] is client and not taken:
             self._start(client.name, client.spec)
 

@@ -260,11 +260,11 @@ def test_responses_to_the_requests_of_a_member_are_equal(pair: Pair, version: in
     members = [group_cases.member_requests(broker, version, static) for broker in pair]
     steps = [next(requests) for requests in members]
     while steps:
-        answers = [broker.exchange(request, at) for broker, (_, request, at) in zip(pair, steps)]
-        ours, theirs = (normalize(broker, response) for broker, response in zip(pair, answers))
+        responses = [broker.exchange(request, at) for broker, (_, request, at) in zip(pair, steps)]
+        ours, theirs = (normalize(broker, response) for broker, response in zip(pair, responses))
         found += [f"{steps[0][0]}: {line}" for line in differences(ours, theirs)]
         try:
-            steps = [requests.send(response) for requests, response in zip(members, answers)]
+            steps = [requests.send(response) for requests, response in zip(members, responses)]
         except StopIteration:
             break
     assert not found, "\n".join(found)
