@@ -93,6 +93,7 @@ class ErrorCode(IntEnum):
     GROUP_ID_NOT_FOUND = 69
     FETCH_SESSION_ID_NOT_FOUND = 70
     INVALID_FETCH_SESSION_EPOCH = 71
+    LISTENER_NOT_FOUND = 72
     FENCED_LEADER_EPOCH = 74
     UNKNOWN_LEADER_EPOCH = 75
     UNSUPPORTED_COMPRESSION_TYPE = 76
@@ -126,6 +127,7 @@ class ErrorCode(IntEnum):
 
 RETRIABLE = frozenset(
     {
+        ErrorCode.CORRUPT_MESSAGE,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ErrorCode.LEADER_NOT_AVAILABLE,
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -142,6 +144,7 @@ RETRIABLE = frozenset(
         ErrorCode.KAFKA_STORAGE_ERROR,
         ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
         ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.LISTENER_NOT_FOUND,
         ErrorCode.FENCED_LEADER_EPOCH,
         ErrorCode.UNKNOWN_LEADER_EPOCH,
         ErrorCode.OFFSET_NOT_AVAILABLE,
@@ -250,21 +253,23 @@ class BrokerError(GroupSourceError):
         code: error number, possibly without a name in `ErrorCode`.
         operation: what failed, as a noun phrase that begins a sentence: ``Fetch of orders-0 at offset 5``.
         hint: sentences about the cause and what to do.
+        is_retried: this request is retried after the code, although others are not.
     """
 
-    def __init__(self, code: int, operation: str, hint: str = "") -> None:
+    def __init__(self, code: int, operation: str, hint: str = "", is_retried: bool = False) -> None:
         parts = (f"{operation} failed: {error_name(code)} ({code}).", hint, _remedy(code, hint))
         super().__init__(" ".join(filter(None, parts)))
         self.code = code
         self.operation = operation
         self.hint = hint
+        self._is_retried = is_retried
 
     @property
     def retriable(self) -> bool:
-        return self.code in RETRIABLE
+        return self._is_retried or self.code in RETRIABLE
 
     def __reduce__(self) -> tuple[object, ...]:
-        return BrokerError, (self.code, self.operation, self.hint)
+        return BrokerError, (self.code, self.operation, self.hint, self._is_retried)
 
 
 def _remedy(code: int, hint: str) -> str:

@@ -82,6 +82,14 @@ class GroupMember:
 PartitionRacks = Mapping[str, Sequence[Sequence[str]]]
 
 
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    """Groups partitions by topic, sorted."""
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted(partitions):
+        topics.setdefault(topic, []).append(partition)
+    return topics
+
+
 def bounded_names(names: Iterable[object], limit: int = 5, *, count: int | None = None) -> str:
     """Joins names for log lines and messages: at most `limit` of them, then the number of the others.
 

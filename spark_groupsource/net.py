@@ -1,13 +1,15 @@
-"""Sockets and TLS; the only module that imports `socket` and `ssl`."""
+"""Sockets; the only module that imports `socket`."""
 
 from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
 import os
 import socket
 import stat
-from typing import TYPE_CHECKING, NamedTuple
+import threading
+from typing import Any, Iterator, NamedTuple, Sequence
 
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import (
@@ -16,42 +18,23 @@ from spark_groupsource.errors import (
     NetworkError,
     RequestTimeoutError,
 )
-
-if TYPE_CHECKING:
-    # imported where TLS is used, because it takes as long as all other imports of this module
-    import ssl
+from spark_groupsource.tls import (
+    CLIENT_CERTIFICATE,
+    TlsSettings,
+    handshake_remedy,
+    is_certificate_alert,
+    is_lost_in_handshake,
+    tls_context,
+)
 
 Socket = socket.socket
 """Type of a connected socket, for modules that do not import `socket`."""
 
-# OpenSSL's names; a listener that is not ready or out of resources sends the alert internal_error
-_LOST_IN_HANDSHAKE = frozenset({"UNEXPECTED_EOF_WHILE_READING", "TLSV1_ALERT_INTERNAL_ERROR"})
-# X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
-# X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED
-_OUTSIDE_OF_VALIDITY = frozenset({9, 10})
-_OTHER_NAME = frozenset({62, 64})
-# OpenSSL's names of the alerts about the certificate of a client
-_CERTIFICATE_ALERTS = frozenset(
-    {
-        "SSLV3_ALERT_BAD_CERTIFICATE",
-        "SSLV3_ALERT_CERTIFICATE_EXPIRED",
-        "SSLV3_ALERT_CERTIFICATE_REVOKED",
-        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
-        "SSLV3_ALERT_NO_CERTIFICATE",
-        "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE",
-        "TLSV13_ALERT_CERTIFICATE_REQUIRED",
-        "TLSV1_ALERT_ACCESS_DENIED",
-        "TLSV1_ALERT_DECRYPT_ERROR",
-        "TLSV1_ALERT_UNKNOWN_CA",
-    }
-)
-_CLIENT_CERTIFICATE = (
-    "Set kafka.ssl.certificate.location and kafka.ssl.key.location to a certificate that the broker trusts "
-    "(ssl.client.auth)."
-)
 # the alert of a peer that has closed the connection has been received already
 _ALERT_WAIT_S = 0.1
 _CLOCK = SystemClock()
+_log = logging.getLogger(__name__)
+_SLOW_LOOKUP_MS = 5_000
 
 
 class Address(NamedTuple):
@@ -62,16 +45,6 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-class TlsSettings(NamedTuple):
-    """TLS files of one client, in PEM; None for the system's defaults."""
-
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    key_password: str | None = None
-    check_hostname: bool = True
 
 
 def parse_addresses(text: str, setting: str = "kafka.bootstrap.servers") -> tuple[Address, ...]:
@@ -94,19 +67,52 @@ def parse_addresses(text: str, setting: str = "kafka.bootstrap.servers") -> tupl
     return tuple(addresses)
 
 
-def resolve(address: Address) -> tuple[str, ...]:
+def resolve(address: Address, timeout_ms: int = 10_000) -> tuple[str, ...]:
     """Returns the IP addresses of a host, in the order in which `dial` tries them. Raises: NetworkError."""
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in _look_up(address, timeout_ms)))
+
+
+def _look_up(address: Address, timeout_ms: int) -> Sequence[tuple[Any, ...]]:
+    """Returns the rows of getaddrinfo, which has no timeout: the lookup of a name continues in its own thread.
+
+    Raises: NetworkError.
+    """
+    found: list[Sequence[tuple[Any, ...]] | Exception] = []
+
+    def look_up() -> None:
+        try:
+            found.append(socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:  # a name that is no valid host name
+            found.append(error)
+
+    if _is_ip_address(address.host):
+        look_up()
+    else:
+        started_ms = _CLOCK.now_ms()
+        thread = threading.Thread(target=look_up, name=f"lookup of {address.host}", daemon=True)
+        thread.start()
+        thread.join(timeout_ms / 1000)
+        if found and _CLOCK.now_ms() - started_ms > _SLOW_LOOKUP_MS:
+            _log.warning("[broker=%s] Slow name lookup: %d ms.", address, _CLOCK.now_ms() - started_ms)
+    if not found:
+        raise NetworkError(
+            f"Connecting to {address} failed: the host name was not resolved within {timeout_ms} ms. "
+            "Check the name server."
+        )
+    if isinstance(found[0], Exception):
+        reason = getattr(found[0], "strerror", None) or found[0]
+        raise NetworkError(
+            f"Connecting to {address} failed: the host name cannot be resolved ({reason}). Check the address."
+        ) from found[0]
+    return found[0]
+
+
+def _is_ip_address(host: str) -> bool:
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        raise _unresolved(address, error) from error
-    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
-
-
-def _unresolved(address: Address, error: socket.gaierror) -> NetworkError:
-    return NetworkError(
-        f"Connecting to {address} failed: the host name cannot be resolved ({error.strerror}). Check the address."
-    )
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> socket.socket:
@@ -115,11 +121,11 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
     Raises: NetworkError, also if the peer ends the TLS handshake; AuthenticationError if TLS verification fails;
         ConfigurationError if the files of `tls` cannot be loaded.
     """
-    context = None if tls is None else _tls_context(tls)
+    context = None if tls is None else tls_context(tls)
     try:
         connection = _connect(address, timeout_ms)
-    except socket.gaierror as error:
-        raise _unresolved(address, error) from error
+    except NetworkError:
+        raise
     except (TimeoutError, socket.timeout) as error:
         raise NetworkError(
             f"Connecting to {address} failed: no response within {timeout_ms} ms. Check the address and the firewall."
@@ -137,8 +143,9 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
         return context.wrap_socket(connection, server_hostname=address.host)
     except OSError as error:
         connection.close()
-        if isinstance(error, ssl.SSLError) and not _is_lost_in_handshake(error):
-            raise AuthenticationError(f"TLS handshake with {address} failed: {error}. {_tls_remedy(error)}") from error
+        if isinstance(error, ssl.SSLError) and not is_lost_in_handshake(error):
+            remedy = handshake_remedy(error)
+            raise AuthenticationError(f"TLS handshake with {address} failed: {error}. {remedy}") from error
         if isinstance(error, TimeoutError):
             raise NetworkError(f"TLS handshake with {address} failed: no response within {timeout_ms} ms.") from error
         raise NetworkError(
@@ -167,10 +174,10 @@ def has_tls_listener(address: Address, timeout_ms: int) -> bool:
 def _connect(address: Address, timeout_ms: int) -> socket.socket:
     """Connects to the first reachable address of a host name; each of them has a share of the time.
 
-    Raises: OSError of the last one.
+    Raises: OSError of the last one; NetworkError if the name was not resolved.
     """
     deadline_ms = _CLOCK.now_ms() + timeout_ms
-    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    found = _look_up(address, timeout_ms)
     failure = OSError("the host name has no address")
     for index, (family, kind, protocol, _, target) in enumerate(found):
         share_ms = max((deadline_ms - _CLOCK.now_ms()) // (len(found) - index), 1)
@@ -186,27 +193,6 @@ def _connect(address: Address, timeout_ms: int) -> socket.socket:
     raise failure
 
 
-def _tls_remedy(error: ssl.SSLError) -> str:
-    import ssl
-
-    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _OTHER_NAME:
-        return (
-            "Set kafka.bootstrap.servers and advertised.listeners of the brokers to names in their certificates, or "
-            "kafka.ssl.endpoint.identification.algorithm to an empty value."
-        )
-    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _OUTSIDE_OF_VALIDITY:
-        return "Renew the certificate of the broker, or correct the clock of this machine."
-    if _is_certificate_alert(error):
-        return _CLIENT_CERTIFICATE
-    return "Check kafka.ssl.ca.location and the broker's listener."
-
-
-def _is_certificate_alert(error: BaseException | None) -> bool:
-    import ssl
-
-    return isinstance(error, ssl.SSLError) and (error.reason or "") in _CERTIFICATE_ALERTS
-
-
 def certificate_rejection(connection: socket.socket, error: NetworkError) -> str | None:
     """Returns alert and remedy if a connection was lost because the peer rejected the client certificate, else None.
 
@@ -216,47 +202,13 @@ def certificate_rejection(connection: socket.socket, error: NetworkError) -> str
     if type(connection) is socket.socket:
         return None
     alert: BaseException | None = error.__cause__
-    if not _is_certificate_alert(alert):
+    if not is_certificate_alert(alert):
         try:
             connection.settimeout(_ALERT_WAIT_S)
             connection.recv(1)
         except OSError as received:
             alert = received
-    return f"{alert}. {_CLIENT_CERTIFICATE}" if _is_certificate_alert(alert) else None
-
-
-def _is_lost_in_handshake(error: ssl.SSLError) -> bool:
-    """True if the peer ended the handshake without a verdict on certificates: a broker or proxy that stops."""
-    import ssl
-
-    ended = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-    return isinstance(error, ended) or (error.reason or "") in _LOST_IN_HANDSHAKE
-
-
-def _tls_context(tls: TlsSettings) -> ssl.SSLContext:
-    import ssl
-
-    def key_password() -> str:
-        # called for an encrypted key; without a function, Python would read the password from the terminal
-        if not tls.key_password:
-            raise ConfigurationError(
-                f"Option kafka.ssl.key.password is not set, but the private key in {tls.key_file or tls.cert_file} is "
-                "encrypted. Set it to the password of the key."
-            )
-        return tls.key_password
-
-    try:
-        context = ssl.create_default_context(cafile=tls.ca_file)
-        context.check_hostname = tls.check_hostname
-        if tls.cert_file:
-            context.load_cert_chain(tls.cert_file, tls.key_file, key_password)
-    except (OSError, ssl.SSLError) as error:
-        files = ", ".join(filter(None, (tls.ca_file, tls.cert_file, tls.key_file)))
-        raise ConfigurationError(
-            f"Loading TLS files failed ({files}): {error}. Give them in PEM format, and the password of an encrypted "
-            "key as kafka.ssl.key.password."
-        ) from error
-    return context
+    return f"{alert}. {CLIENT_CERTIFICATE}" if is_certificate_alert(alert) else None
 
 
 def send_all(connection: socket.socket, data: bytes | bytearray | memoryview, timeout_ms: int) -> None:
@@ -301,10 +253,9 @@ def receive_into(connection: socket.socket, buffer: memoryview, timeout_ms: int)
 
 def is_readable(connection: socket.socket, timeout_ms: int) -> bool:
     """Waits until bytes have arrived or the connection has ended; returns False if neither happened in time."""
-    # imported here because read tasks do not need it
-    import selectors
+    import selectors  # read tasks do not need it
 
-    # decrypted bytes in the buffer of a TLS connection
+    # bytes that TLS has decrypted
     if type(connection) is not socket.socket and connection.pending():  # type: ignore[attr-defined]
         return True
     with selectors.DefaultSelector() as selector:
@@ -442,19 +393,11 @@ def find_connection(peer: str | int) -> socket.socket | None:
     Args:
         peer: path of a Unix domain socket, or a TCP port.
     """
-    for name in os.listdir("/dev/fd"):
-        try:
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            connection = socket.socket(fileno=os.dup(int(name)))
-        except OSError:
-            # closed meanwhile
-            continue
+    for connection in _own_sockets():
         try:
             address = connection.getpeername()
         except OSError:
-            # a listener
-            address = None
+            address = None  # a listener
         if peer == (address[1] if isinstance(address, tuple) else address):
             return connection
         connection.close()
@@ -463,6 +406,15 @@ def find_connection(peer: str | int) -> socket.socket | None:
 
 def first_loopback_connection() -> socket.socket | None:
     """Returns a duplicate of the TCP connection to this machine that this process opened first; None if it has none."""
+    for connection in _own_sockets():
+        if _is_loopback_connection(connection):
+            return connection
+        connection.close()
+    return None
+
+
+def _own_sockets() -> Iterator[socket.socket]:
+    """Yields a duplicate of each socket of this process, in the order of their descriptors; the caller closes it."""
     for descriptor in sorted(map(int, os.listdir("/dev/fd"))):
         try:
             if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
@@ -471,10 +423,7 @@ def first_loopback_connection() -> socket.socket | None:
         except OSError:
             # closed meanwhile
             continue
-        if _is_loopback_connection(connection):
-            return connection
-        connection.close()
-    return None
+        yield connection
 
 
 def _is_loopback_connection(connection: socket.socket) -> bool:

@@ -25,7 +25,6 @@ from spark_groupsource.wire.messages import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteGroupsRequest,
-    DeleteRecordsRequest,
     DeleteTopicsRequest,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
@@ -140,24 +139,8 @@ def create_partitions(cluster: Cluster, counts: Mapping[str, int]) -> None:
 
 def delete_records(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
     """Deletes the records before the given offset of each partition (-1: all); returns the new log start offsets."""
-    view = cluster.metadata({tp.topic for tp in offsets}, refresh=True)
-    starts: dict[TopicPartition, int] = {}
-    row = DeleteRecordsRequest.DeleteRecordsTopic
-    for tp, offset in offsets.items():
-        request = DeleteRecordsRequest(
-            topics=[
-                row(
-                    name=tp.topic,
-                    partitions=[row.DeleteRecordsPartition(partition_index=tp.partition, offset=offset)],
-                )
-            ],
-            timeout_ms=cluster.settings.request_timeout_ms,
-        )
-        response = cluster.call_node(view.leader(tp).node_id, request)
-        for p in (p for topic in response.topics for p in topic.partitions):
-            _check(p.error_code, f"Deleting records of {tp} before offset {offset}")
-            starts[tp] = p.low_watermark
-    return starts
+    cluster.describe_topics({tp.topic for tp in offsets}, refresh=True)
+    return cluster.delete_records(offsets)
 
 
 def list_topics(cluster: Cluster, *, internal: bool = False) -> dict[str, TopicInfo]:

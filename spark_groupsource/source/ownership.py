@@ -6,6 +6,7 @@ import logging
 from typing import Any, Callable, Mapping, Protocol, Sequence
 
 from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.group_offsets import NO_IDS, TopicIds
 from spark_groupsource.client.membership.group_client import GroupClient, MemberView
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
@@ -45,8 +46,8 @@ class Ownership(Protocol):
     def members(self) -> dict[int, TaskMembership]:
         """Index -> membership for read tasks."""
 
-    def committed(self, partitions: Sequence[TopicPartition]) -> Commits:
-        """Fetches the group's committed offsets; None where there is none."""
+    def committed(self, partitions: Sequence[TopicPartition], topic_ids: TopicIds = NO_IDS) -> Commits:
+        """Fetches the group's committed offsets; None where there is none; see `Cluster.fetch_committed`."""
 
     def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int | None]:
         """Returns the last offsets that were committed with `metadata`, None where there was none; see
@@ -54,11 +55,15 @@ class Ownership(Protocol):
         """
 
     def commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        max_rebalance_wait_ms: int | None = None,
+        topic_ids: TopicIds = NO_IDS,
     ) -> None:
         """Commits for the owning members; waits at most `max_rebalance_wait_ms` for a rebalance to end.
 
-        Raises: GenerationMismatchError, BrokerError, NetworkError.
+        Raises: GenerationMismatchError, BrokerError, NetworkError; UNKNOWN_TOPIC_ID if a topic has another id than in
+            `topic_ids`, which were read when the position was.
         """
 
     def leave(self, reason: str) -> None:
@@ -86,22 +91,25 @@ class AssignedPartitions:
     def members(self) -> dict[int, TaskMembership]:
         return {}
 
-    def committed(self, partitions: Sequence[TopicPartition]) -> Commits:
+    def committed(self, partitions: Sequence[TopicPartition], topic_ids: TopicIds = NO_IDS) -> Commits:
         if self._group_id is None:
             return dict.fromkeys(partitions)
-        return self._cluster.fetch_committed(self._group_id, partitions)
+        return self._cluster.fetch_committed(self._group_id, partitions, topic_ids=topic_ids)
 
     def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int | None]:
         return {} if self._group_id is None else _last_commits(self._cluster, self._group_id, partitions, metadata)
 
     def commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        max_rebalance_wait_ms: int | None = None,
+        topic_ids: TopicIds = NO_IDS,
     ) -> None:
         if self._group_id is None:
             return
         try:
             timeout_ms = None if max_rebalance_wait_ms is not None else self._cluster.settings.default_api_timeout_ms
-            self._cluster.commit(self._group_id, offsets, timeout_ms=timeout_ms)
+            self._cluster.commit(self._group_id, offsets, timeout_ms=timeout_ms, topic_ids=topic_ids)
         except BrokerError as error:
             if error.code != ErrorCode.UNKNOWN_MEMBER_ID:
                 raise
@@ -172,16 +180,19 @@ class GroupPartitions:
             for member in self._views()
         }
 
-    def committed(self, partitions: Sequence[TopicPartition]) -> Commits:
-        return dict(self._group.committed(list(partitions)))
+    def committed(self, partitions: Sequence[TopicPartition], topic_ids: TopicIds = NO_IDS) -> Commits:
+        return dict(self._group.committed(list(partitions), topic_ids))
 
     def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int | None]:
         return _last_commits(self._cluster, self._settings.group_id, partitions, metadata)
 
     def commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        max_rebalance_wait_ms: int | None = None,
+        topic_ids: TopicIds = NO_IDS,
     ) -> None:
-        self._group.commit(offsets, max_rebalance_wait_ms)
+        self._group.commit(offsets, max_rebalance_wait_ms, topic_ids)
 
     def leave(self, reason: str) -> None:
         if not self._has_left:

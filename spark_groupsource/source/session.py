@@ -48,6 +48,7 @@ _REFRESH_MS = 100
 _COMMIT_WAIT_MS = 1_000
 # the coordinator has not received the leader's assignment yet
 _TRANSIENT = frozenset({ErrorCode.REBALANCE_IN_PROGRESS})
+_UNKNOWN_TOPIC = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 
 
 class StreamSession:
@@ -192,7 +193,7 @@ class StreamSession:
         recreated = {t for t, topic_id in found.items() if end.topic_ids.get(t, topic_id) != topic_id}
         self._data_loss.recreated({p: r.start for p, r in logged.items() if p.topic in recreated})
         existing = {p: r for p, r in logged.items() if p.topic not in recreated}
-        commits = self._ownership.committed(sorted(existing))
+        commits = self._ownership.committed(sorted(existing), found)
         replayed = []
         for p, (_, start, stop) in existing.items():
             commit = commits.get(p)
@@ -312,7 +313,7 @@ class StreamSession:
             first = min(commits)
             commits[first] = commits[first]._replace(metadata=f"{metadata} {report}")
         try:
-            self._ownership.commit(commits, None if is_last else _COMMIT_WAIT_MS)
+            self._ownership.commit(commits, None if is_last else _COMMIT_WAIT_MS, self._positions.topic_ids)
         except GenerationMismatchError as error:
             # this query is no longer the owner; its positions are checkpointed, and the new owner's commits apply
             known = self._positions.committed
@@ -338,16 +339,20 @@ class StreamSession:
         if isinstance(error, BrokerError) and not error.retriable and error.code not in _TRANSIENT:
             raise error
         self._positions = self._positions.commit_failed(offsets)
-        is_unknown = isinstance(error, BrokerError) and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        is_unknown = isinstance(error, BrokerError) and error.code in _UNKNOWN_TOPIC
         deleted = self._lookup.missing(offsets) if is_unknown else []
-        if not deleted:
+        # `missing` has requested the metadata; the next plan reports topics that were recreated
+        ids = self._lookup.topic_ids({p.topic for p in offsets} - {p.topic for p in deleted}) if is_unknown else {}
+        recreated = self._positions.recreated_topics(ids)
+        if not deleted and not recreated:
             names = bounded_names(offsets)
             _log.log(retry_level(error), "%s Commit failed, retrying: %s: %s", self._entity, error, names)
             return
-        _log.warning("%s Offsets of deleted partitions are not committed: %s.", self._entity, bounded_names(deleted))
+        existing = {p: offset for p, offset in offsets.items() if p not in deleted and p.topic not in recreated}
+        names = bounded_names(sorted(offsets.keys() - existing.keys()))
+        _log.warning("%s Offsets of deleted partitions are not committed: %s.", self._entity, names)
         self._log_ends.add_deleted(deleted, is_reported=False)
         self._positions = self._positions.commit_dropped()
-        existing = {p: offset for p, offset in offsets.items() if p not in deleted}
         if existing:
             self._commit_positions(existing)
 

@@ -66,15 +66,16 @@ class StartPositions:
             return positions
         partitions = self._lookup.partitions()
         counts = self._lookup.partition_counts()
+        topic_ids = self._lookup.topic_ids(counts)
         starting: Offsets = {}
         if self._spec.default != EARLIEST:
-            commits = self._ownership.committed(partitions) if self._spec.uses_group else {}
+            commits = self._ownership.committed(partitions, topic_ids) if self._spec.uses_group else {}
             try:
                 starting = self._lookup.resolve(self._spec, partitions, commits)
             except ConfigurationError:
                 # a partition without position, in a list for example, is an error of the query that owns it
                 starting = {}
-        return positions.started(self._lookup.topic_ids(counts), counts, starting)
+        return positions.started(topic_ids, counts, starting)
 
     def resolve(
         self, owned: frozenset[TopicPartition], start: SourceOffset, previous: StreamPositions
@@ -90,7 +91,7 @@ class StartPositions:
         checkpoint = checkpointed_positions(start, current)
         recreated = _recreated_topics(current, start)
         lost = {p for p in checkpoint if p not in owned and p not in deleted and p.topic not in recreated}
-        commits = self._ownership.committed(sorted(owned | lost))
+        commits = self._ownership.committed(sorted(owned | lost), current.topic_ids)
         decided = decide_positions(
             owned, start, current, commits, self._ownership.last_commits, is_same_group=self._is_same_group(start)
         )

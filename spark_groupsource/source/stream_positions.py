@@ -125,9 +125,13 @@ class StreamPositions:
         uncommitted = {p: offset for p, offset in self.uncommitted.items() if p not in offsets}
         return replace(self, acquired={**self.acquired, **offsets}, uncommitted=uncommitted)
 
+    def recreated_topics(self, topic_ids: Mapping[str, str]) -> frozenset[str]:
+        """Returns the topics whose present id is another than that of the positions."""
+        return frozenset(t for t, topic_id in topic_ids.items() if self.topic_ids.get(t, topic_id) != topic_id)
+
     def with_topic_ids(self, topic_ids: Mapping[str, str]) -> StreamPositions:
         """Returns the positions with the present ids, without facts about recreated topics."""
-        recreated = {topic for topic, topic_id in topic_ids.items() if self.topic_ids.get(topic, topic_id) != topic_id}
+        recreated = self.recreated_topics(topic_ids)
         return replace(
             self,
             topic_ids={**self.topic_ids, **topic_ids},

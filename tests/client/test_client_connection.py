@@ -24,7 +24,8 @@ from spark_groupsource.errors import (
     RequestTimeoutError,
     UnsupportedVersionError,
 )
-from spark_groupsource.net import Address, TlsSettings, dial
+from spark_groupsource.net import Address, dial
+from spark_groupsource.tls import TlsSettings
 from spark_groupsource.wire.messages import (
     ApiVersionsResponse,
     HeartbeatRequest,

@@ -34,7 +34,8 @@ from spark_groupsource.errors import (
     RemoteProtocolError,
     RequestTimeoutError,
 )
-from spark_groupsource.net import Address, TlsSettings
+from spark_groupsource.net import Address
+from spark_groupsource.tls import TlsSettings
 from spark_groupsource.wire.messages import HeartbeatRequest, MetadataResponse
 
 HEARTBEAT = HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
@@ -230,6 +231,29 @@ def test_addresses_of_one_host_name_share_the_timeout(monkeypatch: pytest.Monkey
             with pytest.raises(NetworkError, match="Connecting to broker:9092 failed: no response within 50 ms"):
                 rows.pop()
                 net.dial(Address("broker", 9092), 50)
+
+
+def test_name_lookup_ends_at_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait(20))
+    with pytest.raises(NetworkError, match="broker:9092 failed: the host name was not resolved within 50 ms"):
+        net.dial(Address("broker", 9092), 50)
+    answered.set()
+
+
+def test_slow_name_lookup_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(net, "_SLOW_LOOKUP_MS", -1)
+    with frozen() as address:
+        net.dial(Address("localhost", address.port), 5_000).close()
+        net.dial(address, 5_000).close()
+    (line,) = caplog.messages
+    assert line.startswith(f"[broker=localhost:{address.port}] Slow name lookup: ") and line.endswith(" ms.")
+
+
+@pytest.mark.parametrize("host", ["x" * 64 + ".example", ".."])
+def test_name_that_cannot_be_resolved_is_a_network_error(host: str) -> None:
+    with pytest.raises(NetworkError, match="failed: the host name cannot be resolved .*Check the address."):
+        net.dial(Address(host, 9092), 5_000)
 
 
 def test_opening_a_connection_is_part_of_the_timeout() -> None:

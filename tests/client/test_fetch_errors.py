@@ -125,7 +125,7 @@ def test_fatal_error_of_a_whole_request_is_raised(broker: FakeLeader, client: Cl
         fetch(client)
 
 
-def test_time_of_throttling_counts_in_no_timeout(broker: FakeLeader) -> None:
+def test_time_of_throttling_counts_in_no_timeout(broker: FakeLeader, caplog: pytest.LogCaptureFixture) -> None:
     respond_first(broker, *[whole_request(throttle_time_ms=60_000)] * 3)
     settings = client_settings(str(broker.address), **SETTINGS)
     with Cluster(settings.bootstrap, settings, clock := ManualClock()) as client:
@@ -134,6 +134,8 @@ def test_time_of_throttling_counts_in_no_timeout(broker: FakeLeader) -> None:
         assert fetch(client) == EVERYTHING
         assert clock.now_ms() == 180_000, "each request is sent after the time of the response before it"
         assert len(broker.sent("Metadata")) == before
+    (line,) = caplog.messages
+    assert line == f"[broker={broker.address}] A quota of the broker delays fetches of this task: 60000 ms."
 
 
 def test_throttled_responses_are_no_gap_of_a_compacted_topic(broker: FakeLeader, client: Cluster) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.clients import POLL_MS, advertise, fake_broker, group_client, open_cluster, polling, settle
-from support.scripted_group import Bench
+from support.scripted_group import Bench, joined
 from support.topics import create_topic
 from support.waiting import wait_until
 
@@ -97,9 +97,7 @@ def test_every_assignor_shares_all_partitions(
             owned = [*view.partitions, *other.view.partitions]
             assert sorted(owned) == [TopicPartition(topic, n) for n in range(5)]
             if "sticky" in assignor:
-                kept = sum(
-                    len(set(a.partitions) & set(b.partitions)) for a, b in zip(first.members, view.members)
-                )
+                kept = sum(len(set(a.partitions) & set(b.partitions)) for a, b in zip(first.members, view.members))
                 assert kept == len(view.partitions), "what stays with us stays with the same member"
         other.close()
 
@@ -382,9 +380,10 @@ def test_static_members_need_a_supported_joingroup_version(group: str) -> None:
         broker.responses["Metadata"] = lambda r, v: no_topic
         found = FindCoordinatorResponse(throttle_time_ms=0, coordinators=[row])
         broker.responses["FindCoordinator"] = lambda r, v: found
-        with open_cluster(str(broker.address)) as client, group_client(
-            client, group, "t", group_instance_id="i"
-        ) as ours:
+        with (
+            open_cluster(str(broker.address)) as client,
+            group_client(client, group, "t", group_instance_id="i") as ours,
+        ):
             for _ in range(2):
                 with pytest.raises(UnsupportedVersionError, match="JoinGroup failed: .* supports versions 0 to 4"):
                     ours.poll(POLL_MS)
@@ -420,3 +419,21 @@ def test_user_data_of_an_assignor_are_computed_without_the_lock_of_the_group() -
     assert acquired
     protocols = bench.script.requests("JoinGroup")[-1].protocols
     assert [decode_subscription(protocol.metadata).user_data for protocol in protocols] == [b"mine"] * len(protocols)
+
+
+def test_listener_that_takes_longer_than_the_poll_interval_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    bench = joined(max_poll_interval_ms=60_000)
+    bench.member.request_rejoin("a test")
+
+    def wait(call: str) -> None:
+        for _ in range(30):
+            bench.heartbeat()
+
+    bench.listener.on = wait
+    bench.poll()
+    assert [r.message for r in caplog.records if "rebalanceListener" in r.message] == [
+        "[group=g member=groupsource-0 generation=1] Leaving the group: no batch was planned within "
+        "kafka.max.poll.interval.ms. Increase it, or shorten revoked of rebalanceListener, which is running: 60000 ms."
+    ]
+    bench.listener.on = lambda call: None
+    assert bench.settle().is_stable and bench.client.shared.listener_call == ""

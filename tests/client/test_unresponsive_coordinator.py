@@ -1,4 +1,4 @@
-"""Members whose coordinator fails at every step of a rebalance: frozen, closed, moved, loading."""
+"""Members whose coordinator fails at each step of a rebalance."""
 
 from __future__ import annotations
 
@@ -236,18 +236,19 @@ def test_heartbeat_failure_of_a_settled_member_is_no_rebalance() -> None:
     assert bench.script.requests("JoinGroup") == [] and bench.poll().is_stable
 
 
+def versions(request: Any, version: int) -> Any:
+    return advertise(
+        ApiVersions=(0, 3), Metadata=(0, 12), FindCoordinator=(0, 4), JoinGroup=(0, 9), SyncGroup=(0, 5),
+        Heartbeat=(0, 4), LeaveGroup=(0, 5), DescribeGroups=(0, 5),
+    )  # fmt: skip
+
+
 def test_process_that_freezes_during_a_join_is_replaced() -> None:
     """Over sockets: the first node stops responding when it receives JoinGroup; connections to it stay open."""
     is_frozen: list[bool] = []
 
     def freeze(request: Any, version: int) -> None:
         is_frozen.append(True)
-
-    def versions(request: Any, version: int) -> Any:
-        return advertise(
-            ApiVersions=(0, 3), Metadata=(0, 12), FindCoordinator=(0, 4), JoinGroup=(0, 9), SyncGroup=(0, 5),
-            Heartbeat=(0, 4), LeaveGroup=(0, 5), DescribeGroups=(0, 5),
-        )  # fmt: skip
 
     script = Script(ManualClock())
 

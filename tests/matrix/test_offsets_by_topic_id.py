@@ -7,12 +7,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from support.clients import open_cluster
 from support.clusters import Cluster
 from support.raw_broker import RawConnection
 from support.topics import create_topic, delete_topic
 from support.waiting import wait_until
 
-from spark_groupsource.errors import ErrorCode
+from spark_groupsource.errors import BrokerError, ErrorCode
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.wire.messages import (
     FindCoordinatorRequest,
     MetadataRequest,
@@ -113,6 +115,35 @@ def fetch(connection: RawConnection, asked: dict[str, dict[UUID, list[int]] | No
         }
         for group in response.groups
     }
+
+
+@pytest.mark.kafka
+def test_stale_commit_of_a_recreated_topic_is_rejected(cluster: Cluster, topic: str, group: str) -> None:
+    tp = TopicPartition(topic, 0)
+    create_topic(cluster.bootstrap_servers, topic, 1)
+    with open_cluster(cluster.bootstrap_servers) as client:
+        former = {topic: str(client.describe_topics([topic], refresh=True)[topic].topic_id)}
+        client.commit(group, {tp: OffsetAndMetadata(5)}, topic_ids=former)
+        assert client.fetch_committed(group, [tp], topic_ids=former) == {tp: OffsetAndMetadata(5)}
+        delete_topic(cluster.bootstrap_servers, topic)
+        create_topic(cluster.bootstrap_servers, topic, 1)
+
+        def present() -> dict[str, str]:
+            found = client.metadata([topic], refresh=True).topics
+            return (
+                {}
+                if topic not in found or str(found[topic].topic_id) == former[topic]
+                else {topic: str(found[topic].topic_id)}
+            )
+
+        current = wait_until(present, "the topic is there again")
+        with pytest.raises(BrokerError, match=f"Commit of {topic}-0 .*UNKNOWN_TOPIC_ID"):
+            client.commit(group, {tp: OffsetAndMetadata(7)}, topic_ids=former, timeout_ms=500)
+        with pytest.raises(BrokerError, match=f"OffsetFetch of {topic}-0 .*UNKNOWN_TOPIC_ID"):
+            client.fetch_committed(group, [tp], topic_ids=former)
+        assert client.fetch_committed(group, [tp], topic_ids=current) == {tp: None}
+        client.commit(group, {tp: OffsetAndMetadata(2)}, topic_ids=current)
+        assert client.fetch_committed(group, [tp]) == {tp: OffsetAndMetadata(2)}
 
 
 @pytest.mark.kafka

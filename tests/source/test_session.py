@@ -272,15 +272,26 @@ def test_report_that_the_broker_does_not_store_is_left_out(caplog):
     query.session._reports = OneReport()
     commit = query.group.commit
 
-    def limited(offsets, max_rebalance_wait_ms=None):
+    def limited(offsets, *arguments):
         if any("{" in each.metadata for each in offsets.values()):
             raise BrokerError(ErrorCode.OFFSET_METADATA_TOO_LARGE, "commit")
-        commit(offsets, max_rebalance_wait_ms)
+        commit(offsets, *arguments)
 
     query.group.commit = limited
     query.trigger()
     assert query.committed() == {P0: 10, P1: 10, P2: 10}
     assert "offset.metadata.max.bytes is too small" in caplog.text
+
+
+def test_commit_is_rejected_after_the_topic_was_recreated(caplog):
+    """The position is one of the deleted topic; in the new one it would skip records."""
+    cluster = FakeCluster(topic_id="old")
+    query = Query(startingOffsets="earliest", failOnDataLoss="false", cluster=cluster, group=FakeGroup({P0: 0}))
+    assert query.trigger() == {P0: (0, 10)}
+    cluster.topic_id, cluster.logs, query.group.topic_ids = "new", {P0: (0, 4)}, {"t": "new"}
+    assert query.trigger() == {P0: (0, 4)}
+    assert query.committed() == {} and "Offsets of deleted partitions are not committed: t-0." in caplog.text
+    assert query.trigger() is None and query.committed() == {P0: 4}
 
 
 def test_topic_recreated_during_the_run_is_detected_by_its_id():

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from random import Random
 from typing import Any, Callable, Iterator, Sequence
+from uuid import UUID
 
 from spark_groupsource.assign import Assignor
 from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.group_offsets import BY_ID
 from spark_groupsource.client.cluster.metadata import EARLIEST
 from spark_groupsource.client.membership.group_client import GroupClient, GroupView
 from spark_groupsource.client.membership.membership_values import Idle
 from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.client.settings import ClientSettings, GroupSettings
 from spark_groupsource.clock import ManualClock
-from spark_groupsource.errors import ErrorCode, NetworkError, RequestTimeoutError
+from spark_groupsource.errors import ErrorCode, NetworkError, RequestTimeoutError, UnsupportedVersionError
 from spark_groupsource.model import Assignment, OffsetAndMetadata, Subscription, TopicPartition
 from spark_groupsource.net import Address
 from spark_groupsource.wire.apis import api_of
@@ -75,6 +77,7 @@ class Script:
         assigned: partitions that the leader assigns to the member under test, if another member is the leader.
         committed: committed offsets of the group.
         log_end_offsets: topic -> log end offset of each of its partitions, 10 by default.
+        topic_ids: topic -> its id in Metadata; a coordinator with `serves_topic_ids` compares those of commits.
         delay_ms: set by a prepared function of JoinGroup or SyncGroup: the response arrives so much later.
     """
 
@@ -91,6 +94,8 @@ class Script:
         self.assigned: Sequence[TopicPartition] = (T0, T1)
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
         self.log_end_offsets: dict[str, int] = {}
+        self.topic_ids: dict[str, UUID] = {}
+        self.serves_topic_ids = False
         self.delay_ms = 0
         self._ids: Iterator[str] = (f"m{number}" for number in range(1, 1_000))
         self._steps: dict[str, deque[Step]] = defaultdict(deque)
@@ -153,7 +158,15 @@ class Script:
                 )
                 for index, nodes in enumerate(replicas)
             ]  # fmt: skip
-            topics.append(row(error_code=error_code, name=name, is_internal=name[:2] == "__", partitions=partitions))
+            topics.append(
+                row(
+                    error_code=error_code,
+                    name=name,
+                    topic_id=self.topic_ids.get(name),
+                    is_internal=name[:2] == "__",
+                    partitions=partitions,
+                )
+            )
         brokers = [
             MetadataResponse.MetadataResponseBroker(node_id=number, host=f"host{number}", port=9092, rack=rack)
             for number, rack in self.broker_racks.items()
@@ -234,11 +247,16 @@ class Script:
 
     def _OffsetCommit(self, request: Any, code: int) -> Any:
         row = OffsetCommitResponse.OffsetCommitResponseTopic
+        ids = self.topic_ids if self.serves_topic_ids else {}
+        other = ErrorCode.UNKNOWN_TOPIC_ID
         topics = [
             row(
                 name=topic.name,
                 partitions=[
-                    row.OffsetCommitResponsePartition(partition_index=p.partition_index, error_code=code)
+                    row.OffsetCommitResponsePartition(
+                        partition_index=p.partition_index,
+                        error_code=code if ids.get(topic.name) in (None, topic.topic_id) else code or other,
+                    )
                     for p in topic.partitions
                 ],
             )
@@ -331,7 +349,11 @@ class ScriptedCluster(Cluster):
         """Whether the coordinator of the group is cached."""
         return group_id in self._coordinators
 
-    def call_address(self, address: Address, request: Any, timeout_ms: int | None = None, **versions: Any) -> Any:
+    def call_address(
+        self, address: Address, request: Any, timeout_ms: int | None = None, min_version: int = 0, **versions: Any
+    ) -> Any:
+        if min_version >= BY_ID and not self.script.serves_topic_ids:
+            raise UnsupportedVersionError("The coordinator does not support topic ids.")
         return self.script.respond(request, timeout_ms)
 
     def connect(self, address: Address, *, client_id: str | None = None) -> Any:

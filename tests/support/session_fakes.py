@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Iterable, Mapping, Sequence, cast
 
 from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.group_offsets import NO_IDS
 from spark_groupsource.client.cluster.metadata import (
     EARLIEST,
     LATEST,
@@ -80,7 +81,7 @@ class FakeGroup:
 
     Commits of partitions in `not_existing` are rejected. `history` has every commit of a query, as `__consumer_offsets`
     does; unless it is complete, there may be others. `unsettled` polls find the rebalance in progress; then
-    `finally_assigned` becomes the assignment.
+    `finally_assigned` becomes the assignment. `topic_ids`: ids at the coordinator, which rejects commits with others.
     """
 
     assigned: dict[TopicPartition, int] = field(default_factory=lambda: {P0: 0, P1: 0, P2: 1})
@@ -97,6 +98,7 @@ class FakeGroup:
     finally_assigned: dict[TopicPartition, int] | None = None
     history: list[tuple[TopicPartition, OffsetAndMetadata]] = field(default_factory=list)
     is_history_complete: bool = False
+    topic_ids: dict[str, str] = field(default_factory=dict)
 
     def poll(self, timeout_ms: int) -> bool:
         self.calls.append("poll")
@@ -120,7 +122,9 @@ class FakeGroup:
     def members(self) -> dict[int, TaskMembership]:
         return {m: TaskMembership("g", f"m{m}", self.generation_id, None, 3000) for m in set(self.owners().values())}
 
-    def committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
+    def committed(
+        self, partitions: Sequence[TopicPartition], topic_ids: Mapping[str, str] = NO_IDS
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         return {p: self.commits.get(p) for p in partitions}
 
     def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int | None]:
@@ -128,9 +132,14 @@ class FakeGroup:
         return {p: found.get(p) for p in partitions if self.is_history_complete or p in found}
 
     def commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        max_rebalance_wait_ms: int | None = None,
+        topic_ids: Mapping[str, str] = NO_IDS,
     ) -> None:
         self.calls.append(("commit", {p: o.offset for p, o in offsets.items()}))
+        if self.topic_ids and any(self.topic_ids.get(t, each) != each for t, each in topic_ids.items()):
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_ID, "commit")
         if self.commit_error is not None:
             raise self.commit_error
         assert set(offsets) <= set(self.owners())

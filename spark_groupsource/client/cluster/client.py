@@ -3,8 +3,38 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Callable, Iterable, Iterator, Mapping, Optional, Sequence, TypeVar
+from typing import Callable, Iterable, Mapping, Optional, Sequence
+from uuid import UUID
 
+from spark_groupsource.client.cluster.error_rules import (
+    DELETE_RECORDS,
+    LEADER_EPOCHS,
+    LIST_OFFSETS,
+    OFFSET_COMMIT,
+    OFFSET_FETCH,
+    Action,
+)
+from spark_groupsource.client.cluster.group_offsets import (
+    BY_ID,
+    NO_IDS,
+    TopicIds,
+    commit_errors,
+    fetch_error,
+    fetched_group,
+    first_commit_error,
+    ids_of,
+    offset_commit_request,
+    offset_fetch_request,
+    set_names,
+)
+from spark_groupsource.client.cluster.leader_requests import (
+    delete_records_request,
+    epoch_ends,
+    leader_epoch_request,
+    list_offsets_request,
+    listed_offsets,
+    move_found,
+)
 from spark_groupsource.client.cluster.metadata import (
     EARLIEST,
     LATEST,
@@ -16,7 +46,6 @@ from spark_groupsource.client.cluster.metadata import (
 )
 from spark_groupsource.client.cluster.routing import Router
 from spark_groupsource.client.network.retry import Retry
-from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import (
     FENCING_ERRORS,
     RETRIABLE,
@@ -25,18 +54,11 @@ from spark_groupsource.errors import (
     GenerationMismatchError,
     GroupSourceError,
     NetworkError,
+    UnsupportedVersionError,
 )
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
-from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import (
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    OffsetCommitRequest,
-    OffsetCommitResponse,
-    OffsetFetchRequest,
     OffsetFetchResponse,
-    OffsetForLeaderEpochRequest,
-    OffsetForLeaderEpochResponse,
 )
 
 __all__ = ["EARLIEST", "LATEST", "MAX_TIMESTAMP", "Cluster", "ClusterMetadata", "OffsetAndTimestamp", "TopicInfo"]
@@ -45,12 +67,9 @@ UNKNOWN_TOPIC_TIMEOUT_MS = 3_000
 """How long to retry an unknown topic: the metadata of a new topic reach the brokers one after another."""
 
 Failure = Optional[BrokerError]
-_Found = TypeVar("_Found")
 # (node id, partitions of the node with their values, metadata, timeout in ms) -> the last retriable error
 _SendToLeader = Callable[[int, Mapping[TopicPartition, int], ClusterMetadata, int], Failure]
 _EPOCH_OF_CONSUMERS_SINCE = 3
-# as in Kafka's consumer (OffsetFetcherUtils), although it is not retriable elsewhere
-_RETRIABLE_LOOKUP_ERRORS = frozenset({ErrorCode.UNKNOWN_SERVER_ERROR})
 _UNKNOWN_TOPIC = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 
 
@@ -103,10 +122,11 @@ class Cluster(Router):
         found: dict[TopicPartition, OffsetAndTimestamp] = {}
 
         def send(node_id: int, chosen: Mapping[TopicPartition, int], view: ClusterMetadata, bound_ms: int) -> Failure:
-            request = _list_offsets_request(chosen, view, committed, self.settings)
+            request = list_offsets_request(chosen, view, committed, self.settings)
             min_version = 7 if MAX_TIMESTAMP in chosen.values() else 0
             response = self.call_node(node_id, request, bound_ms, min_version=min_version)
-            return _move_found("ListOffsets of {} at timestamp {}", _listed_offsets(response), pending, found)
+            operation = "ListOffsets of {} at timestamp {}"
+            return move_found(operation, listed_offsets(response), pending, found, LIST_OFFSETS)
 
         self._call_leaders(pending, send, timeout_ms)
         return found
@@ -124,10 +144,33 @@ class Cluster(Router):
         found: dict[TopicPartition, EpochEndOffset] = {}
 
         def send(node_id: int, chosen: Mapping[TopicPartition, int], view: ClusterMetadata, bound_ms: int) -> Failure:
-            request = _leader_epoch_request(chosen, view)
+            request = leader_epoch_request(chosen, view)
             # earlier versions require CLUSTER_ACTION and have no field for the current leader epoch
             response = self.call_node(node_id, request, bound_ms, min_version=_EPOCH_OF_CONSUMERS_SINCE)
-            return _move_found("OffsetForLeaderEpoch of {} at epoch {}", _epoch_ends(response), pending, found)
+            operation = "OffsetForLeaderEpoch of {} at epoch {}"
+            return move_found(operation, epoch_ends(response), pending, found, LEADER_EPOCHS)
+
+        self._call_leaders(pending, send, timeout_ms)
+        return found
+
+    def delete_records(
+        self, offsets: Mapping[TopicPartition, int], timeout_ms: int | None = None
+    ) -> dict[TopicPartition, int]:
+        """Deletes the records before the given offset of each partition (-1: all); returns the new log start offsets.
+
+        Raises: as `list_offsets`.
+        """
+        pending = dict(offsets)
+        found: dict[TopicPartition, int] = {}
+
+        def send(node_id: int, chosen: Mapping[TopicPartition, int], view: ClusterMetadata, bound_ms: int) -> Failure:
+            response = self.call_node(node_id, delete_records_request(chosen, bound_ms), bound_ms)
+            results = (
+                (TopicPartition(topic.name, p.partition_index), p.error_code, p.low_watermark)
+                for topic in response.topics
+                for p in topic.partitions
+            )
+            return move_found("Deleting records of {} before offset {}", results, pending, found, DELETE_RECORDS)
 
         self._call_leaders(pending, send, timeout_ms)
         return found
@@ -164,36 +207,68 @@ class Cluster(Router):
                 failure = NetworkError(f"Lookup of {names} failed: the responses of the leaders lack them.")
 
     def fetch_committed(
-        self, group_id: str, partitions: Sequence[TopicPartition] | None = None, timeout_ms: int | None = None
+        self,
+        group_id: str,
+        partitions: Sequence[TopicPartition] | None = None,
+        timeout_ms: int | None = None,
+        *,
+        topic_ids: TopicIds = NO_IDS,
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Fetches committed offsets of a group; waits for transactions with pending offsets (KIP-447).
 
         Args:
             partitions: None for all committed offsets; otherwise the result has every given partition, with None
                 for those without a committed offset.
+            topic_ids: ids of the topics that are meant; a broker that has another topic of the name fails with
+                UNKNOWN_TOPIC_ID, one before version 10 does not check it.
         Raises: BrokerError, NetworkError.
         """
         if partitions is not None and not partitions:
             return {}
-        request = _offset_fetch_request(group_id, partitions)
-        retry = self.retry(timeout_ms)
-        while True:
-            response = self.call_coordinator(
-                group_id, request, retry.remaining_ms, errors=lambda r: [_fetched_group(r).error_code]
-            )
-            error = _fetch_error(group_id, response)
-            if error is None:
-                break
-            if not error.retriable or error.code in _UNKNOWN_TOPIC:
-                raise error
-            retry.backoff_or_raise(error)
+        ids = None if partitions is None else ids_of(partitions, topic_ids)
+        try:
+            response = self._fetch_offsets(group_id, partitions, timeout_ms, ids)
+        except UnsupportedVersionError:
+            if ids is None:
+                raise
+            response = self._fetch_offsets(group_id, partitions, timeout_ms, None)
         fetched: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(partitions or ())
-        for topic in _fetched_group(response).topics:
+        for topic in fetched_group(response).topics:
             for p in topic.partitions:
                 if p.committed_offset >= 0:
                     committed = OffsetAndMetadata(p.committed_offset, p.metadata or "", p.committed_leader_epoch)
                     fetched[TopicPartition(topic.name, p.partition_index)] = committed
         return fetched
+
+    def _fetch_offsets(
+        self,
+        group_id: str,
+        partitions: Sequence[TopicPartition] | None,
+        timeout_ms: int | None,
+        ids: Mapping[str, UUID] | None,
+    ) -> OffsetFetchResponse:
+        """Returns the response, with the names of topics; `ids` None sends names.
+
+        Raises: BrokerError, NetworkError; UnsupportedVersionError for `ids` and an older broker.
+        """
+        request = offset_fetch_request(group_id, partitions, ids or {})
+        retry = self.retry(timeout_ms)
+        while True:
+            response = self.call_coordinator(
+                group_id,
+                request,
+                retry.remaining_ms,
+                errors=lambda r: [fetched_group(r).error_code],
+                min_version=0 if ids is None else BY_ID,
+            )
+            if ids is not None:
+                set_names(response, ids)
+            error = fetch_error(group_id, response)
+            if error is None:
+                return response
+            if OFFSET_FETCH.action(error.code) is Action.RAISE:
+                raise error
+            retry.backoff_or_raise(error)
 
     def commit(
         self,
@@ -204,9 +279,13 @@ class Cluster(Router):
         member_id: str = "",
         group_instance_id: str | None = None,
         timeout_ms: int | None = None,
+        topic_ids: TopicIds = NO_IDS,
     ) -> None:
         """Commits offsets, as a member if `member_id` is given, else as a simple consumer.
 
+        Args:
+            topic_ids: ids of the topics to which the offsets belong: a topic of the same name that was created later
+                fails with UNKNOWN_TOPIC_ID. Where the broker does not serve version 10, its metadata are compared.
         Raises: GenerationMismatchError, without the current generation, if the member is fenced; BrokerError, also
             REBALANCE_IN_PROGRESS while the group waits for its leader's assignment; NetworkError. Retriable errors
             after the timeout.
@@ -218,6 +297,7 @@ class Cluster(Router):
             member_id=member_id,
             group_instance_id=group_instance_id,
             timeout_ms=timeout_ms,
+            topic_ids=topic_ids,
         )
         if code in FENCING_ERRORS and member_id:
             raise GenerationMismatchError(
@@ -237,29 +317,50 @@ class Cluster(Router):
         member_id: str = "",
         group_instance_id: str | None = None,
         timeout_ms: int | None = None,
+        topic_ids: TopicIds = NO_IDS,
     ) -> int:
         """As `commit`, but returns a code of `FENCING_ERRORS` or REBALANCE_IN_PROGRESS instead of raising it."""
         if not offsets:
             return 0
-        request = _commit_request(group_id, offsets, generation_id, member_id, group_instance_id)
+        ids = ids_of(offsets, topic_ids)
+        request = offset_commit_request(group_id, offsets, generation_id, member_id, group_instance_id, ids or {})
         retry = self.retry(timeout_ms)
         # KIP-345: group.instance.id exists since version 7
         min_version = 7 if group_instance_id is not None else 0
         while True:
-            response = self.call_coordinator(
-                group_id, request, retry.remaining_ms, errors=_commit_errors, min_version=min_version
-            )
-            results = [(t.name, p.partition_index, p.error_code) for t in response.topics for p in t.partitions]
-            failure = next((entry for entry in results if entry[2]), None)
+            try:
+                response = self.call_coordinator(
+                    group_id,
+                    request,
+                    retry.remaining_ms,
+                    errors=commit_errors,
+                    min_version=min_version if ids is None else BY_ID,
+                )
+            except UnsupportedVersionError:
+                if ids is None:
+                    raise
+                self._check_topic_ids(group_id, ids, retry.remaining_ms)
+                ids = None
+                continue
+            failure = first_commit_error(response, ids or {})
             if failure is None:
                 return 0
-            topic, partition, code = failure
+            tp, code = failure
             if code in FENCING_ERRORS or code == ErrorCode.REBALANCE_IN_PROGRESS:
                 return int(code)
-            error = BrokerError(code, f"Commit of {topic}-{partition} by group '{group_id}'")
-            if not error.retriable:
+            error = BrokerError(code, f"Commit of {tp} by group '{group_id}'")
+            if OFFSET_COMMIT.action(code) is Action.RAISE:
                 raise error
             _backoff_or_raise(retry, error)
+
+    def _check_topic_ids(self, group_id: str, ids: Mapping[str, UUID], timeout_ms: int) -> None:
+        """Raises BrokerError if the metadata have another id for one of the topics."""
+        found = self.metadata(ids, refresh=True, timeout_ms=timeout_ms).topics
+        other = sorted(name for name in ids.keys() & found.keys() if (found[name].topic_id or ids[name]) != ids[name])
+        if other:
+            raise BrokerError(
+                ErrorCode.UNKNOWN_TOPIC_ID, f"Commit of topic {bounded_names(other)} by group '{group_id}'"
+            )
 
     @staticmethod
     def _by_leader(
@@ -289,179 +390,3 @@ def _backoff_or_raise(retry: Retry, error: GroupSourceError) -> None:
     if isinstance(error, BrokerError) and error.code in _UNKNOWN_TOPIC and retry.elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS:
         raise error
     retry.backoff_or_raise(error)
-
-
-def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    topics: dict[str, list[int]] = defaultdict(list)
-    for topic, partition in sorted(partitions):
-        topics[topic].append(partition)
-    return topics
-
-
-def _list_offsets_request(
-    timestamps: Mapping[TopicPartition, int], view: ClusterMetadata, read_committed: bool, settings: ClientSettings
-) -> ListOffsetsRequest:
-    topic_class = ListOffsetsRequest.ListOffsetsTopic
-    rows: dict[str, list[ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition]] = defaultdict(list)
-    for tp, timestamp in sorted(timestamps.items()):
-        rows[tp.topic].append(
-            new_struct(
-                topic_class.ListOffsetsPartition,
-                partition_index=tp.partition,
-                current_leader_epoch=view.leader_epoch(tp),
-                timestamp=timestamp,
-            )
-        )
-    return ListOffsetsRequest(
-        replica_id=-1,
-        isolation_level=int(read_committed),
-        topics=[topic_class(name=topic, partitions=partitions) for topic, partitions in rows.items()],
-        timeout_ms=settings.request_timeout_ms,
-    )
-
-
-def _move_found(
-    operation: str,
-    results: Iterable[tuple[TopicPartition, int, _Found]],
-    pending: dict[TopicPartition, int],
-    found: dict[TopicPartition, _Found],
-) -> BrokerError | None:
-    """Moves the partitions of a response from `pending` to `found`; returns the last retriable error.
-
-    Args:
-        operation: begin of the error text, formatted with the partition and its value in `pending`.
-        results: partition, error code and result.
-    """
-    failure: BrokerError | None = None
-    for tp, code, result in results:
-        if code:
-            error = _lookup_error(code, operation.format(tp, pending.get(tp)))
-            if not error.retriable and code not in _RETRIABLE_LOOKUP_ERRORS:
-                raise error
-            failure = error
-        elif pending.pop(tp, None) is not None:
-            found[tp] = result
-    return failure
-
-
-def _lookup_error(code: int, operation: str) -> BrokerError:
-    """Returns the error of a leader; one whose metadata are behind does not know the partition yet.
-
-    The topic exists in the metadata that name the leader, so this is no deletion: those are requested again.
-    """
-    if code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        return BrokerError(code, operation)
-    hint = "The leader in the metadata does not know the partition (UNKNOWN_TOPIC_OR_PARTITION)."
-    return BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, operation, hint)
-
-
-def _listed_offsets(response: ListOffsetsResponse) -> Iterator[tuple[TopicPartition, int, OffsetAndTimestamp]]:
-    for topic in response.topics:
-        for p in topic.partitions:
-            found = OffsetAndTimestamp(p.offset, p.timestamp, p.leader_epoch)
-            yield TopicPartition(topic.name, p.partition_index), p.error_code, found
-
-
-def _leader_epoch_request(epochs: Mapping[TopicPartition, int], view: ClusterMetadata) -> OffsetForLeaderEpochRequest:
-    topic_class = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-    return OffsetForLeaderEpochRequest(
-        replica_id=-1,
-        topics=[
-            topic_class(
-                topic=topic,
-                partitions=[
-                    topic_class.OffsetForLeaderPartition(
-                        partition=number,
-                        current_leader_epoch=view.leader_epoch(TopicPartition(topic, number)),
-                        leader_epoch=epochs[TopicPartition(topic, number)],
-                    )
-                    for number in numbers
-                ],
-            )
-            for topic, numbers in _by_topic(epochs).items()
-        ],
-    )
-
-
-def _epoch_ends(response: OffsetForLeaderEpochResponse) -> Iterator[tuple[TopicPartition, int, EpochEndOffset]]:
-    for topic in response.topics:
-        for p in topic.partitions:
-            yield TopicPartition(topic.topic, p.partition), p.error_code, EpochEndOffset(p.leader_epoch, p.end_offset)
-
-
-def _offset_fetch_request(group_id: str, partitions: Sequence[TopicPartition] | None) -> OffsetFetchRequest:
-    one, many = OffsetFetchRequest.OffsetFetchRequestTopic, OffsetFetchRequest.OffsetFetchRequestGroup
-    topics = None if partitions is None else _by_topic(partitions)
-    # versions up to 7 encode the group, later ones the list of groups
-    return OffsetFetchRequest(
-        group_id=group_id,
-        topics=None if topics is None else [one(name=t, partition_indexes=n) for t, n in topics.items()],
-        groups=[
-            many(
-                group_id=group_id,
-                topics=None
-                if topics is None
-                else [many.OffsetFetchRequestTopics(name=t, partition_indexes=n) for t, n in topics.items()],
-            )
-        ],
-        require_stable=True,
-    )
-
-
-def _fetched_group(response: OffsetFetchResponse) -> OffsetFetchResponse | OffsetFetchResponse.OffsetFetchResponseGroup:
-    """Returns the part of the response about the group; versions up to 7 have one group at the top level."""
-    return response.groups[0] if response.groups else response
-
-
-def _fetch_error(group_id: str, response: OffsetFetchResponse) -> BrokerError | None:
-    """Returns the error of the group, of the topics without permission, or of the first partition with one."""
-    group = _fetched_group(response)
-    if group.error_code:
-        return BrokerError(group.error_code, f"OffsetFetch of group '{group_id}'")
-    failed = [(topic.name, p) for topic in group.topics for p in topic.partitions if p.error_code]
-    forbidden = sorted({name for name, p in failed if p.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED})
-    if forbidden:
-        hint = f"Grant the user DESCRIBE on {bounded_names(forbidden)}."
-        return BrokerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"OffsetFetch of group '{group_id}'", hint)
-    for name, p in failed:
-        return BrokerError(p.error_code, f"OffsetFetch of {name}-{p.partition_index} of group '{group_id}'")
-    return None
-
-
-def _commit_request(
-    group_id: str,
-    offsets: Mapping[TopicPartition, OffsetAndMetadata],
-    generation_id: int,
-    member_id: str,
-    group_instance_id: str | None,
-) -> OffsetCommitRequest:
-    topic_class = OffsetCommitRequest.OffsetCommitRequestTopic
-    topics = []
-    for topic, numbers in _by_topic(offsets).items():
-        partitions = []
-        for number in numbers:
-            committed = offsets[TopicPartition(topic, number)]
-            if committed.offset < 0:
-                raise ValueError(f"offset {committed.offset} of {topic}-{number} cannot be committed")
-            partitions.append(
-                topic_class.OffsetCommitRequestPartition(
-                    partition_index=number,
-                    committed_offset=committed.offset,
-                    committed_leader_epoch=committed.leader_epoch,
-                    committed_metadata=committed.metadata,
-                )
-            )
-        topics.append(topic_class(name=topic, partitions=partitions))
-    return OffsetCommitRequest(
-        group_id=group_id,
-        generation_id_or_member_epoch=generation_id,
-        member_id=member_id,
-        group_instance_id=group_instance_id,
-        topics=topics,
-    )
-
-
-def _commit_errors(response: OffsetCommitResponse) -> list[int]:
-    codes = [p.error_code for topic in response.topics for p in topic.partitions]
-    # a coordinator that lost its log fails the append with REQUEST_TIMED_OUT: the client must look it up again
-    return [int(ErrorCode.NOT_COORDINATOR) if code == ErrorCode.REQUEST_TIMED_OUT else code for code in codes]

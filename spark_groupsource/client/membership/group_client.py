@@ -13,6 +13,7 @@ from typing import Callable, Mapping, Protocol, Sequence
 
 from spark_groupsource.assign import load_assignor
 from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.group_offsets import NO_IDS, TopicIds
 from spark_groupsource.client.membership.assignment import metadata_snapshot
 from spark_groupsource.client.membership.group_view import GroupView, MemberView, view_member
 from spark_groupsource.client.membership.member_commits import MemberCommits
@@ -150,7 +151,10 @@ class GroupClient:
     # -- offsets -----------------------------------------------------------------------------------------------------
 
     def commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], max_rebalance_wait_ms: int | None = None
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        max_rebalance_wait_ms: int | None = None,
+        topic_ids: TopicIds = NO_IDS,
     ) -> None:
         """Commits each offset by the member that owns the partition, in that member's generation.
 
@@ -160,6 +164,7 @@ class GroupClient:
         Args:
             max_rebalance_wait_ms: how long to retry while the group waits for its leader's assignment, in which no
                 member can commit; None for the last commit, which is retried up to default.api.timeout.ms in any case.
+            topic_ids: as in `Cluster.commit`.
 
         Raises: GenerationMismatchError when a member is fenced: none of its offsets was committed. BrokerError, also
             REBALANCE_IN_PROGRESS after `max_rebalance_wait_ms`. NetworkError. ValueError for a partition that no
@@ -173,18 +178,20 @@ class GroupClient:
             chosen = {tp: offsets[tp] for tp in member.membership.owned if tp in offsets}
             if chosen:
                 try:
-                    self._commits.commit(member, chosen, max_rebalance_wait_ms)
+                    self._commits.commit(member, chosen, max_rebalance_wait_ms, topic_ids)
                 except GroupSourceError as error:
                     failure = failure or error
         if failure is not None:
             raise failure
 
-    def committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Fetches the group's committed offsets; None for partitions without one.
+    def committed(
+        self, partitions: Sequence[TopicPartition], topic_ids: TopicIds = NO_IDS
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """Fetches the group's committed offsets; None for partitions without one; see `Cluster.fetch_committed`.
 
         Raises: BrokerError, NetworkError.
         """
-        return self._cluster.fetch_committed(self._settings.group_id, list(partitions))
+        return self._cluster.fetch_committed(self._settings.group_id, list(partitions), topic_ids=topic_ids)
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 
@@ -332,7 +339,7 @@ class GroupClient:
             )
         listener = self._listener
         if steps and listener is not None:
-            steps.append(lambda: listener.assigned(sorted(gained)))
+            steps.append(lambda: self._call_listener("assigned", listener.assigned, sorted(gained)))
         _run_all(*steps)
 
     def _notify_listener(self, released: Sequence[ReleasedPartitions]) -> None:
@@ -344,8 +351,20 @@ class GroupClient:
                 _log.info("[group=%s] Partitions %s (%s): %s.", self._settings.group_id, kind, names, f"{count:,}")
         listener = self._listener
         if listener is not None:
-            calls = ((listener.lost, lost), (listener.revoked, revoked))
-            _run_all(*(partial(call, partitions) for call, partitions in calls if partitions))
+            calls = (("lost", listener.lost, lost), ("revoked", listener.revoked, revoked))
+            _run_all(*(partial(self._call_listener, *call) for call in calls if call[2]))
+
+    def _call_listener(
+        self, name: str, method: Callable[[Sequence[TopicPartition]], None], partitions: Sequence[TopicPartition]
+    ) -> None:
+        """Calls user code, which no timeout ends; max.poll.interval.ms passes meanwhile."""
+        with self.shared.changed:
+            self.shared.listener_call = name
+        try:
+            method(partitions)
+        finally:
+            with self.shared.changed:
+                self.shared.listener_call = ""
 
     def _trigger_heartbeats(self) -> None:
         """While one member rejoins, the others send heartbeats early; the responses announce the rebalance."""

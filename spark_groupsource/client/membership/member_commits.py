@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Mapping
 
 from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.group_offsets import TopicIds
 from spark_groupsource.client.membership.fencing import find_generation, generation_mismatch
 from spark_groupsource.client.membership.membership_values import Generation
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
@@ -30,12 +31,13 @@ class MemberCommits:
         member: LocalMember,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         max_rebalance_wait_ms: int | None,
+        topic_ids: TopicIds,
     ) -> None:
         """Commits offsets of one member; retries as `GroupClient.commit`, and raises its errors."""
         is_last = max_rebalance_wait_ms is None
         retry = self._cluster.retry(self._cluster.settings.default_api_timeout_ms if is_last else None)
         rebalance_deadline_ms = None if max_rebalance_wait_ms is None else self._clock.now_ms() + max_rebalance_wait_ms
-        while code := self._try_commit(member, offsets, retry.remaining_ms):
+        while code := self._try_commit(member, offsets, retry.remaining_ms, topic_ids):
             error = BrokerError(code, f"Commit by member {member.client_id} of group '{self._group_id}'")
             is_rebalancing = code == ErrorCode.REBALANCE_IN_PROGRESS
             if is_rebalancing and rebalance_deadline_ms is not None and self._clock.now_ms() >= rebalance_deadline_ms:
@@ -43,7 +45,11 @@ class MemberCommits:
             retry.backoff_or_raise(error)
 
     def _try_commit(
-        self, member: LocalMember, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int
+        self,
+        member: LocalMember,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        timeout_ms: int,
+        topic_ids: TopicIds,
     ) -> int:
         """Returns 0 or the error code of one request; REBALANCE_IN_PROGRESS if the next generation may commit.
 
@@ -58,6 +64,7 @@ class MemberCommits:
             member_id=sent.member_id,
             group_instance_id=membership.config.group_instance_id,
             timeout_ms=timeout_ms,
+            topic_ids=topic_ids,
         )
         if not code:
             return code

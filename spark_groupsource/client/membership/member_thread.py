@@ -431,10 +431,13 @@ class MemberThread:
     def _leave_on_poll_timeout(self) -> None:
         membership = self.membership
         interval_ms = membership.config.rebalance_timeout_ms
+        with self._shared.changed:
+            call = self._shared.listener_call
+        remedy = f"shorten {call} of rebalanceListener, which is running" if call else "limit the size of batches"
         _log.warning(
-            "%s Leaving the group: no batch was planned within kafka.max.poll.interval.ms. Increase it, or limit the "
-            "size of batches: %d ms.",
+            "%s Leaving the group: no batch was planned within kafka.max.poll.interval.ms. Increase it, or %s: %d ms.",
             self.member.log_prefix,
+            remedy,
             interval_ms,
         )
         # as in Kafka's client, the member resets its generation first: a commit meanwhile fails with this cause

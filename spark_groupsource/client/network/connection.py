@@ -59,7 +59,7 @@ _TLS_ALERT = b"\x15\x03"
 _DELAYED_APIS = frozenset({ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
 
 VERSION_CAPS: Mapping[ApiKey, int] = {
-    # later versions identify topics by id, this client by name
+    # later versions identify topics by id, this client by name unless a call requires them
     ApiKey.PRODUCE: 12,
     ApiKey.OFFSET_COMMIT: 9,
     ApiKey.OFFSET_FETCH: 9,
@@ -68,7 +68,7 @@ VERSION_CAPS: Mapping[ApiKey, int] = {
     ApiKey.FETCH: 13,
     ApiKey.API_VERSIONS: 3,
 }
-"""API -> highest version that this client uses."""
+"""API -> highest version that this client uses where a call does not require a later one."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,8 @@ class BrokerConnection:
         """
         self.open()
         api = api_of(request)
-        caps = [limit for limit in (max_version, VERSION_CAPS.get(api.key)) if limit is not None]
+        cap = VERSION_CAPS.get(api.key)
+        caps = [limit for limit in (max_version, cap and max(cap, min_version)) if limit is not None]
         try:
             return negotiate(api, self._versions, cap=min(caps, default=None), floor=min_version)
         except UnsupportedVersionError as error:

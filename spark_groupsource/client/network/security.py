@@ -11,7 +11,7 @@ from typing import Mapping
 
 from spark_groupsource.config_def import ConfigKey, ConfigType, parse_given
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.net import TlsSettings
+from spark_groupsource.tls import TlsSettings
 
 OPTION_PREFIX = "kafka."
 """Prefix of client settings among the options of the data source."""

@@ -27,6 +27,7 @@ from spark_groupsource.client.cluster.client import (
     ClusterMetadata,
 )
 from spark_groupsource.client.cluster.configs import is_compacted
+from spark_groupsource.client.cluster.error_rules import FETCH, Action
 from spark_groupsource.client.network.connection import BrokerConnection, InFlight
 from spark_groupsource.client.records.partition_fetch import (
     FetchedBlock,
@@ -60,11 +61,11 @@ _HINTS: Mapping[int, str] = {
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: "Grant the user READ on the topic.",
 }
 _UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
-# as in Kafka's consumer (FetchCollector), although it is not retriable elsewhere
-_RETRIABLE_FETCH_ERRORS = frozenset({ErrorCode.UNKNOWN_SERVER_ERROR})
 # number of responses without records after which the rest of a readable range of a compacted topic is skipped
 _EMPTY_RESPONSES_FOR_GAP = 2
 _THROTTLED_BY_CLIENT_SINCE = 8
+# of one response; the brokers' windows for quotas have 11 s by default
+_LONG_THROTTLE_MS = 5_000
 
 
 @dataclass
@@ -106,6 +107,7 @@ class PartitionFetcher:
         self._awaiting_leader: list[PartitionState] = []
         self._refresh_metadata = False
         self._refreshed_ms = 0
+        self._is_throttling_reported = False
         self._compacted: dict[str, bool] = {}
         # leader -> number of connections that were not opened in time since the last one that was
         self._unopened: dict[Address, int] = {}
@@ -258,7 +260,7 @@ class PartitionFetcher:
 
     def _retry_leader(self, state: PartitionState, error: BrokerError) -> None:
         """Looks the leader of a partition up again if the error is retriable."""
-        if not error.retriable and error.code not in _RETRIABLE_FETCH_ERRORS:
+        if FETCH.action(error.code) is Action.RAISE:
             raise error
         state.replica = -1
         self._awaiting_leader.append(state)
@@ -279,6 +281,10 @@ class PartitionFetcher:
             return 0
         clock = self._cluster.clock
         wait_ms = max(min(leader.throttled_until_ms for leader in leaders) - clock.now_ms(), 0)
+        if wait_ms >= _LONG_THROTTLE_MS and not self._is_throttling_reported:
+            self._is_throttling_reported = True
+            names = bounded_names(leader.address for leader in leaders)
+            _log.warning("[broker=%s] A quota of the broker delays fetches of this task: %d ms.", names, wait_ms)
         clock.sleep_ms(wait_ms)
         return wait_ms
 

@@ -1,0 +1,63 @@
+"""Handling of error codes of leaders and coordinators: tables.
+
+Pure data; the requests of group members have `membership.response_rules`.
+
+Source: OffsetFetcherUtils, OffsetsForLeaderEpochUtils, FetchCollector, ConsumerCoordinator, DeleteRecordsHandler.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Mapping, NamedTuple
+
+from spark_groupsource.errors import RETRIABLE, ErrorCode
+
+
+class Action(Enum):
+    """What the client does after an error."""
+
+    RETRY = "request metadata, or the coordinator, and retry until the timeout"
+    RAISE = "raise the error"
+    NO_RESULT = "there is no offset"
+
+
+class ErrorRules(NamedTuple):
+    """Actions of one request; `others` None: retriable codes are retried, the others raised."""
+
+    actions: Mapping[int, Action]
+    others: Action | None = None
+
+    def action(self, code: int) -> Action:
+        """Returns what to do after an error code; `code` is not NONE."""
+        by_code = Action.RETRY if code in RETRIABLE else Action.RAISE
+        return self.actions.get(code, self.others or by_code)
+
+
+LIST_OFFSETS = ErrorRules(
+    {
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED: Action.RAISE,
+        ErrorCode.UNSUPPORTED_VERSION: Action.RAISE,
+        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT: Action.NO_RESULT,
+    },
+    others=Action.RETRY,
+)
+"""A leader that fails in a way that the client does not know is asked again, as by Kafka's consumer."""
+
+LEADER_EPOCHS = ErrorRules(
+    {ErrorCode.TOPIC_AUTHORIZATION_FAILED: Action.RAISE, ErrorCode.UNSUPPORTED_VERSION: Action.RAISE},
+    others=Action.RETRY,
+)
+"""OffsetForLeaderEpoch."""
+
+FETCH = ErrorRules({ErrorCode.UNKNOWN_SERVER_ERROR: Action.RETRY, ErrorCode.CORRUPT_MESSAGE: Action.RAISE})
+"""OFFSET_OUT_OF_RANGE has a rule of its own: it is compared with the log of the present leader."""
+
+DELETE_RECORDS = ErrorRules({})
+
+OFFSET_FETCH = ErrorRules(
+    {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: Action.RAISE, ErrorCode.UNKNOWN_TOPIC_ID: Action.RAISE}
+)
+"""Errors of the group and of its partitions, except those of `routing.COORDINATOR_MOVED`."""
+
+OFFSET_COMMIT = ErrorRules({})
+"""Errors of partitions, except those of members and of `routing.COORDINATOR_MOVED`."""
