@@ -24,13 +24,13 @@ class Clock(Protocol):
     """Interface of a clock; tests pass a `ManualClock`."""
 
     def now_ms(self) -> int:
-        """Monotonic milliseconds."""
+        """Returns monotonic milliseconds."""
 
     def timestamp_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC."""
 
     def instant(self) -> Instant:
-        """Both clocks, read one after the other."""
+        """Returns both clocks, read one after the other."""
 
     def sleep_ms(self, duration_ms: int) -> None:
         """Returns after `duration_ms`."""
@@ -79,6 +79,6 @@ class ManualClock:
 
 
 def format_timestamp_ms(timestamp_ms: int) -> str:
-    """Epoch milliseconds as local ``YYYY-MM-DD HH:MM:SS.mmm``."""
+    """Returns epoch milliseconds as local ``YYYY-MM-DD HH:MM:SS.mmm``."""
     seconds, milliseconds = divmod(timestamp_ms, 1000)
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) + f".{milliseconds:03d}"

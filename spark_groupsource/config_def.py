@@ -148,21 +148,21 @@ class BrokerConfigKey(ConfigKey):
 
 
 def setting(key: ConfigKey) -> Any:
-    """A dataclass field that holds the value of `key` and defaults to the key's default, if it has one."""
+    """Returns a dataclass field that holds the value of `key` and defaults to the key's default, if it has one."""
     if key.default is NO_DEFAULT_VALUE:
         return field(metadata={_METADATA: key})
     return field(default=key.default, metadata={_METADATA: key})
 
 
 def format_value(value: Any) -> str:
-    """A parsed value as Kafka's tools print it."""
+    """Returns a parsed value as Kafka's tools print it."""
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def config_keys(owner: type) -> Mapping[str, Any]:
-    """The keys of a dataclass built with `setting`, by the name of the field, in the order of the fields."""
+    """Returns the keys of a dataclass built with `setting`, by the name of the field, in the order of the fields."""
     return {item.name: item.metadata[_METADATA] for item in fields(owner) if _METADATA in item.metadata}
 
 
@@ -184,7 +184,7 @@ def parse_given(keys: Mapping[str, ConfigKey], settings: Mapping[str, str], pref
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name nearest to a misspelled one, None when none is near."""
+    """Returns the known name nearest to a misspelled one, None when none is near."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
 
 

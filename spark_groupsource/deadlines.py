@@ -49,11 +49,13 @@ class DeadlineHeap(Generic[Key]):
         self._deadlines.pop(key, None)
 
     def lower_bound_ms(self) -> int | None:
-        """A time before which no deadline is due, None without deadlines. O(1), may be earlier than the first one."""
+        """Returns a time before which no deadline is due, None without deadlines. O(1), may be earlier than the first
+        one.
+        """
         return self._heap[0][0] if self._heap else None
 
     def next_deadline_ms(self) -> int | None:
-        """The earliest deadline, None without deadlines."""
+        """Returns the earliest deadline, None without deadlines."""
         heap = self._heap
         while heap:
             entry_ms, number, key = heap[0]

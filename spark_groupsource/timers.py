@@ -76,11 +76,13 @@ class Timers:
         return Timer(TimerQueue(self._heap, call))
 
     def lower_bound_ms(self) -> int | None:
-        """A time before which no timer is due, None without timers. O(1), may be earlier than the first deadline."""
+        """Returns a time before which no timer is due, None without timers. O(1), may be earlier than the first
+        deadline.
+        """
         return self._heap.lower_bound_ms()
 
     def next_deadline_ms(self) -> int | None:
-        """The earliest deadline, None without timers."""
+        """Returns the earliest deadline, None without timers."""
         return self._heap.next_deadline_ms()
 
     def run_expired(self, now_ms: Callable[[], int], slice_ms: int = SLICE_MS) -> None:

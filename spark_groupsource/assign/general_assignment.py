@@ -191,13 +191,13 @@ class GeneralAssignmentBuilder:
             holders[destination] = holders.get(destination, 0) + 1
 
     def _is_balanced(self) -> bool:
-        """Whether counts differ by at most one, or no member can take a partition from one with two more."""
+        """Returns whether counts differ by at most one, or no member can take a partition from one with two more."""
         if self._balanced is None:
             self._balanced = self._by_load[0][0] >= self._by_load[-1][0] - 1 or not self._find_imbalance()
         return self._balanced
 
     def _find_imbalance(self) -> bool:
-        """Whether a member could take a partition from one with at least two more.
+        """Returns whether a member could take a partition from one with at least two more.
 
         The result is cached: these members are usually still out of balance after the next move, and checking them
         first saves an iteration over all members and topics.

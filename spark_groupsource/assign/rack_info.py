@@ -16,7 +16,7 @@ _NO_RACKS: frozenset[str] = frozenset()
 def use_rack_aware_assignment(
     member_racks: AbstractSet[str], partition_racks: Collection[AbstractSet[str]], *, prefer: bool = False
 ) -> bool:
-    """Whether an assignment by rack can make a difference.
+    """Returns whether an assignment by rack can make a difference.
 
     It can if a member is in a rack of a partition, and not every partition is in all of these racks.
 
@@ -64,12 +64,12 @@ class RackInfo:
             self.active = use_rack_aware_assignment(set(self._members_in), self._of_partition.values(), prefer=prefer)
 
     def matches(self, member_id: str, partition: TopicPartition) -> bool:
-        """Whether the member has a rack and a replica of the partition is in it."""
+        """Returns whether the member has a rack and a replica of the partition is in it."""
         rack = self._of_member.get(member_id)
         return rack is not None and rack in self._of_partition.get(partition, _NO_RACKS)
 
     def mismatches(self, member_id: str, partition: TopicPartition) -> bool:
-        """Whether racks are used, the member has a rack, and no replica of the partition is in it."""
+        """Returns whether racks are used, the member has a rack, and no replica of the partition is in it."""
         return self.active and member_id in self._of_member and not self.matches(member_id, partition)
 
     def fewest_members_first(self, partitions: list[TopicPartition]) -> list[TopicPartition]:

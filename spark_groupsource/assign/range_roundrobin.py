@@ -118,7 +118,7 @@ class _TopicRange:
         return max(0, self._quota + (self._extras > 0) - len(self.assigned_numbers[member_id]))
 
     def matches(self, member_id: str, number: int) -> bool:
-        """Whether the member has no rack, or a replica of the partition is in it."""
+        """Returns whether the member has no rack, or a replica of the partition is in it."""
         rack = self.racks_of_members[member_id]
         return rack is None or rack in self.racks[number]
 

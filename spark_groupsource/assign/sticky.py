@@ -206,7 +206,7 @@ class _OwnedPartitions:
 
 
 def _have_equal_subscriptions(members: Sequence[GroupMember]) -> bool:
-    """Whether all members subscribe to the topics of the first one.
+    """Returns whether all members subscribe to the topics of the first one.
 
     Unlike Kafka, does not skip leading members without topics, to which Kafka would assign partitions.
     """

@@ -158,7 +158,7 @@ class BrokerConfig:
     topic: TopicConfig = field(default_factory=TopicConfig)
 
     def value(self, name: str) -> Any:
-        """The value of the setting `name` of `BROKER_SETTINGS`."""
+        """Returns the value of the setting `name` of `BROKER_SETTINGS`."""
         section, attribute = _PLACES[name]
         owner = getattr(self, section) if section else self
         return getattr(owner, attribute)

@@ -33,14 +33,14 @@ class DynamicSettings:
         self._node_ids = node_ids
 
     def of(self, name: str) -> Mapping[str, str]:
-        """The dynamic settings under one name: the id of a node, or empty for all nodes."""
+        """Returns the dynamic settings under one name: the id of a node, or empty for all nodes."""
         altered = self._data.broker_settings.get(name, {})
         if name != ALL_NODES:
             return altered
         return {_INITIAL_FOR_ALL_NODES: str(self._static.value(_INITIAL_FOR_ALL_NODES)), **altered}
 
     def effective(self) -> BrokerConfig:
-        """The settings in effect."""
+        """Returns the settings in effect."""
         config = self._static
         for name in (ALL_NODES, *map(str, self._node_ids)):
             known = {key: value for key, value in self.of(name).items() if key in BROKER_SETTINGS}
@@ -48,7 +48,7 @@ class DynamicSettings:
         return config
 
     def source(self, name: str, node_id: int) -> int:
-        """The config source of a broker setting in DescribeConfigs; the default for an unknown name."""
+        """Returns the config source of a broker setting in DescribeConfigs; the default for an unknown name."""
         key = BROKER_SETTINGS.get(name)
         if key is None:
             return DEFAULT_SOURCE

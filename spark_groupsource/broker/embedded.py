@@ -187,11 +187,11 @@ class EmbeddedBroker:
         self.call(lambda broker: broker.move_leader(broker.group_coordinator.shards.partition_of(group_id), node_id))
 
     def leader(self, topic: str, partition: int) -> Leader:
-        """The leader of a partition and its epoch."""
+        """Returns the leader of a partition and its epoch."""
         return self.call(lambda broker: broker.leaders.leader(TopicPartition(topic, partition)))
 
     def coordinator(self, group_id: str) -> int:
-        """The node that coordinates a group. Raises: ApiError."""
+        """Returns the node that coordinates a group. Raises: ApiError."""
         return self.call(lambda broker: broker.group_coordinator.shards.coordinator_node(group_id).node_id)
 
     def pause_loading(self, paused: bool = True) -> None:

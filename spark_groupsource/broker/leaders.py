@@ -76,7 +76,7 @@ class Leaders:
         self._save()
 
     def leader(self, topic_partition: TopicPartition) -> Leader:
-        """The leader of a partition, which need not exist."""
+        """Returns the leader of a partition, which need not exist."""
         found = self._moved.get(topic_partition)
         if found is not None:
             return found
@@ -86,7 +86,7 @@ class Leaders:
         return Leader(self.node_ids[(first + topic_partition.partition) % len(self.node_ids)], self._first_epoch)
 
     def replicas(self, topic_partition: TopicPartition) -> list[int]:
-        """Every node, the leader first."""
+        """Returns every node, the leader first."""
         index = self.node_ids.index(self.leader(topic_partition).node_id)
         return [*self.node_ids[index:], *self.node_ids[:index]]
 

@@ -85,7 +85,7 @@ class LogMaintenance:
                 yield from self._delete_expired(expired)
 
     def _retention_limit(self, partition: Partition) -> int | None:
-        """The new log start offset of a partition, None without expired segments. Raises: StorageError."""
+        """Returns the new log start offset of a partition, None without expired segments. Raises: StorageError."""
         if partition.offline_reason:
             return None
         limit = partition.log.retention_start_offset(self._clock.timestamp_ms())

@@ -46,7 +46,7 @@ _DEFAULTS = BrokerConfig()
 
 
 def _state_budget(config: BrokerConfig) -> StateBudget:
-    """The memory of all state: 80 MB, and what settings permit in addition to their defaults."""
+    """Returns the memory of all state: 80 MB, and what settings permit in addition to their defaults."""
     limit = config.group.group_coordinator_max_state_bytes
     groups = max(limit - _DEFAULTS.group.group_coordinator_max_state_bytes, 0)
     partitions = max(config.max_broker_partitions - _DEFAULTS.max_broker_partitions, 0)

@@ -17,7 +17,7 @@ class RunningNodes:
         return iter(self._nodes.values())
 
     def get(self, node_id: int) -> Node | None:
-        """The node, None when it does not run."""
+        """Returns the node, None when it does not run."""
         return self._nodes.get(node_id)
 
     def add(self, node: Node) -> None:

@@ -28,5 +28,5 @@ class StateBudget:
         return sum(used_bytes() for used_bytes in self._parts)
 
     def is_full(self, added_bytes: int = 0) -> bool:
-        """Whether the state would exceed its limit with more bytes."""
+        """Returns whether the state would exceed its limit with more bytes."""
         return self.used_bytes + added_bytes > self._limit

@@ -140,7 +140,7 @@ def client_properties(path: Path) -> dict[str, str]:
 
 
 def read_properties(path: Path, option: str = "--command-config") -> dict[str, str]:
-    """The settings of a properties file, in the format of Java's `Properties.load`, but UTF-8.
+    """Returns the settings of a properties file, in the format of Java's `Properties.load`, but UTF-8.
 
     Raises: ConfigurationError with the name of the file, and the number of the invalid line if there is one. A line may
         contain a password, so that its text is not shown.
@@ -157,7 +157,7 @@ def read_properties(path: Path, option: str = "--command-config") -> dict[str, s
 
 
 def read_lines(path: Path, option: str) -> list[str]:
-    """The lines of a file, except empty ones and comments that start with ``#``. Raises: ConfigurationError."""
+    """Returns the lines of a file, except empty ones and comments that start with ``#``. Raises: ConfigurationError."""
     lines = map(str.strip, _read_text(path, option).splitlines())
     return [line for line in lines if line and not line.startswith("#")]
 
@@ -170,7 +170,7 @@ def _read_text(path: Path, option: str) -> str:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Each line with its number; a line that ends with a backslash continues in the next one."""
+    """Yields each line with its number; a line that ends with a backslash continues in the next one."""
     pending = ""
     for number, natural in enumerate(text.splitlines(), 1):
         line = pending + natural.lstrip()

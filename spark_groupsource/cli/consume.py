@@ -324,7 +324,7 @@ def _owned_positions(
 def _read(
     cluster: Cluster, part: OffsetRange, columns: Sequence[str] = _COLUMNS
 ) -> Iterator[dict[str, Any]]:
-    """The records of one range, each as a mapping of column names to values."""
+    """Yields the records of one range, each as a mapping of column names to values."""
     tp, position = part.topic_partition, part.start
     for block in PartitionFetcher(cluster).fetch_blocks([part]):
         if block.error:

@@ -25,7 +25,7 @@ REBALANCING = frozenset({"PreparingRebalance", "CompletingRebalance", "Assigning
 
 
 def state_note(group: GroupDescription) -> str | None:
-    """The line that Kafka's tool prints to standard error; None for a stable group."""
+    """Returns the line that Kafka's tool prints to standard error; None for a stable group."""
     if group.state == "Empty":
         return f"\nConsumer group '{escaped(group.group_id)}' has no active members."
     if group.state in REBALANCING:
@@ -40,7 +40,7 @@ def offsets_table(
     more_columns: Sequence[str] = (),
     more_values: Sequence[Sequence[float | None]] = (),
 ) -> str:
-    """The table of ``--describe --offsets``, with further columns at the end; empty without rows."""
+    """Returns the table of ``--describe --offsets``, with further columns at the end; empty without rows."""
     if not rows:
         return ""
     header = ["GROUP", "TOPIC", "PARTITION", "LEADER-EPOCH", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"]
@@ -68,7 +68,7 @@ def offsets_table(
 
 
 def members_table(group: GroupDescription, verbose: bool = False) -> str:
-    """The table of ``--describe --members``; only the header for a group without members."""
+    """Returns the table of ``--describe --members``; only the header for a group without members."""
     header = ["GROUP", "CONSUMER-ID", "GROUP-INSTANCE-ID", "HOST", "CLIENT-ID", "#PARTITIONS"]
     header += ["CURRENT-EPOCH", "CURRENT-ASSIGNMENT", "TARGET-EPOCH", "TARGET-ASSIGNMENT", "UPGRADED"]
     body = _escaped(
@@ -95,7 +95,7 @@ def members_table(group: GroupDescription, verbose: bool = False) -> str:
 
 
 def state_table(group: GroupDescription, verbose: bool = False) -> str:
-    """The table of ``--describe --state``."""
+    """Returns the table of ``--describe --state``."""
     coordinator = f"{group.coordinator.host}:{group.coordinator.port}  ({group.coordinator.node_id})"
     header = ["GROUP", "COORDINATOR (ID)", "ASSIGNMENT-STRATEGY", "STATE"]
     (line,) = _escaped([[group.group_id, coordinator, group.protocol or MISSING, group.state]])
@@ -109,7 +109,7 @@ def state_table(group: GroupDescription, verbose: bool = False) -> str:
 
 
 def list_table(groups: Iterable[GroupListing], with_type: bool, with_state: bool) -> str:
-    """The table of ``--list``; only group ids, without a header, if no column is selected."""
+    """Returns the table of ``--list``; only group ids, without a header, if no column is selected."""
     lines = [["GROUP", "TYPE", "STATE"]]
     lines += _escaped([[g.group_id, g.group_type.capitalize() or MISSING, g.state or MISSING] for g in groups])
     if not with_type and not with_state:
@@ -121,7 +121,7 @@ def list_table(groups: Iterable[GroupListing], with_type: bool, with_state: bool
 
 
 def reset_table(offsets: Mapping[str, Mapping[TopicPartition, int]]) -> str:
-    """The table of ``--reset-offsets``; an empty line without groups."""
+    """Returns the table of ``--reset-offsets``; an empty line without groups."""
     lines = [["GROUP", "TOPIC", "PARTITION", "NEW-OFFSET"]] if offsets else []
     body = _escaped(
         [group, tp.topic, str(tp.partition), str(offset)]
@@ -133,7 +133,7 @@ def reset_table(offsets: Mapping[str, Mapping[TopicPartition, int]]) -> str:
 
 
 def reset_csv(offsets: Mapping[str, Mapping[TopicPartition, int]], with_group: bool) -> str:
-    """The output of ``--reset-offsets --export``, the input of ``--from-file``."""
+    """Returns the output of ``--reset-offsets --export``, the input of ``--from-file``."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for group, partitions in offsets.items():
@@ -143,7 +143,7 @@ def reset_csv(offsets: Mapping[str, Mapping[TopicPartition, int]], with_group: b
 
 
 def deletions_table(statuses: Mapping[TopicPartition, str]) -> str:
-    """The table of ``--delete-offsets``; the partition is -1 for a topic that cannot be described."""
+    """Returns the table of ``--delete-offsets``; the partition is -1 for a topic that cannot be described."""
     rows = sorted(statuses.items(), key=lambda item: f"{item[0].topic}{item[0].partition}")
     body = _escaped([tp.topic, str(tp.partition) if tp.partition >= 0 else MISSING, text] for tp, text in rows)
     widths = [_width(body, 0), 10, 15]

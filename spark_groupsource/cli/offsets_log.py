@@ -125,7 +125,7 @@ def _file_source(path: Path) -> Source:
 
 
 def _segment_files(path: Path) -> list[Path]:
-    """The segment files of a path, in order.
+    """Returns the segment files of a path, in order.
 
     Raises: ConfigurationError if there are none.
     """
@@ -185,7 +185,7 @@ def _read_file(path: Path) -> Iterator[Batch | Corruption]:
 
 
 def _live_sources(cluster: Cluster) -> Iterator[Source]:
-    """Each partition from its log start offset to its current log end offset, open transactions included.
+    """Yields each partition from its log start offset to its current log end offset, open transactions included.
 
     Raises: BrokerError.
     """

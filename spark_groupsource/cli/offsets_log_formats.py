@@ -24,7 +24,7 @@ _COLUMNS = "{:<9} {:<10} {:<24} {:<16} {:<9} {:<30} {}"
 
 
 def batch_line(header: BatchHeader, position: int) -> str:
-    """The line of a batch; `position` is its position in the file."""
+    """Returns the line of a batch; `position` is its position in the file."""
     sequences = (header.base_sequence, _sequence(header, header.last_offset_delta))
     horizon = f"OptionalLong[{header.base_timestamp}]" if header.attributes & _DELETE_HORIZON else "OptionalLong.empty"
     return (
@@ -39,7 +39,7 @@ def batch_line(header: BatchHeader, position: int) -> str:
 
 
 def record_line(entry: Entry) -> str:
-    """The line of a record."""
+    """Returns the line of a record."""
     record, header = entry.record, entry.batch
     names = ",".join(name for name, _ in record.headers)
     line = (
@@ -57,7 +57,7 @@ def record_line(entry: Entry) -> str:
 
 
 def _sequence(header: BatchHeader, delta: int) -> int:
-    """The sequence number, which wraps around after 2^31 - 1; -1 for a batch without one."""
+    """Returns the sequence number, which wraps around after 2^31 - 1; -1 for a batch without one."""
     return -1 if header.base_sequence == -1 else (header.base_sequence + delta) % 2**31
 
 
@@ -77,7 +77,7 @@ def _java(value: bool) -> str:
 
 
 def json_line(entry: Entry) -> str:
-    """One JSON object; a null `payload` is a tombstone, absent attributes are omitted."""
+    """Returns one JSON object; a null `payload` is a tombstone, absent attributes are omitted."""
     record, header = entry.record, entry.batch
     form: dict[str, Any] = {"partition": entry.partition, "offset": record.offset, "timestamp": record.timestamp_ms}
     if header.is_transactional:
@@ -101,12 +101,12 @@ def _json(form: Any) -> str:
 
 
 def table_header() -> str:
-    """The header; column widths are fixed, so that rows can be printed while reading."""
+    """Returns the header; column widths are fixed, so that rows can be printed while reading."""
     return _COLUMNS.format("PARTITION", "OFFSET", "TIME", "TRANSACTION", "TYPE", "GROUP", "CONTENT")
 
 
 def table_row(entry: Entry) -> str:
-    """One record in one line."""
+    """Returns one record in one line."""
     header = entry.batch
     # a timestamp outside the range of datetime is printed as a number
     try:

@@ -112,7 +112,7 @@ def alter(
 
 
 def _topic_text(cluster: Cluster, topic: TopicInfo) -> str:
-    """The output of ``kafka-topics --describe``, without the columns of leader election."""
+    """Returns the output of ``kafka-topics --describe``, without the columns of leader election."""
     config = describe_config(cluster, TOPIC_RESOURCE, topic.name)
     overrides = ",".join(f"{entry.name}={entry.value}" for entry in config.values() if not entry.is_default)
     replication = max((len(p.replicas) for p in topic.partitions.values()), default=0)

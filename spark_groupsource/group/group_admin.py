@@ -132,7 +132,7 @@ def _lower(names: Iterable[str] | None) -> AbstractSet[str]:
 
 
 def is_deletable(group: ClassicGroup | None) -> bool:
-    """Whether DeleteGroups would delete the group."""
+    """Returns whether DeleteGroups would delete the group."""
     return group is not None and group.rule(GroupOperation.DELETE_GROUP).error is ErrorCode.NONE
 
 

@@ -135,7 +135,7 @@ class GroupStore:
         return stored | set(pending) if pending else stored
 
     def contains(self, group_id: str) -> bool:
-        """Whether the group has a record, a committed offset or a pending offset."""
+        """Returns whether the group has a record, a committed offset or a pending offset."""
         return group_id in self.groups or group_id in self.offsets or bool(self.pending.partitions_of(group_id))
 
     def group_ids(self) -> Iterator[str]:
@@ -150,7 +150,7 @@ class GroupStore:
 
 
 def offset_bytes(topic_partition: TopicPartition, metadata: str) -> int:
-    """The approximate memory of a committed or pending offset."""
+    """Returns the approximate memory of a committed or pending offset."""
     return _OFFSET_BYTES + len(topic_partition.topic) + len(metadata)
 
 

@@ -134,7 +134,7 @@ def most_voted(members: Iterable[Member], candidate_protocols: AbstractSet[str])
 
 
 def _java_hash(name: str) -> int:
-    """The hash of a string in a Java `HashMap`; its lower bits are the number of the bucket."""
+    """Returns the hash of a string in a Java `HashMap`; its lower bits are the number of the bucket."""
     code = 0
     for unit in name.encode("utf-16-be")[1::2] if name.isascii() else memoryview(name.encode("utf-16-le")).cast("H"):
         code = (31 * code + unit) & 0xFFFFFFFF

@@ -42,7 +42,7 @@ class ShardGroups:
         return groups + self.store.size_bytes + self.store.pending.size_bytes
 
     def group_ids(self) -> list[str]:
-        """The ids of all groups, each once."""
+        """Returns the ids of all groups, each once."""
         return list(dict.fromkeys((*self.groups, *self.store.group_ids())))
 
     def remove_when_stored(self, builder: OutcomeBuilder, group_ids: Sequence[str]) -> None:

@@ -70,7 +70,7 @@ def check_transition(group_id: str, state: GroupState, new_state: GroupState) ->
 
 
 def can_rebalance(state: GroupState) -> bool:
-    """Whether a join phase may start; never during another one."""
+    """Returns whether a join phase may start; never during another one."""
     return state in GROUP_TRANSITIONS[PREPARING_REBALANCE]
 
 

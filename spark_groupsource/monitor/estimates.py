@@ -121,7 +121,7 @@ def _newest(
 
 
 def _consumed(row: LagRow, first: tuple[int, int] | None, timestamp_ms: int) -> float | None:
-    """Growth of the committed offset since the first commit of the window."""
+    """Returns the growth of the committed offset since the first commit of the window."""
     if row.committed is None:
         return None
     return 0.0 if first is None else growth_per_second(*first, row.committed.offset, timestamp_ms)

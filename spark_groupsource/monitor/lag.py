@@ -67,7 +67,7 @@ def lag_rows(
 
 
 def lag_ms(lag: int | None, first: FirstBatch | None, timestamp_ms: int) -> int | None:
-    """Age of the first record that is not read, 0 without lag; None if it is unknown."""
+    """Returns the age of the first record that is not read, 0 without lag; None if it is unknown."""
     if lag is None:
         return None
     if lag <= 0:
@@ -76,12 +76,15 @@ def lag_ms(lag: int | None, first: FirstBatch | None, timestamp_ms: int) -> int 
 
 
 def log_end_lag_ms(lag: int | None, first: FirstBatch | None, newest_ms: int | None) -> int | None:
-    """Time from the first record that is not read to the newest one, 0 without lag; None if it is unknown."""
+    """Returns the time from the first record that is not read to the newest one; 0 without lag, None if unknown."""
     return None if lag and newest_ms is None else lag_ms(lag, first, newest_ms or 0)
 
 
 def lag_bytes(lag: int | None, log: LogSpan | None, first: FirstBatch | None) -> int | None:
-    """Estimated bytes that are not read: lag times the mean bytes of an offset in the log, or in the first batch."""
+    """Returns the estimated number of bytes that are not read.
+
+    Lag times the mean bytes of an offset in the log, or in the first batch.
+    """
     if lag is None:
         return None
     if lag <= 0:
@@ -93,13 +96,13 @@ def lag_bytes(lag: int | None, log: LogSpan | None, first: FirstBatch | None) ->
 
 
 def growth_per_second(before: int, before_timestamp_ms: int, now: int, timestamp_ms: int) -> float | None:
-    """Growth of an offset between two moments; None if they are less than one second apart."""
+    """Returns the growth of an offset between two moments; None if they are less than one second apart."""
     elapsed_ms = timestamp_ms - before_timestamp_ms
     return None if elapsed_ms < 1_000 else max(0.0, (now - before) * 1_000 / elapsed_ms)
 
 
 def catch_up_ms(lag: int | None, consumed: float | None, produced: float | None) -> int | None:
-    """Estimated time until the lag is 0; None if it is unknown or the lag does not decrease."""
+    """Returns the estimated time until the lag is 0; None if it is unknown or the lag does not decrease."""
     if lag is None:
         return None
     if lag <= 0:

@@ -273,7 +273,7 @@ def _known(number: int) -> int | None:
 
 
 def _microseconds(timestamp_ms: int) -> int | None:
-    """Epoch microseconds; None for no timestamp and for one after the year 9999."""
+    """Returns epoch microseconds; None for no timestamp and for one after the year 9999."""
     return timestamp_ms * 1_000 if 0 <= timestamp_ms < _YEAR_10000_MS else None
 
 

@@ -105,7 +105,7 @@ class Timeline(NamedTuple):
         return sum(wait.end_ms - wait.start_ms for wait in waits) / 1000
 
     def unowned_seconds_of(self, marker: RebalanceMarker) -> float:
-        """Sum over the partitions of the seconds without an owner that the rebalance began or ended."""
+        """Returns the sum over the partitions of the seconds without an owner that the rebalance began or ended."""
         if marker.unowned_seconds is not None:
             return marker.unowned_seconds
         start_ms = marker.started_ms

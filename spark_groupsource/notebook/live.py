@@ -156,7 +156,7 @@ def _widget(body: str) -> Any:
 
 
 def _is_notebook() -> bool:
-    """True in a kernel (Jupyter, VS Code, Colab) and in marimo, false in a terminal, IPython's included."""
+    """Returns True in a kernel (Jupyter, VS Code, Colab) and in marimo, false in a terminal, IPython's included."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     marimo = sys.modules.get("marimo")

@@ -277,7 +277,7 @@ def _is_small(header: BatchHeader, layout: Layout, max_bytes: int) -> bool:
 
 
 def _whole_payload(view: memoryview, header: BatchHeader, layout: Layout, max_bytes: int) -> bytes | memoryview | None:
-    """The decompressed records of a batch, None if they are too many to be decoded at once."""
+    """Returns the decompressed records of a batch, None if they are too many to be decoded at once."""
     if not _is_small(header, layout, max_bytes):
         return None
     try:

@@ -121,7 +121,9 @@ def first_header(buffer: Buffer) -> BatchHeader | None:
 
 
 def has_transactional_flag(buffer: Buffer) -> bool:
-    """Whether the first batch of a buffer says that it is transactional; a fast check, the batch may be invalid."""
+    """Returns whether the first batch of a buffer says that it is transactional; a fast check, the batch may be
+    invalid.
+    """
     return len(buffer) >= HEADER_BYTES and bool(buffer[ATTRIBUTES_AT + 1] & TRANSACTIONAL_FLAG)
 
 

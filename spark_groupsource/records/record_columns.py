@@ -106,7 +106,7 @@ def _varints(numbers: _Lengths) -> _Varints:
 
 @cache
 def _varint_table() -> _Varints:
-    """The varints of all numbers with at most two bytes."""
+    """Returns the varints of all numbers with at most two bytes."""
     return _encoded_varints(np.arange(_TABLE_SIZE), 2)
 
 

@@ -22,7 +22,7 @@ _PROVIDER, _OPTION = "provider", "option."
 
 
 def is_catalog_table(options: Mapping[str, str]) -> bool:
-    """True if Spark creates a table of the catalog with these options."""
+    """Returns True if Spark creates a table of the catalog with these options."""
     return _PROVIDER in options and any(name.startswith(_OPTION) for name in options)
 
 

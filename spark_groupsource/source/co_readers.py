@@ -147,7 +147,8 @@ class CoReaders:
             self._request_after_ms = _FIRST_REQUEST_AFTER_MS
 
     def should_yield(self, is_settled: bool, is_available_now: bool) -> bool:
-        """True if a co-reader cannot continue before the caller returns to Spark; to be called after each poll."""
+        """Returns True if a co-reader cannot continue before the caller returns to Spark; to be called after each poll.
+        """
         if is_settled:
             self._waiting_since_ms, self._request_after_ms = None, _REQUEST_AFTER_MS
             return False

@@ -34,7 +34,7 @@ def driver_pid() -> int:
 
 
 def _name_and_parent(pid: int) -> tuple[str, int]:
-    """Command name and parent of a process; ``("", 0)`` if it does not exist."""
+    """Returns the command name and the parent of a process; ``("", 0)`` if it does not exist."""
     if _HAS_PROC:
         name, fields = _stat(pid)
         return name, int(fields[1]) if fields else 0

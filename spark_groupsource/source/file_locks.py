@@ -61,7 +61,7 @@ def try_lock_exclusive(path: Path) -> Iterator[bool]:
 
 
 def is_locked(path: Path) -> bool:
-    """True if `path` exists and a running process holds a lock on it."""
+    """Returns True if `path` exists and a running process holds a lock on it."""
     with try_lock_exclusive(path) as is_free:
         return path.exists() and not is_free
 

@@ -118,7 +118,7 @@ def decode_offset(encoded: Mapping[str, Any]) -> SourceOffset:
 
 
 def _spark_counts(encoded: Mapping[str, Any]) -> dict[str, int]:
-    """Number of partitions in an offset of Spark's Kafka source, which reads every partition of a topic."""
+    """Returns the number of partitions in an offset of Spark's Kafka source, which reads every partition of a topic."""
     # older offsets of this source have no counts
     return {} if GROUP_KEY in encoded else {topic: len(partitions) for topic, partitions in encoded.items()}
 

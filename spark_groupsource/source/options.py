@@ -334,7 +334,7 @@ _FIELDS = {key.name.lower(): name for name, key in config_keys(SourceOptions).it
 
 
 def is_embedded(bootstrap_servers: str) -> bool:
-    """True for ``embedded`` and ``embedded:DIR``."""
+    """Returns True for ``embedded`` and ``embedded:DIR``."""
     return bootstrap_servers.strip().split(":", 1)[0].lower() == "embedded"
 
 

@@ -188,7 +188,7 @@ def sample_offsets(sizes: SizeEstimate, end: int, count: int) -> list[int]:
 def should_plan_batch(
     backlog: Backlog, *, min_offsets: int | None, waited_ms: int | None, max_trigger_delay_ms: int
 ) -> bool:
-    """True if the backlog is large enough or old enough for a batch.
+    """Returns True if the backlog is large enough or old enough for a batch.
 
     Args:
         min_offsets: ``minOffsetsPerTrigger`` or None.

@@ -281,7 +281,7 @@ class ReaderProcess:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _is_stopped_by_spark(self) -> bool:
-        """True if Spark sent SIGTERM.
+        """Returns True if Spark sent SIGTERM.
 
         Service managers, ``timeout`` and container runtimes signal every process of an application. The driver then
         drains the query, which needs this process.

@@ -59,7 +59,7 @@ _FIELDS = {key.name.lower(): name for name, key in config_keys(TableOptions).ite
 
 
 def is_table(options: Mapping[str, str]) -> bool:
-    """True if the options name a table."""
+    """Returns True if the options name a table."""
     return any(name.lower() == TABLE_OPTION for name in options)
 
 

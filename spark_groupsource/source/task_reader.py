@@ -160,7 +160,7 @@ def _data_loss_policy(partition: GroupInputPartition) -> DataLossPolicy:
 
 
 def _required_schema(columns: SelectedColumns) -> pa.Schema | None:
-    """The Arrow schema if the user declared columns NOT NULL, else None."""
+    """Returns the Arrow schema if the user declared columns NOT NULL, else None."""
     if not columns.not_null:
         return None
     fields = columns_schema(columns.names)

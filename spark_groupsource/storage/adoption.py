@@ -132,7 +132,7 @@ class _PartitionDirectory:
 
 
 def _partition_directories(path: Path) -> dict[TopicPartition, _PartitionDirectory]:
-    """The partition directories, without those being deleted (they have a suffix) and the metadata log."""
+    """Returns the partition directories, without those being deleted (they have a suffix) and the metadata log."""
     directories = {}
     try:
         for entry in path.iterdir():
@@ -146,7 +146,7 @@ def _partition_directories(path: Path) -> dict[TopicPartition, _PartitionDirecto
 
 
 def _read_topic_id(path: Path) -> bytes | None:
-    """The topic id of a ``partition.metadata``, None without the file (brokers before 2.8).
+    """Returns the topic id of a ``partition.metadata``, None without the file (brokers before 2.8).
 
     Raises: StorageError when the file is corrupt.
     """
@@ -188,7 +188,7 @@ def _check_partitions(
 
 
 def _image_of_directories(directories: Mapping[TopicPartition, _PartitionDirectory]) -> _MetadataImage:
-    """The topics of the partition directories, for a directory without metadata log."""
+    """Returns the topics of the partition directories, for a directory without metadata log."""
     image = _MetadataImage()
     ids: dict[str, bytes] = {}
     for (topic, number), directory in directories.items():
@@ -233,7 +233,7 @@ def _read_metadata_log(directory: Path) -> _MetadataImage | None:
 
 
 def _metadata_records(path: Path, from_offset: int) -> Iterator[MetadataRecord]:
-    """The records of one file; an incomplete batch at its end was never acknowledged."""
+    """Yields the records of one file; an incomplete batch at its end was never acknowledged."""
     data = path.read_bytes()
     for header in iter_batches(data):
         if header.is_control or header.last_offset < from_offset:
@@ -289,7 +289,7 @@ def _read_log(content: KafkaDirectory, topic_partition: TopicPartition, director
 
 
 def _last_epoch(path: Path) -> int:
-    """The last epoch of a ``leader-epoch-checkpoint``, which may have no records; 0 without the file.
+    """Returns the last epoch of a ``leader-epoch-checkpoint``, which may have no records; 0 without the file.
 
     Raises: StorageError when the file is corrupt.
     """
@@ -302,7 +302,7 @@ def _last_epoch(path: Path) -> int:
 
 
 def _batch_headers(path: Path) -> Iterator[BatchHeader]:
-    """The batch headers of a segment, without reading the records."""
+    """Yields the batch headers of a segment, without reading the records."""
     with open(path, "rb") as file:
         position = 0
         while (data := _read_header(file, position)) is not None:

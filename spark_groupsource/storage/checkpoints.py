@@ -21,7 +21,7 @@ _CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 
 
 def read_offset_checkpoint(path: Path) -> dict[TopicPartition, int]:
-    """The offsets of a checkpoint file, empty without the file.
+    """Returns the offsets of a checkpoint file, empty without the file.
 
     Raises: StorageError.
     """

@@ -30,7 +30,7 @@ class CleanedTransactionMetadata:
         self.retained: list[AbortedTxn] = []
 
     def is_aborted(self, header: BatchHeader) -> bool:
-        """Whether a data batch belongs to an aborted transaction."""
+        """Returns whether a data batch belongs to an aborted transaction."""
         self._start_until(header.last_offset)
         if not header.is_transactional:
             return False
@@ -38,7 +38,7 @@ class CleanedTransactionMetadata:
         return header.producer_id in self._aborting
 
     def should_retain_marker(self, buffer: bytes, header: BatchHeader) -> bool:
-        """Whether a batch of the marker's transaction is left.
+        """Returns whether a batch of the marker's transaction is left.
 
         Raises: CorruptRecordError.
         """

@@ -72,7 +72,7 @@ class CorruptRanges:
         self.add(segment, error, offset, None)
 
     def found_by_read(self, segment: LogSegment, shown: InvalidBatchError) -> CorruptRange:
-        """The known or new range whose first batch a read found as `shown`.
+        """Returns the known or new range whose first batch a read found as `shown`.
 
         Raises: StorageError.
         """
@@ -83,11 +83,11 @@ class CorruptRanges:
         return self.add(segment, error, offset, segment.next_valid_batch(error.position, offset))
 
     def first_above(self, log_start_offset: int) -> CorruptRange | None:
-        """The first range that DeleteRecords has not removed."""
+        """Returns the first range that DeleteRecords has not removed."""
         return next((each for each in self._ranges if each.next_offset > log_start_offset), None)
 
     def read_error(self, corrupt: CorruptRange) -> CorruptRecordError:
-        """The error of a read of a range."""
+        """Returns the error of a read of a range."""
         return CorruptRecordError(
             f"{corrupt.segment.path} is damaged at byte {corrupt.position}: {self._topic_partition} is readable up to "
             f"offset {corrupt.offset}. Restore the file from a copy, or delete records up to offset "

@@ -33,7 +33,8 @@ class FileCache:
         self._flusher: ThreadPoolExecutor | None = None
 
     def descriptor(self, path: str) -> int:
-        """A file descriptor of `path`, valid until the next call; a missing file is created unless read-only."""
+        """Returns a file descriptor of `path`, valid until the next call; a missing file is created unless read-only.
+        """
         descriptor = self._open.get(path)
         if descriptor is not None:
             self._open.move_to_end(path)

@@ -26,7 +26,7 @@ class Journal:
         self.has_failed = False
 
     def read(self) -> Iterator[Any]:
-        """The values in their order; must be followed by `clear` before the next `append`.
+        """Yields the values in their order; must be followed by `clear` before the next `append`.
 
         Raises: StorageError when the file cannot be read, or a line before the last one is corrupt.
         """

@@ -65,7 +65,7 @@ class LeaderEpochCache:
             self._write(self._read_once())
 
     def last_started_epoch(self) -> int:
-        """The largest epoch that was assigned to this log, also before the last start; 0 without one.
+        """Returns the largest epoch that was assigned to this log, also before the last start; 0 without one.
 
         Raises: StorageError.
         """
@@ -96,7 +96,7 @@ class LeaderEpochCache:
             self._write(following if is_empty else [(passed[-1][0], log_start_offset), *following])
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEnd:
-        """The end offset of `epoch`; the latest epoch ends at the log end offset.
+        """Returns the end offset of `epoch`; the latest epoch ends at the log end offset.
 
         Raises: StorageError.
         """
@@ -109,7 +109,7 @@ class LeaderEpochCache:
         return EpochEnd(known, next(start for each, start in starts if each > epoch))
 
     def epoch_for_offset(self, offset: int) -> int:
-        """The epoch in which the record at `offset` was appended, -1 if it is unknown.
+        """Returns the epoch in which the record at `offset` was appended, -1 if it is unknown.
 
         Raises: StorageError.
         """

@@ -209,7 +209,7 @@ class PartitionLog:
         return self._segments[-1]
 
     def _corruption_in(self, segment: LogSegment) -> CorruptRange | None:
-        """The first corrupt range if it is in `segment`."""
+        """Returns the first corrupt range if it is in `segment`."""
         corrupt = self.corrupt_range
         return corrupt if corrupt is not None and corrupt.segment is segment else None
 
@@ -310,7 +310,7 @@ class PartitionLog:
         self._add_segment(segment)
 
     def _snapshot_path(self, offset: int) -> Path:
-        """The file of the producer state before `offset`."""
+        """Returns the file of the producer state before `offset`."""
         return self.directory / f"{offset:020d}.snapshot"
 
     def _new_segment(self, base_offset: int) -> LogSegment:
@@ -324,7 +324,8 @@ class PartitionLog:
     # --- read ---
 
     def read(self, offset: int, max_bytes: int, before: int | None = None) -> memoryview:
-        """Complete batches from the one with `offset` on: at least one, more up to `max_bytes`, of one segment only.
+        """Returns complete batches from the one with `offset` on: at least one, more up to `max_bytes`, of one segment
+        only.
 
         Empty at the log end offset, and at or above the offset `before`, which is the base offset of a batch. The
         caller continues with the next offset.
@@ -355,7 +356,7 @@ class PartitionLog:
         return memoryview(b"")
 
     def batches(self, start_offset: int, check: bool = True) -> Iterator[StoredBatch]:
-        """Every batch from the one with `start_offset` to the end; `check` verifies checksums.
+        """Yields every batch from the one with `start_offset` to the end; `check` verifies checksums.
 
         Raises: CorruptRecordError at a corrupt range; StorageError.
         """
@@ -374,7 +375,7 @@ class PartitionLog:
                 raise self.corrupt_ranges.read_error(corrupt)
 
     def find_timestamp(self, timestamp_ms: int) -> StorageSteps[TimestampAndOffset | None]:
-        """The first record with a timestamp of at least `timestamp_ms`; None without one. Searches in steps.
+        """Returns the first record with a timestamp of at least `timestamp_ms`; None without one. Searches in steps.
 
         Raises: CorruptRecordError at a corrupt range; StorageError, also if retention or compaction has removed the
             segment between two steps.
@@ -388,7 +389,7 @@ class PartitionLog:
         return None
 
     def find_latest_timestamp(self) -> StorageSteps[TimestampAndOffset | None]:
-        """The first record with the largest timestamp; None without records. Searches in steps.
+        """Returns the first record with the largest timestamp; None without records. Searches in steps.
 
         Like Kafka's, it may be below the log start offset while its segment is not removed
         (`UnifiedLog.fetchOffsetByTimestamp`).
@@ -460,7 +461,7 @@ class PartitionLog:
         return self.log_start_offset
 
     def retention_start_offset(self, timestamp_ms: int) -> int:
-        """The log start offset that `retention.ms` and `retention.bytes` require at `timestamp_ms` (epoch ms).
+        """Returns the log start offset that `retention.ms` and `retention.bytes` require at `timestamp_ms` (epoch ms).
 
         It is the log end offset if the active segment is to be deleted too; the caller must then roll it.
 

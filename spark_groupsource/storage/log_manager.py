@@ -72,7 +72,7 @@ class LogManager:
                 partition.open(self._data.recovery_points.get(topic_partition, 0), self._data.had_clean_shutdown)
 
     def last_leader_epoch(self) -> int:
-        """The largest leader epoch of any log."""
+        """Returns the largest leader epoch of any log."""
         return max((partition.last_leader_epoch() for partition in self), default=0)
 
     def close_all(self) -> bool:
@@ -104,7 +104,7 @@ class LogManager:
         return self._topics
 
     def topic_name(self, topic_id: uuid.UUID) -> str:
-        """The name of a topic id.
+        """Returns the name of a topic id.
 
         Raises: ApiError for an unknown id.
         """
@@ -114,7 +114,7 @@ class LogManager:
         return name
 
     def topic(self, name: str) -> TopicEntry:
-        """The catalog entry of a topic.
+        """Returns the catalog entry of a topic.
 
         Raises: ApiError for an unknown topic.
         """
@@ -124,7 +124,7 @@ class LogManager:
         return entry
 
     def partition(self, name: str, number: int) -> Partition:
-        """An online partition.
+        """Returns an online partition.
 
         Raises: ApiError for an unknown or offline partition.
         """
@@ -142,7 +142,7 @@ class LogManager:
         return iter(tuple(self._partitions.values()))
 
     def __len__(self) -> int:
-        """The number of partitions, also of those that are being created."""
+        """Returns the number of partitions, also of those that are being created."""
         return len(self._partitions) + self._creating
 
     def __contains__(self, topic_partition: object) -> bool:
@@ -235,7 +235,7 @@ class LogManager:
         return [failed.get(each.name, each) if isinstance(each, TopicEntry) else each for each in results]
 
     def _reserve(self, topic: NewTopic) -> TopicEntry:
-        """The entry of a new topic, whose name cannot be used until it is released. Raises: ApiError."""
+        """Returns the entry of a new topic, whose name cannot be used until it is released. Raises: ApiError."""
         self.check_new_topic(topic.name, topic.partition_count, topic.settings)
         explicit = {key: value for key, value in topic.settings.items() if value is not None}
         entry = TopicEntry(topic.name, uuid.uuid4(), topic.partition_count, explicit)
@@ -267,7 +267,7 @@ class LogManager:
         return grown
 
     def is_altering(self, name: str) -> bool:
-        """Whether `alter_topic_steps` of a topic has not ended."""
+        """Returns whether `alter_topic_steps` of a topic has not ended."""
         return name in self._altering
 
     def alter_topic(self, name: str, settings: Mapping[str, str]) -> None:
@@ -381,7 +381,7 @@ class LogManager:
         return self.partition(*topic_partition).log.log_start_offset
 
     def new_log_start_offset(self, topic_partition: TopicPartition, before_offset: int) -> int:
-        """The log start offset after deletion of the records before `before_offset` (-1: high watermark).
+        """Returns the log start offset after deletion of the records before `before_offset` (-1: high watermark).
 
         Raises: ApiError.
         """
@@ -393,7 +393,7 @@ class LogManager:
         return max(offset, log.log_start_offset)
 
     def config_of(self, entry: TopicEntry) -> TopicConfig:
-        """The configuration of a topic: its settings over the broker's defaults."""
+        """Returns the configuration of a topic: its settings over the broker's defaults."""
         return topic_config(entry.settings, self._topic_defaults)
 
     def _check_not_changing(self, name: str) -> None:
@@ -464,7 +464,7 @@ class LogManager:
 
 
 def _settings_bytes(entry: TopicEntry) -> int:
-    """The approximate memory of the settings of a topic; an entry of a list takes more than its text."""
+    """Returns the approximate memory of the settings of a topic; an entry of a list takes more than its text."""
     return sum(len(name) + len(value) + 64 * value.count(",") for name, value in entry.settings.items())
 
 

@@ -137,7 +137,7 @@ def _validate_in_steps(
 
 
 def _parse_batch(log: PartitionLog, records: Buffer, allow_zstd: bool) -> BatchHeader:
-    """The header of the only batch of `records`, with verified size, checksum and codec.
+    """Returns the header of the only batch of `records`, with verified size, checksum and codec.
 
     Raises: ApiError.
     """
@@ -192,7 +192,7 @@ def _check_header(log: PartitionLog, header: BatchHeader) -> None:
 
 
 def _valid_timestamps(log: PartitionLog, timestamp_ms: int) -> tuple[int, int]:
-    """The lowest and highest valid timestamp of a record."""
+    """Returns the lowest and highest valid timestamp of a record."""
     config = log.config
     if config.message_timestamp_type != "CreateTime":
         return _INT64_MIN, _INT64_MAX
@@ -237,7 +237,9 @@ def _check_summary(log: PartitionLog, header: BatchHeader, summary: RecordsSumma
 
 
 def _with_valid_timestamps(log: PartitionLog, batch: ValidatedBatch, max_timestamp: int) -> ValidatedBatch:
-    """The batch with the largest timestamp of its records; with LogAppendTime it is set when the batch is appended."""
+    """Returns the batch with the largest timestamp of its records; with LogAppendTime it is set when the batch is
+    appended.
+    """
     header = batch.header
     attributes = header.attributes & ~LOG_APPEND_TIME_FLAG
     is_append_time = log.config.message_timestamp_type == "LogAppendTime"

@@ -26,5 +26,5 @@ def read_json(path: Path) -> Any:
 
 
 def corrupt_file(path: Path, error: Exception) -> StorageError:
-    """The error for a metadata file with invalid content."""
+    """Returns the error for a metadata file with invalid content."""
     return StorageError(f"{path} is corrupt: {error!r}. Restore it from a copy.")

@@ -139,7 +139,7 @@ class ProducerStateManager:
         return {number: entry.epoch for number, entry in self._producers.items() if not entry.batches}
 
     def first_unstable_offset(self, without: int = NO_PRODUCER_ID) -> int | None:
-        """The first offset of all open transactions except that of producer `without`; None without one."""
+        """Returns the first offset of all open transactions except that of producer `without`; None without one."""
         return min((offset for number, offset in self._ongoing.items() if number != without), default=None)
 
     def has_open_transaction(self, producer_id: int, epoch: int) -> bool:
@@ -256,7 +256,8 @@ class ProducerStateManager:
         return self._ongoing.pop(producer_id, None)
 
     def _entry(self, producer_id: int, epoch: int) -> ProducerStateEntry:
-        """The state of a producer in `epoch`; a new epoch removes the batches and keeps the open transaction."""
+        """Returns the state of a producer in `epoch`; a new epoch removes the batches and keeps the open transaction.
+        """
         entry = self._producers.pop(producer_id, None)
         if entry is None:
             self._make_room()

@@ -118,7 +118,7 @@ class LogSegment:
         return self._first_timestamp
 
     def max_timestamp_ms(self) -> int:
-        """The largest record timestamp; without timestamps, the modification time of the file.
+        """Returns the largest record timestamp; without timestamps, the modification time of the file.
 
         Raises: StorageError.
         """
@@ -189,7 +189,7 @@ class LogSegment:
     # --- reading ---
 
     def read(self, offset: int, max_bytes: int, end: int | None = None, before: int | None = None) -> memoryview:
-        """Complete batches from the one with `offset` on: at least one, more up to `max_bytes`.
+        """Returns complete batches from the one with `offset` on: at least one, more up to `max_bytes`.
 
         Empty where compaction removed everything from `offset` on, and where nothing is below the offset `before`, the
         base offset of a batch. The position `end` in the file is not passed. Every byte returned was verified, by this
@@ -216,19 +216,19 @@ class LogSegment:
         return memoryview(data)[: stop - start]
 
     def batches_from_timestamp(self, timestamp_ms: int, end: int) -> Iterator[StoredBatch]:
-        """The batches from one before the first record with a timestamp of at least `timestamp_ms` on.
+        """Returns the batches from one before the first record with a timestamp of at least `timestamp_ms` on.
 
         Raises: InvalidBatchError, StorageError.
         """
         return self.scan(self.position_at_or_before(self.index.offset_before_timestamp(timestamp_ms)), end)
 
     def position_at_or_before(self, offset: int) -> int:
-        """The position from the index at which a search for `offset` starts."""
+        """Returns the position from the index at which a search for `offset` starts."""
         entry = self.index.lookup(offset)
         return entry.position if entry else 0
 
     def locate_corruption(self, error: InvalidBatchError) -> tuple[InvalidBatchError, int]:
-        """The start of the corruption that a read found as `error`, and the offset expected there.
+        """Returns the start of the corruption that a read found as `error`, and the offset expected there.
 
         A wrong length or offset is found at the batch after the corrupt one, so everything from the preceding index
         entry on is checked.
@@ -256,7 +256,7 @@ class LogSegment:
     def scan(
         self, start: int, end: int, expected_offset: int | None = None, check: bool = True
     ) -> Iterator[StoredBatch]:
-        """The batches between two positions; `check` verifies checksums.
+        """Yields the batches between two positions; `check` verifies checksums.
 
         With `expected_offset` the batches must be contiguous from that offset on.
 
@@ -290,7 +290,8 @@ class LogSegment:
             start = position
 
     def next_valid_batch(self, position: int, min_offset: int) -> StoredBatch | None:
-        """The first valid batch after the corruption at `position`, found by trying every byte; None without one.
+        """Returns the first valid batch after the corruption at `position`, found by trying every byte; None without
+        one.
 
         Raises: StorageError.
         """
@@ -313,14 +314,14 @@ class LogSegment:
         return None
 
     def claimed_next_offset(self, position: int, base_offset: int) -> int:
-        """The next offset by the header of a corrupt last batch if it is plausible, else `base_offset` + 1."""
+        """Returns the next offset by the header of a corrupt last batch if it is plausible, else `base_offset` + 1."""
         header = self._read(position, min(_HEADER_START.size, self.size - position))
         delta = _HEADER_START.unpack(header)[6] if len(header) == _HEADER_START.size else 0
         is_plausible = 0 <= delta < self.size - position  # a record has at least one byte
         return base_offset + (delta if is_plausible else 0) + 1
 
     def _position_of(self, offset: int, end: int) -> int | None:
-        """The position of the batch with `offset`; None where compaction removed everything from it on.
+        """Returns the position of the batch with `offset`; None where compaction removed everything from it on.
 
         Base offsets are not covered by the checksum, so they are compared with the index and with one another.
         """
@@ -353,7 +354,7 @@ class LogSegment:
         raise InvalidBatchError(position, f"offset {offset} is not at its position", False)
 
     def _last_batch_end(self, start: int, limit: int) -> int:
-        """The last end of a batch that is not after `limit`; `start` is the start of one."""
+        """Returns the last end of a batch that is not after `limit`; `start` is the start of one."""
         if limit >= self.size:
             return self.size
         position = max(self.index.position_floor(limit), start)

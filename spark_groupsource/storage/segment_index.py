@@ -62,17 +62,17 @@ class SegmentIndex:
     # --- lookup ---
 
     def lookup(self, offset: int) -> IndexEntry | None:
-        """The last entry at or below `offset`."""
+        """Returns the last entry at or below `offset`."""
         found = bisect_right(self._offsets, offset) - 1
         return IndexEntry(self._offsets[found], self._positions[found]) if found >= 0 else None
 
     def position_floor(self, limit: int) -> int:
-        """The last indexed position at or below `limit`, else 0."""
+        """Returns the last indexed position at or below `limit`, else 0."""
         found = bisect_right(self._positions, limit) - 1
         return self._positions[found] if found >= 0 else 0
 
     def offset_before_timestamp(self, timestamp_ms: int) -> int:
-        """An offset below which every record is older than `timestamp_ms`."""
+        """Returns an offset below which every record is older than `timestamp_ms`."""
         found = bisect_left(self._timestamps, timestamp_ms) - 1
         return self._timestamp_offsets[found] if found >= 0 else self.base_offset
 

@@ -149,7 +149,7 @@ def complete_swaps(directory: Path) -> None:
 
 
 def segment_base_offsets(directory: Path) -> list[int]:
-    """The base offsets of the segments in a partition directory, in ascending order."""
+    """Returns the base offsets of the segments in a partition directory, in ascending order."""
     return sorted(int(path.stem) for path in directory.glob("*.log") if path.stem.isdigit())
 
 

@@ -222,7 +222,7 @@ TOPIC_SETTINGS: Mapping[str, BrokerConfigKey] = {key.name: key for key in config
 
 
 def topic_config(settings: Mapping[str, str | None], defaults: TopicConfig) -> TopicConfig:
-    """The configuration of a topic: its settings over the broker's defaults; None keeps the default.
+    """Returns the configuration of a topic: its settings over the broker's defaults; None keeps the default.
 
     Raises: ConfigurationError for an unknown name and for a value out of bounds.
     """
@@ -254,7 +254,7 @@ def check_topic_config(config: TopicConfig) -> None:
 
 
 def unknown_setting(name: str, known: Mapping[str, BrokerConfigKey], kind: str) -> ConfigurationError:
-    """The error for a name that is in no table; `kind` is topic or broker."""
+    """Returns the error for a name that is in no table; `kind` is topic or broker."""
     near = closest(name, known)
     hint = f"The closest name is {near}." if near else f"Known names: {', '.join(sorted(known))}."
     return ConfigurationError(f"Option {name} is not a {kind} setting of this broker. {hint}")

@@ -147,7 +147,7 @@ TRANSACTION_RULES: Mapping[TransactionStatus, Mapping[TransactionOperation, Tran
 
 
 def is_ending(status: TransactionStatus) -> bool:
-    """Whether the end of the transaction is decided and its markers have to be written."""
+    """Returns whether the end of the transaction is decided and its markers have to be written."""
     return status in COMPLETED_STATES
 
 

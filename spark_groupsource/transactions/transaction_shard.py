@@ -264,7 +264,7 @@ class TransactionShard:
         return (each for each in self.transactions if self.is_expired(each, timestamp_ms))
 
     def is_expired(self, transactional_id: str, timestamp_ms: int) -> bool:
-        """Whether an id exists and was not used for transactional.id.expiration.ms."""
+        """Returns whether an id exists and was not used for transactional.id.expiration.ms."""
         value = self.transactions.get(transactional_id)
         if value is None or value.status not in EXPIRABLE_STATES:
             return False
@@ -300,7 +300,7 @@ def _is_exhausted(epoch: int) -> bool:
 
 
 def _may_expect(expected: ProducerIdAndEpoch, known: TransactionValue) -> bool:
-    """Whether the producer id is the current or the previous one; `_raise_epoch` checks the epoch."""
+    """Returns whether the producer id is the current or the previous one; `_raise_epoch` checks the epoch."""
     if expected.producer_id == known.producer_id:
         return True
     return expected.producer_id == known.previous_producer_id and _is_exhausted(expected.epoch)

@@ -20,7 +20,7 @@ class Api(NamedTuple):
     max_version: int
 
     def is_flexible(self, version: int) -> bool:
-        """True if the version has compact types and tagged fields (KIP-482)."""
+        """Returns True if the version has compact types and tagged fields (KIP-482)."""
         return self.request.flexible_version_q(version)
 
 

@@ -47,7 +47,7 @@ def author_metadata(reader: str) -> str:
 
 
 def is_author(metadata: str, author: str) -> bool:
-    """Whether `author` wrote a commit with this metadata, with or without a report."""
+    """Returns whether `author` wrote a commit with this metadata, with or without a report."""
     return metadata == author or metadata.startswith(f"{author} {{")
 
 

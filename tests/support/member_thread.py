@@ -1,4 +1,4 @@
-"""Base of group members that run in a thread of the test's process."""
+"""Base of group members that run in a thread."""
 
 from __future__ import annotations
 

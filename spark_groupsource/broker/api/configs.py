@@ -142,7 +142,7 @@ def _no_settings(resource_type: int) -> str:
 
 
 def _requested(table: Mapping[str, BrokerConfigKey], resource: _Resource) -> list[BrokerConfigKey]:
-    """The rows that the request names, every row where it names none."""
+    """Returns the rows that the request names, every row where it names none."""
     names = resource.configuration_keys
     return [key for key in table.values() if not names or key.name in names]
 
@@ -171,7 +171,7 @@ def _describe_topic(
 def _describe_node(
     broker: Broker, context: ApiRequestContext, resource: _Resource, request: DescribeConfigsRequest
 ) -> list[_ConfigEntry]:
-    """Every setting of one node, including altered settings that are not in the table."""
+    """Returns every setting of one node, including altered settings that are not in the table."""
     entries = []
     for key in _requested(BROKER_SETTINGS, resource):
         value, source = broker.config.value(key.name), broker.dynamic.source(key.name, context.node_id)
@@ -184,7 +184,7 @@ def _describe_node(
 def _describe_all_nodes(
     broker: Broker, context: ApiRequestContext, resource: _Resource, request: DescribeConfigsRequest
 ) -> list[_ConfigEntry]:
-    """The settings that were altered for all nodes."""
+    """Returns the settings that were altered for all nodes."""
     altered = broker.dynamic.of(ALL_NODES)
     entries = [
         _broker_entry(key, altered[key.name], ALL_NODES_SOURCE, request)
@@ -197,7 +197,7 @@ def _describe_all_nodes(
 def _describe_unknown(
     broker: Broker, resource: _Resource, source: int, request: DescribeConfigsRequest
 ) -> list[_ConfigEntry]:
-    """Altered settings that are not in the table; as in Kafka they have no type and no visible value."""
+    """Returns altered settings that are not in the table; as in Kafka they have no type and no visible value."""
     names = resource.configuration_keys
     entries = []
     for name in broker.dynamic.of(resource.resource_name):
@@ -238,7 +238,8 @@ def _broker_entry(
 
 
 def _default_synonym(key: BrokerConfigKey, broker_name: str, *, is_set: bool) -> list[_Synonym]:
-    """The default as a synonym. Kafka lists the default of a setting in hours only if the setting in ms is set."""
+    """Returns the default as a synonym. Kafka lists the default of a setting in hours only if the setting in ms is set.
+    """
     if key.hours_name:
         return [(key.hours_name, str(key.default // _HOUR_MS), DEFAULT_SOURCE)] if is_set else []
     return [(broker_name, None if key.is_sensitive else format_value(key.default), DEFAULT_SOURCE)]

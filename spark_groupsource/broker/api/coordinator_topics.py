@@ -44,7 +44,7 @@ USES_TOPICS = _GROUP_APIS | _TRANSACTION_APIS | _TRANSACTIONAL_ID_APIS | {ApiKey
 
 
 def creation_steps(broker: Broker, request: ApiMessage) -> StorageSteps[None] | None:
-    """The steps that create the topics which `request` needs and which do not exist; None if there are none.
+    """Returns the steps that create the topics which `request` needs and which do not exist; None if there are none.
 
     An error is ignored here: the handler of the request raises it again.
     """

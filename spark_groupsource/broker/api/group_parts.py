@@ -87,7 +87,7 @@ def change_offsets(broker: Broker, context: ApiRequestContext, request: OffsetsR
 
 
 def with_topics(request: OffsetsRequest, topics: list[Any]) -> OffsetsRequest:
-    """A request with other topics."""
+    """Returns a request with other topics."""
     if isinstance(request, OffsetCommitRequest):
         return OffsetCommitRequest(
             group_id=request.group_id,
@@ -115,7 +115,7 @@ def with_topics(request: OffsetsRequest, topics: list[Any]) -> OffsetsRequest:
 
 
 def has_many_offsets(broker: Broker, context: ApiRequestContext, request: OffsetFetchRequest) -> bool:
-    """Whether a request is for more offsets than one part has."""
+    """Returns whether a request is for more offsets than one part has."""
     groups: Sequence[Any] = request.groups if context.api_version >= _FETCH_GROUPS_SINCE else [request]
     if len(groups) > _PER_PART:
         return True
@@ -123,7 +123,7 @@ def has_many_offsets(broker: Broker, context: ApiRequestContext, request: Offset
 
 
 def _fetched(broker: Broker, group_id: str, topics: Sequence[Any] | None) -> int:
-    """The number of offsets that are requested of a group, at least 1."""
+    """Returns the number of offsets that are requested of a group, at least 1."""
     if topics is None:
         return 1 + len(broker.group_coordinator.committed_offsets(group_id))
     return 1 + sum(1 + len(topic.partition_indexes) for topic in topics)
@@ -197,7 +197,7 @@ def _fetch_group(
 
 
 def _stored_topics(broker: Broker, context: ApiRequestContext, group: Any) -> Iterator[list[Any]]:
-    """The partitions with committed offsets of a group, in parts; at least one, which may be empty."""
+    """Yields the partitions with committed offsets of a group, in parts; at least one, which may be empty."""
     stored = list(broker.group_coordinator.committed_offsets(group.group_id))
     for some in portions(stored, _PER_PART) if stored else [[]]:
         by_name: dict[str, list[int]] = {}
@@ -221,7 +221,7 @@ def _topic_of(broker: Broker, context: ApiRequestContext, name: str, numbers: li
 
 
 def has_many_groups(broker: Broker, request: GroupRequest) -> bool:
-    """Whether a DescribeGroups or DeleteGroups request is for many groups, or for large ones."""
+    """Returns whether a DescribeGroups or DeleteGroups request is for many groups, or for large ones."""
     if isinstance(request, DescribeGroupsRequest):
         return len(list(_described_parts(broker, request.groups[: _PER_PART + 1]))) > 1
     if isinstance(request, DeleteGroupsRequest):

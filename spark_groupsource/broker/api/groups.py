@@ -285,7 +285,7 @@ def add_topics(entries: Sequence[Any]) -> CompleteResponse:
 
 
 def _topic_name(broker: Broker, topic_id: uuid.UUID | None) -> str:
-    """The name of a topic id, empty if it is unknown."""
+    """Returns the name of a topic id, empty if it is unknown."""
     try:
         return broker.partitions.topic_name(topic_id or ZERO_UUID)
     except ApiError:

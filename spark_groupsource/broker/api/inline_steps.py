@@ -34,7 +34,7 @@ def _after_a_slice(steps: Steps) -> Steps:
 
 
 def _remaining(function: Callable[[], Any] | None, steps: Steps) -> Steps:
-    """The steps from `function` on, which is to be called in the worker thread."""
+    """Returns the steps from `function` on, which is to be called in the worker thread."""
     try:
         while True:
             try:

@@ -97,7 +97,7 @@ def _produce_steps(broker: Broker, context: ApiRequestContext, request: ProduceR
 
 
 def _rejection(request: ProduceRequest) -> ApiError | None:
-    """The error of all partitions of a request, None if it may be appended."""
+    """Returns the error of all partitions of a request, None if it may be appended."""
     producers = set()
     for topic in request.topic_data:
         for data in topic.partition_data:
@@ -114,7 +114,7 @@ def _rejection(request: ProduceRequest) -> ApiError | None:
 
 
 def _transactional_header(records: Buffer | None) -> BatchHeader | None:
-    """The header of a transactional batch; None for other batches and invalid ones, which the log rejects."""
+    """Returns the header of a transactional batch; None for other batches and invalid ones, which the log rejects."""
     if records is None or not has_transactional_flag(records):
         return None
     try:
@@ -211,7 +211,7 @@ def _topic_name(broker: Broker, context: ApiRequestContext, topic: ProduceReques
 
 
 def _response_name(broker: Broker, context: ApiRequestContext, topic: ProduceRequest.TopicProduceData) -> str:
-    """The name of a topic that may be unknown."""
+    """Returns the name of a topic that may be unknown."""
     try:
         return _topic_name(broker, context, topic)
     except ApiError:

@@ -59,5 +59,5 @@ _LIMITS: Mapping[int, RequestLimit] = MappingProxyType(
 
 
 def request_limit(api_key: int) -> RequestLimit:
-    """The largest request of an API; an API without a row takes a list of names, ids or partitions."""
+    """Returns the largest request of an API; an API without a row takes a list of names, ids or partitions."""
     return _LIMITS.get(api_key, _LISTS)

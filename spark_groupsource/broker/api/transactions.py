@@ -124,7 +124,9 @@ def add_partitions(broker: Broker, context: ApiRequestContext, request: AddParti
 
 
 def _refusal(topic: str) -> ErrorCode:
-    """The error of a partition that cannot be added to a transaction: only coordinators write to internal topics."""
+    """Returns the error of a partition that cannot be added to a transaction: only coordinators write to internal
+    topics.
+    """
     is_internal = topic in INTERNAL_TOPICS
     return ErrorCode.TOPIC_AUTHORIZATION_FAILED if is_internal else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 

@@ -196,7 +196,7 @@ def _check(credentials: CredentialStore, entry: _Deletion | _Upsertion, altered:
 
 
 def _credential(entry: _Deletion | _Upsertion) -> ScramCredential | None:
-    """The new credential, None for a deletion."""
+    """Returns the new credential, None for a deletion."""
     if isinstance(entry, _Deletion):
         return None
     salted, salt = bytes(entry.salted_password), bytes(entry.salt)

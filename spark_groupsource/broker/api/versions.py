@@ -69,7 +69,7 @@ def api_versions(broker: Broker, context: ApiRequestContext, request: ApiVersion
 
 
 def unsupported_api_versions() -> ApiVersionsResponse:
-    """The response to an unsupported version of ApiVersions, to be encoded in version 0 (KIP-511)."""
+    """Returns the response to an unsupported version of ApiVersions, to be encoded in version 0 (KIP-511)."""
     own = {ApiKey.API_VERSIONS: SERVED[ApiKey.API_VERSIONS]}
     return _api_versions_response(own, ErrorCode.UNSUPPORTED_VERSION, 0)
 

@@ -104,7 +104,7 @@ def _divide(records: Sequence[LogRecord], max_bytes: int) -> Iterator[Sequence[L
 
 
 def _changed_groups(request: GroupRequest) -> Iterable[str]:
-    """The groups whose members or offsets a request may change or read."""
+    """Returns the groups whose members or offsets a request may change or read."""
     if isinstance(request, DeleteGroupsRequest):
         return request.groups_names
     if isinstance(request, OffsetFetchRequest) and request.groups:
@@ -262,13 +262,13 @@ class GroupRuntime:
         return responses
 
     def member_count(self, group_id: str) -> int:
-        """The number of members of a group, 0 if its shard is not loaded."""
+        """Returns the number of members of a group, 0 if its shard is not loaded."""
         shard = self._loaded_shard_of(group_id)
         group = None if shard is None else shard.state_machine.groups.get(group_id)
         return 0 if group is None else len(group.members)
 
     def committed_offsets(self, group_id: str) -> Mapping[TopicPartition, OffsetValue]:
-        """The committed offsets of a group, none if its shard is not loaded."""
+        """Returns the committed offsets of a group, none if its shard is not loaded."""
         shard = self._loaded_shard_of(group_id)
         return {} if shard is None else shard.state_machine.store.offsets_of(group_id)
 
@@ -291,7 +291,7 @@ class GroupRuntime:
         return self.shards.find_loaded(coordinator_partition(group_id, count)) if count else None
 
     def led_partitions(self, node_id: int) -> list[int]:
-        """The partitions of `__consumer_offsets` whose leader is a node."""
+        """Returns the partitions of `__consumer_offsets` whose leader is a node."""
         return [number for number in range(self.shards.partition_count) if self.shards.is_leader(node_id, number)]
 
     def _handle(self, context: ApiRequestContext, request: GroupRequest, token: object) -> None:

@@ -95,5 +95,5 @@ class OffsetRemoval:
         return len(shard.state_machine.store.partitions_of(group_id)) >= _OFFSETS_PER_STEP
 
     def _is_current(self, shard: _Shard) -> bool:
-        """Whether the shard was not unloaded since the previous step."""
+        """Returns whether the shard was not unloaded since the previous step."""
         return self._shards.find_loaded(shard.partition) is shard

@@ -150,11 +150,11 @@ class ShardRegistry(Generic[StateMachine, Key]):
     # --- leadership ---
 
     def partition_of(self, coordinated_id: str) -> TopicPartition:
-        """The partition of a group id or transactional id. Creates the topic if necessary. Raises: ApiError."""
+        """Returns the partition of a group id or transactional id. Creates the topic if necessary. Raises: ApiError."""
         return TopicPartition(self._topic.name, coordinator_partition(coordinated_id, self.ensure_topic()))
 
     def coordinator_node(self, coordinated_id: str) -> Node:
-        """The node that coordinates a group id or transactional id.
+        """Returns the node that coordinates a group id or transactional id.
 
         Raises: ApiError when its shard cannot be loaded or its leader does not run.
         """
@@ -178,7 +178,7 @@ class ShardRegistry(Generic[StateMachine, Key]):
     # --- shards ---
 
     def get_or_load(self, partition: int) -> CoordinatorShard[StateMachine, Key] | None:
-        """The shard, None when its log cannot be replayed. A shard with a long log may still be loading."""
+        """Returns the shard, None when its log cannot be replayed. A shard with a long log may still be loading."""
         shard = self._shards.get(partition)
         if shard is not None or partition in self._load_errors:
             return shard
@@ -193,12 +193,12 @@ class ShardRegistry(Generic[StateMachine, Key]):
         return shard
 
     def find_loaded(self, partition: int) -> CoordinatorShard[StateMachine, Key] | None:
-        """The shard if it is loaded."""
+        """Returns the shard if it is loaded."""
         shard = self._shards.get(partition)
         return shard if shard is not None and shard.is_loaded else None
 
     def loaded_shard(self, partition: int) -> CoordinatorShard[StateMachine, Key]:
-        """The shard. Raises: ApiError while it is loading, or when its log cannot be replayed."""
+        """Returns the shard. Raises: ApiError while it is loading, or when its log cannot be replayed."""
         shard = self.get_or_load(partition)
         self.check_available(partition)
         if shard is None or not shard.is_loaded:
@@ -206,7 +206,7 @@ class ShardRegistry(Generic[StateMachine, Key]):
         return shard
 
     def loaded_shards(self) -> Iterator[CoordinatorShard[StateMachine, Key]]:
-        """The shards that are loaded at the time of the call."""
+        """Returns the shards that are loaded at the time of the call."""
         return iter([shard for shard in self._shards.values() if shard.is_loaded])
 
     def unload(self, partition: int) -> CoordinatorShard[StateMachine, Key] | None:

@@ -73,14 +73,14 @@ class GroupStateSize:
 
 
 def _metadata_bytes(shard: GroupShard, request: JoinGroupRequest) -> int:
-    """The metadata that a member has."""
+    """Returns the metadata that a member has."""
     group = shard.groups.get(request.group_id)
     member = None if group is None else group.members.get(request.member_id)
     return 0 if member is None else sum(len(metadata) for _, metadata in member.protocols)
 
 
 def _added_offsets(shard: GroupShard, request: OffsetCommitRequest | TxnOffsetCommitRequest) -> int:
-    """The memory of the offsets that a commit adds, and by which it makes metadata longer."""
+    """Returns the memory of the offsets that a commit adds, and by which it makes metadata longer."""
     stored = shard.store.offsets_of(request.group_id)
     size = 0 if stored or shard.store.contains(request.group_id) else _ADDED_BYTES
     for topic in request.topics:

@@ -222,7 +222,7 @@ class TransactionRuntime:
         return shard.state_machine.verify(transactional_id, producer, topic_partition)
 
     def state_machines(self, node_id: int) -> list[TransactionShard] | None:
-        """The shards that a node serves, None while one of them is loading. Omits those that failed to load."""
+        """Returns the shards that a node serves, None while one of them is loading. Omits those that failed to load."""
         found = []
         for partition in range(self.shards.partition_count):
             shard = self.shards.get_or_load(partition) if self.shards.is_leader(node_id, partition) else None
@@ -233,7 +233,8 @@ class TransactionRuntime:
         return found
 
     def transaction(self, node_id: int, transactional_id: str) -> TransactionValue | None:
-        """The state of a transactional id, while it is ending with the partitions that need a marker; None if unknown.
+        """Returns the state of a transactional id, while it is ending with the partitions that need a marker; None if
+        unknown.
 
         Raises: ApiError.
         """

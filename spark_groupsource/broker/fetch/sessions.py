@@ -40,7 +40,7 @@ Key = Tuple[Union[str, TopicId, None], int]
 
 
 def next_epoch(epoch: int) -> int:
-    """The session epoch after `epoch`; wraps around to 1, never to `INITIAL_EPOCH`."""
+    """Returns the session epoch after `epoch`; wraps around to 1, never to `INITIAL_EPOCH`."""
     return 1 if epoch == _INT32_MAX else epoch + 1
 
 
@@ -177,7 +177,7 @@ class FetchSessionCache:
         return tuple(self._sessions)
 
     def get(self, session_id: int) -> FetchSession | None:
-        """The session with this id."""
+        """Returns the session with this id."""
         return self._sessions.get(session_id)
 
     def new_context(self, request: FetchRequest, api_version: int, now_ms: int) -> FetchContext:

@@ -336,7 +336,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._next_task is not None or not self._can_accept
 
     def _frame_end(self, data: bytearray | memoryview) -> int:
-        """The end of the first frame, 0 while it is incomplete.
+        """Returns the end of the first frame, 0 while it is incomplete.
 
         Raises: RemoteProtocolError for an API that is not allowed, or a frame above its limit, before its body arrives.
         """

@@ -36,7 +36,7 @@ def run(main: Coroutine[Any, Any, Result]) -> Result:
 
 
 def _new_selector() -> selectors.BaseSelector:
-    """The selector of the event loop; that of the platform where closed connections cannot be recognized."""
+    """Returns the selector of the event loop; that of the platform where closed connections cannot be recognized."""
     return _ClosingLastSelector() if hasattr(select, "EPOLLRDHUP") else selectors.DefaultSelector()
 
 
