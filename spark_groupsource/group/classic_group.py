@@ -297,15 +297,15 @@ class ClassicGroup:
 
     # --- records
 
-    def to_value(self, timestamp_ms: int, assignment_of: Callable[[Member], bytes]) -> GroupValue:
-        """Returns the record of the group with the given assignments. O(members)."""
+    def to_value(self, assignment_of: Callable[[Member], bytes]) -> GroupValue:
+        """Returns the record of the group with the given assignments and the time of its present state. O(members)."""
         protocol_name = self.protocol_name
         return GroupValue(
             protocol_type=self.protocol_type or "",
             generation_id=self.generation_id,
             protocol_name=protocol_name,
             leader=self.leader_id if self.members else None,
-            state_timestamp_ms=timestamp_ms,
+            state_timestamp_ms=self.state_timestamp_ms,
             members=tuple(
                 member.to_value(protocol_name or "", assignment_of(member)) for member in self.members.values()
             ),

@@ -277,7 +277,7 @@ def _store_replacement(
     member_id: str,
 ) -> None:
     """Stores the group with the new member id, without a rebalance; see `replacement_stored`."""
-    builder.store_group(group.group_id, group.to_value(builder.instant.timestamp_ms, lambda m: m.assignment))
+    builder.store_group(group.group_id, group.to_value(lambda m: m.assignment))
     builder.after_append = StoreReplacement(
         group_id=group.group_id,
         generation_id=group.generation_id,

@@ -82,7 +82,7 @@ def _store_assignment(builder: OutcomeBuilder, group: ClassicGroup, request: Syn
         f"{group.generation_id}. The group has {len(group.members)} members, {len(group.static_members)} of which "
         "are static.",
     )
-    value = group.to_value(builder.instant.timestamp_ms, lambda member: assignments.get(member.member_id, b""))
+    value = group.to_value(lambda member: assignments.get(member.member_id, b""))
     builder.store_group(group.group_id, value)
     builder.after_append = StoreAssignment(group.group_id, group.generation_id)
 

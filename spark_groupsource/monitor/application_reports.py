@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Iterable
+from typing import AbstractSet, Iterable, Mapping, NamedTuple
 
 from spark_groupsource.monitor.rebalance import Actor, Cause, MemberMove, Origin, Phases, Rebalance
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
@@ -172,7 +172,10 @@ def reported_rebalance(reports: list[ApplicationReport]) -> Rebalance:
     }
     join_ms = None if not joined or started_ms is None else max(max(joined) - started_ms, 0)
     sync_ms = None if not joined or not ended else max(max(ended) - max(joined), 0)
-    origins = dict.fromkeys(("generation", "started_ms", "completed_ms"), Origin.SEEN)
+    origins = dict.fromkeys(("generation", "completed_ms"), Origin.SEEN)
+    # without a cause of its own, the first member was notified up to a heartbeat interval after the start
+    is_start_seen = any(report.cause is not None for report in reports)
+    origins["started_ms"] = Origin.SEEN if is_start_seen else Origin.INFERRED
     if size is not None:
         origins["members"] = Origin.SEEN
     joins = {member_id: at_ms for report in reports for member_id, at_ms in report.joins.items()}
@@ -204,19 +207,42 @@ def reported_rebalance(reports: list[ApplicationReport]) -> Rebalance:
     return rebalance
 
 
-def stop_times(events: Iterable[GroupEvent]) -> dict[tuple[int, str], int]:
-    """Returns the times of JoinGroup and LeaveGroup by the following generation and member id, in epoch milliseconds.
+class ReportedMembers(NamedTuple):
+    """What applications report of their members, for the history.
 
-    A member of the eager protocol stops to read then.
+    Attributes:
+        stopped_ms: generation and member id -> epoch milliseconds of the JoinGroup or LeaveGroup with which the member
+            stopped to read; the generation is the one that follows.
+        joined: member ids that have sent JoinGroup.
+        left: member ids that have left, or learned that they were removed.
+        causes: generation and member id of the JoinGroups with a cause.
     """
-    found: dict[tuple[int, str], int] = {}
+
+    stopped_ms: Mapping[tuple[int, str], int] = {}
+    joined: AbstractSet[str] = frozenset()
+    left: AbstractSet[str] = frozenset()
+    causes: AbstractSet[tuple[int, str]] = frozenset()
+
+
+def reported_members(events: Iterable[GroupEvent]) -> ReportedMembers:
+    """Returns what the events of applications show of single members."""
+    stopped_ms: dict[tuple[int, str], int] = {}
+    joined, left, causes = set(), set(), set()
     for event in events:
-        if event.generation is not None and event.member_id is not None:
-            if event.kind is EventKind.MEMBER_JOINING:
-                found.setdefault((event.generation, event.member_id), event.at_ms)
-            elif event.kind is EventKind.MEMBER_LEFT and cause_of(event) is not Cause.SESSION_EXPIRED:
-                found[event.generation + 1, event.member_id] = event.at_ms
-    return found
+        if event.generation is None or event.member_id is None:
+            continue
+        at = event.generation, event.member_id
+        if event.kind is EventKind.MEMBER_JOINING:
+            # a member of the eager protocol stops to read then
+            stopped_ms.setdefault(at, event.at_ms)
+            joined.add(event.member_id)
+        elif event.kind is EventKind.REBALANCE_STARTED:
+            causes.add(at)
+        elif event.kind is EventKind.MEMBER_LEFT:
+            left.add(event.member_id)
+            if cause_of(event) is not Cause.SESSION_EXPIRED:
+                stopped_ms[event.generation + 1, event.member_id] = event.at_ms
+    return ReportedMembers(stopped_ms, joined, left, causes)
 
 
 def cause_of(event: GroupEvent) -> Cause:

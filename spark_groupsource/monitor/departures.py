@@ -19,6 +19,8 @@ from spark_groupsource.wire.group_records import MemberValue
 NOTICE_MS = 3_500
 # a client that is removed is notified at its next heartbeat and joins a group, which may wait for its initial members
 _RETURN_MS = 8_000
+# of one member after the other
+_RESTART_MS = 30_000
 _SLACK = 1.15
 # the default of auto.commit.interval.ms, and a margin
 _BACKGROUND_MS = 6_000
@@ -46,7 +48,8 @@ def departure(step: Step, member: MemberValue) -> Departure:
             Cause.REMOVED_BY_OPERATOR if gap_ms < member.session_timeout_ms else Cause.SESSION_EXPIRED, False
         )
     if returned_ms is not None and returned_ms <= _RETURN_MS and not _is_last_commit_explicit(step, commits):
-        return Departure(Cause.REMOVED_BY_OPERATOR, True)
+        cause = Cause.LEFT if _is_rolling_restart(step, member) else Cause.REMOVED_BY_OPERATOR
+        return Departure(cause, True)
     return Departure(Cause.LEFT, has_returned)
 
 
@@ -68,6 +71,22 @@ def return_ms(step: Step, member: MemberValue) -> int | None:
         if any((m.client_id, m.client_host) == client for m in following.joined):
             return following.current.joined_ms - step.current.joined_ms
     return None
+
+
+def _is_rolling_restart(step: Step, member: MemberValue) -> bool:
+    """True if other members, too, are gone and have returned in one of the rebalances just before or after."""
+    own = (member.client_id, member.client_host)
+    near = [*step.earlier, *step.later]
+    for at, other in enumerate(near):
+        if abs(other.current.joined_ms - step.current.joined_ms) > _RESTART_MS:
+            continue
+        gone = {(m.client_id, m.client_host) for m in other.gone if m.group_instance_id is None} - {own}
+        # the step in which it returned is the same or one of the next
+        following = [each for each in (*near[at:], step) if each.current.joined_ms >= other.current.joined_ms]
+        soon = [s for s in following if s.current.joined_ms - other.current.joined_ms <= _RETURN_MS]
+        if gone & {(m.client_id, m.client_host) for s in soon for m in s.joined}:
+            return True
+    return False
 
 
 def _timeout(member: MemberValue, commits: CommitTimes | None, gap_ms: int, has_returned: bool) -> Cause | None:

@@ -15,7 +15,7 @@ from spark_groupsource.wire.group_records import GroupValue, MemberValue
 
 # commits of one request and those of several partitions that follow each other at once are one moment
 _MOMENT_MS = 50
-LATER_STEPS = 20
+NEAR_STEPS = 20
 
 
 class CommitTimes(NamedTuple):
@@ -57,24 +57,24 @@ class GroupRecord(NamedTuple):
 
 
 class GroupGeneration(NamedTuple):
-    """One group record, decoded; members by identity: the group instance id of a static member, else the member id."""
+    """One group record, decoded; members by identity: the group instance id of a static member, else the member id.
+
+    Attributes:
+        joined_ms: end of the join phase (Kafka `currentStateTimestamp`); the time of the record where it is not stored,
+            and where there was no join phase.
+    """
 
     record: GroupRecord
     value: GroupValue
     members: Mapping[str, MemberValue]
     topics: Mapping[str, frozenset[str] | bytes]
     owners: Mapping[TopicPartition, str]
+    joined_ms: int = 0
 
     @property
     def completed_ms(self) -> int:
         """Time of the record."""
         return self.record.timestamp_ms
-
-    @property
-    def joined_ms(self) -> int:
-        """End of the join phase (Kafka `currentStateTimestamp`); the time of the record where it is not stored."""
-        state_ms = self.value.state_timestamp_ms
-        return state_ms if 0 < state_ms <= self.record.timestamp_ms else self.record.timestamp_ms
 
     def leader(self) -> MemberValue | None:
         """Returns the leader."""
@@ -95,7 +95,7 @@ class Step(NamedTuple):
         before: the generation before `previous`.
         created_ms: time at which the coordinator created the group, for its first generation; else None.
         is_complete: false if compaction has removed the record before.
-        later: the next `LATER_STEPS` steps.
+        later, earlier: the next `NEAR_STEPS` steps, and the ones before, which have no neighbors themselves.
     """
 
     current: GroupGeneration
@@ -104,6 +104,7 @@ class Step(NamedTuple):
     created_ms: int | None
     is_complete: bool
     later: Sequence[Step] = ()
+    earlier: Sequence[Step] = ()
 
     @property
     def joined(self) -> list[MemberValue]:
@@ -161,6 +162,9 @@ def steps(records: Iterable[GroupRecord]) -> list[Step]:
             previous, before, created_ms, is_complete = NO_GENERATION, NO_GENERATION, record.timestamp_ms, True
             continue
         current = decode_generation(record, record.value)
+        if current.value.generation_id == previous.value.generation_id:
+            # a static member was replaced: the time is that of the join phase before
+            current = current._replace(joined_ms=current.completed_ms)
         if index == 0 and record.value.generation_id != 1:
             # compaction has removed the records before
             is_complete = False
@@ -168,18 +172,23 @@ def steps(records: Iterable[GroupRecord]) -> list[Step]:
             found.append(Step(current, previous, before, created_ms, is_complete))
             before = previous
         previous, created_ms, is_complete = current, None, True
-    return [step._replace(later=found[at + 1 : at + 1 + LATER_STEPS]) for at, step in enumerate(found)]
+    return [
+        step._replace(later=found[at + 1 : at + 1 + NEAR_STEPS], earlier=found[max(at - NEAR_STEPS, 0) : at])
+        for at, step in enumerate(found)
+    ]
 
 
 def decode_generation(record: GroupRecord, value: GroupValue) -> GroupGeneration:
     """Decodes subscriptions and assignments; those of other protocol types have no partitions."""
     members = {identity(m): m for m in value.members}
+    state_ms = value.state_timestamp_ms
     return GroupGeneration(
         record,
         value,
         members,
         {name: _topics(m.subscription) for name, m in members.items()},
         {tp: name for name, member in members.items() for tp in _assigned(member.assignment)},
+        state_ms if 0 < state_ms <= record.timestamp_ms else record.timestamp_ms,
     )
 
 

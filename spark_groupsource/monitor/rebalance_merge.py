@@ -62,6 +62,8 @@ def merge_rebalance(exact: Rebalance, other: Rebalance, is_coordinator: bool = T
             values[name] = getattr(other, name)
             _take_origins(origins, other, [name])
     values["phases"] = _phases(exact, other, origins)
+    if not is_coordinator:
+        _take_times(values, other, origins)
     return Rebalance(**values | {"origins": origins})
 
 
@@ -88,6 +90,19 @@ def _phases(exact: Rebalance, other: Rebalance, origins: dict[str, Origin]) -> P
             found[name] = value
             _take_origins(origins, other, [name])
     return Phases(**found)
+
+
+def _take_times(values: dict[str, Any], record: Rebalance, origins: dict[str, Origin]) -> None:
+    """Takes the times that the coordinator has stored, where members have reported their part of a rebalance."""
+    values["completed_ms"], origins["completed_ms"] = record.completed_ms, Origin.SEEN
+    sync_ms, started_ms = record.phases.sync_ms, values["started_ms"]
+    if sync_ms is None:
+        return
+    join_ms = values["phases"].join_ms if started_ms is None else max(record.completed_ms - sync_ms - started_ms, 0)
+    values["phases"] = values["phases"]._replace(join_ms=join_ms, sync_ms=sync_ms)
+    origins["sync_ms"] = Origin.SEEN
+    if started_ms is not None and "started_ms" in origins:
+        origins["join_ms"] = origins["started_ms"]
 
 
 def _known_actor(actor: Actor | None, other: Actor | None) -> Actor | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Sequence
 
 from spark_groupsource.client.cluster.client import Cluster
-from spark_groupsource.monitor.application_reports import stop_times
+from spark_groupsource.monitor.application_reports import reported_members
 from spark_groupsource.monitor.epoch_history import epoch_facts, epoch_rebalances
 from spark_groupsource.monitor.event_rebalances import rebalances_from_events
 from spark_groupsource.monitor.event_sources import group_events
@@ -41,7 +41,7 @@ def group_rebalances(cluster: Cluster, selection: NameSelection | None) -> dict[
 def merged_rebalances(group: str, log: GroupLog, coordinator: Sequence[GroupEvent]) -> list[Rebalance]:
     """Returns the rebalances of one group by time, from its log and the events of the embedded coordinator."""
     exact = rebalances_from_events([*coordinator, *log.reports])
-    found = merge_rebalances(exact, rebalances(group, log.records, stop_times(log.reports)), bool(coordinator))
+    found = merge_rebalances(exact, rebalances(group, log.records, reported_members(log.reports)), bool(coordinator))
     # a group may have been converted from one protocol to another
     return sorted([*found, *epoch_rebalances(group, log.epochs)], key=lambda rebalance: rebalance.completed_ms)
 

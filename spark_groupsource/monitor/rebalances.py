@@ -13,16 +13,19 @@ from collections import Counter
 from typing import Iterable, Iterator, Mapping, NamedTuple
 
 from spark_groupsource.model import bounded_names
+from spark_groupsource.monitor.application_reports import ReportedMembers
 from spark_groupsource.monitor.departures import NOTICE_MS, departure, return_ms
 from spark_groupsource.monitor.group_steps import GroupRecord, Step, identity, steps
 from spark_groupsource.monitor.rebalance import Actor, Cause, MemberMove, Origin, Phases, Rebalance
 from spark_groupsource.wire.group_records import MemberValue
 
 COOPERATIVE_STICKY = "cooperative-sticky"
-StopTimes = Mapping[tuple[int, str], int]
+_NOTHING = ReportedMembers()
 # the first of these is the cause where several members are gone
 _DEPARTURES = (Cause.POLL_EXCEEDED, Cause.SESSION_EXPIRED, Cause.REMOVED_BY_OPERATOR, Cause.LEFT)
 _TOLERANCE = 0.95
+# rebalances in which a member that is gone may join again
+_RETURN_STEPS = 3
 
 
 class _Finding(NamedTuple):
@@ -33,25 +36,21 @@ class _Finding(NamedTuple):
     actor: MemberValue | None = None
 
 
-def rebalances(group: str, records: Iterable[GroupRecord], stopped_ms: StopTimes | None = None) -> Iterator[Rebalance]:
-    """Yields the rebalances of one group, given its records in the order of the log.
-
-    Args:
-        stopped_ms: generation and member id -> epoch milliseconds of the JoinGroup or LeaveGroup with which the member
-            stopped to read, as far as it is known; the generation is the one that follows.
-    """
+def rebalances(
+    group: str, records: Iterable[GroupRecord], reported: ReportedMembers = _NOTHING
+) -> Iterator[Rebalance]:
+    """Yields the rebalances of one group, given its records in the order of the log, and what members report."""
     for step in steps(records):
-        finding = _cause(step)
-        yield _rebalance(group, step, finding, stopped_ms or {})
+        yield _rebalance(group, step, _with_reports(step, _cause(step), reported), reported)
 
 
-def _rebalance(group: str, step: Step, finding: _Finding, stopped_ms: StopTimes) -> Rebalance:
+def _rebalance(group: str, step: Step, finding: _Finding, reported: ReportedMembers) -> Rebalance:
     current, previous = step.current, step.previous
     started_ms = _started_ms(step, finding.cause)
     is_synced = bool(current.members) and current.value.state_timestamp_ms > 0
     moves, moved = _moves(step) if step.is_complete else ({}, 0)
     sync_ms = current.completed_ms - current.joined_ms if is_synced else None
-    unowned = _unowned_seconds(step, finding.cause, stopped_ms) if step.is_complete else None
+    unowned = _unowned_seconds(step, finding.cause, reported.stopped_ms) if step.is_complete else None
     actor = finding.actor
     found = Rebalance(
         group=group,
@@ -103,6 +102,28 @@ def _cause(step: Step) -> _Finding:
         if finding is not None:
             return finding
     return _Finding(Cause.UNKNOWN, "No difference to the previous record.")
+
+
+def _with_reports(step: Step, finding: _Finding, reported: ReportedMembers) -> _Finding:
+    """Returns the finding, unless members that report contradict it."""
+    actor = finding.actor
+    if finding.cause is Cause.REMOVED_BY_OPERATOR and actor is not None and actor.group_instance_id is None:
+        # a member that another client has removed reports it after its return: this one was started again
+        client = actor.client_id, actor.client_host
+        back = {
+            m.member_id
+            for s in (step, *step.later[:_RETURN_STEPS])
+            for m in s.joined
+            if (m.client_id, m.client_host) == client
+        }
+        if back & reported.joined and actor.member_id not in reported.left:
+            return finding._replace(cause=Cause.LEFT)
+    if finding.cause is Cause.LEADER_REJOINED and actor is not None:
+        at = step.current.value.generation_id, actor.member_id
+        if at in reported.stopped_ms and at not in reported.causes:
+            # the leader has joined because the group was already rebalancing
+            return _Finding(Cause.JOINED, "Same members: another one joined and left before the assignment.")
+    return finding
 
 
 def _join_timed_out(step: Step) -> _Finding | None:
@@ -279,7 +300,7 @@ def _moves(step: Step) -> tuple[dict[str, MemberMove], int]:
     return moves, sum(1 for tp, owner in now.items() if then.get(tp, owner) != owner)
 
 
-def _unowned_seconds(step: Step, cause: Cause, stopped_ms: StopTimes) -> float | None:
+def _unowned_seconds(step: Step, cause: Cause, stopped_ms: Mapping[tuple[int, str], int]) -> float | None:
     """Returns a lower bound of the partition-seconds without an owner; None if the group is empty afterwards."""
     current, previous = step.current, step.previous
     if not current.members:
@@ -295,11 +316,14 @@ def _unowned_seconds(step: Step, cause: Cause, stopped_ms: StopTimes) -> float |
         member = previous.members[name]
         start_ms = stopped_ms.get((current.value.generation_id, member.member_id), current.joined_ms)
         if name in gone and cause is Cause.SESSION_EXPIRED:
-            start_ms = max(start_ms - member.session_timeout_ms, previous.completed_ms)
+            start_ms -= member.session_timeout_ms
+        # a static member that is replaced has joined in the same generation
+        start_ms = max(start_ms, previous.completed_ms)
         seconds += count * max(current.completed_ms - start_ms, 0) / 1_000
-    revoked = previous.owners.keys() - current.owners.keys()
-    if is_cooperative and revoked and step.later:
-        following = step.later[0].current
-        assigned = sum(1 for tp in revoked if tp in following.owners)
-        seconds += assigned * (following.completed_ms - current.completed_ms) / 1_000
+    if is_cooperative and previous.members:
+        # revoked by the rebalance before, in which a member that was removed may have owned them
+        for tp in (current.owners.keys() - previous.owners.keys()) & step.before.owners.keys():
+            is_removed = step.before.owners[tp] not in previous.members
+            start_ms = previous.joined_ms if is_removed else previous.completed_ms
+            seconds += (current.completed_ms - start_ms) / 1_000
     return round(seconds, 3)

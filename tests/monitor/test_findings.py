@@ -206,6 +206,18 @@ def test_merge_takes_each_field_from_the_most_exact_source() -> None:
     assert (found.cause, found.actor, found.origins["cause"]) == ("LEFT", inferred.actor, Origin.INFERRED)
 
 
+def test_merge_takes_the_times_of_the_record_for_members_that_report_a_part() -> None:
+    """The new member of the rebalance reports its JoinGroup; the others commit their report later."""
+    seen = {"cause": Origin.SEEN, "started_ms": Origin.SEEN, "completed_ms": Origin.SEEN}
+    reported = rebalance("JOINED", "b", started_ms=12_603, completed_ms=12_603, origins=seen)
+    record = rebalance("JOINED", "b", completed_ms=13_066, phases=Phases(sync_ms=3), origins={"sync_ms": Origin.SEEN})
+    (found,) = merge_rebalances([reported], [record], is_coordinator=False)
+    assert (found.started_ms, found.completed_ms, found.phases) == (12_603, 13_066, Phases(join_ms=460, sync_ms=3))
+    assert found.origins["join_ms"] is Origin.SEEN
+    unknown = merge_rebalances([reported._replace(started_ms=None)], [record], is_coordinator=False)[0]
+    assert unknown.phases == Phases(sync_ms=3)
+
+
 def test_merge_pairs_generations_of_a_recreated_group_by_time() -> None:
     old, new = rebalance("JOINED", "old", completed_ms=1_000), rebalance("JOINED", "new", completed_ms=90_000)
     exact = rebalance("JOINED", "new", completed_ms=90_010)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Iterable
 
 from spark_groupsource.model import Assignment, Subscription, TopicPartition
+from spark_groupsource.monitor.application_reports import ReportedMembers
 from spark_groupsource.monitor.group_steps import CommitTracker, GroupRecord
 from spark_groupsource.monitor.rebalance import Cause, MemberMove, Origin, Rebalance
 from spark_groupsource.monitor.rebalances import rebalances as group_rebalances
@@ -204,6 +206,34 @@ def test_a_member_that_is_removed_returns_at_once() -> None:
     assert history((1_000, (A, B, twin)), (60_000, (A, twin, again)))[-1].cause == "JOINED"
 
 
+def test_members_that_return_one_after_the_other_are_started_again() -> None:
+    """A rolling restart; one client alone is removed more probably than its process is started again in 8 s."""
+    c, again, c_again = member("c", 2), member("b", 1, number=2), member("c", 2, number=2)
+    steady = [(1_000, (A, B, c)), *(each for number in range(3) for each in commits(number, 2_000, 60_000))]
+    both = [(60_000, (A, c)), (62_000, (A, again, c)), (66_000, (A, again)), (68_000, (A, again, c_again))]
+    assert [each.cause for each in history(*steady, *both)[1:]] == ["LEFT", "JOINED", "LEFT", "JOINED"]
+    later = [(at_ms + 40_000, members) for at_ms, members in both[2:]]
+    found = history(*steady, *both[:2], *commits(0, 62_000, 105_000), *commits(2, 62_000, 105_000), *later)
+    assert [each.cause for each in found[1::2]] == ["REMOVED_BY_OPERATOR", "REMOVED_BY_OPERATOR"]
+
+
+def test_members_that_report_know_more_than_the_history() -> None:
+    removed = [record(1, A, B), record(2, A, member("b", 1, number=2))]
+    reports = {"joined": frozenset({"b-2"}), "left": frozenset({"b-1"})}
+    found = [
+        list(group_rebalances("g", removed, ReportedMembers(**reported)))[-1]
+        for reported in ({}, reports, reports | {"left": frozenset()})
+    ]
+    # a member that is removed reports it; a process that is started again does not
+    assert [each.cause for each in found] == ["REMOVED_BY_OPERATOR", "REMOVED_BY_OPERATOR", "LEFT"]
+    same = [record(1, A, B), record(2, A, B)]
+    leader = {(2, "a-1"): 2_000}
+    (*_, own) = group_rebalances("g", same, ReportedMembers(leader, causes=frozenset(leader)))
+    (*_, brief) = group_rebalances("g", same, ReportedMembers(leader))
+    assert (own.cause, brief.cause, brief.actor) == ("LEADER_REJOINED", "JOINED", None)
+    assert brief.difference == "Same members: another one joined and left before the assignment."
+
+
 def test_a_static_member_that_is_gone_has_expired_or_was_removed() -> None:
     static = member("b", 1, instance="i")
     steady = [(1_000, (A, static)), *commits(0, 2_000, 110_000), *commits(1, 2_000, 58_000)]
@@ -247,8 +277,21 @@ def test_times_and_effect() -> None:
     name = "cooperative-sticky"
     records = [record(1, member("a", 0, 1), protocol=name), record(2, member("a", 0), member("b"), protocol=name)]
     first, second = rebalances([*records, record(3, member("a", 0), member("b", 1), protocol=name)])[1:]
-    assert first.unowned_seconds == 1.0 and second.started_ms == first.completed_ms
+    # the partition has an owner again after the second one
+    assert (first.unowned_seconds, second.unowned_seconds) == (0.0, 1.0) and second.started_ms == first.completed_ms
     assert second.actor and second.actor.client_id == "a"
+
+
+def test_a_static_member_that_is_replaced_starts_no_join_phase() -> None:
+    """The record repeats the generation, with the time at which the group became Stable."""
+    first = record(1, member("a", 0, instance="i"), member("b", 1))
+    assert first.value is not None
+    # after the record, which the coordinator appends before the group is Stable
+    members = member("a", 0, instance="i", number=2), member("b", 1)
+    again = replace(first.value, state_timestamp_ms=1_045, members=members)
+    found = last(first, GroupRecord(60_000, again))
+    assert (found.cause, found.generation, found.completed_ms) == ("STATIC_REPLACED", 1, 60_000)
+    assert (found.phases.sync_ms, found.unowned_seconds) == (0, 0.0)
 
 
 def test_the_record_of_a_new_group_is_the_start_of_its_first_rebalance() -> None:

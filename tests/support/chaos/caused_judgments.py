@@ -16,7 +16,7 @@ from spark_groupsource.client.cluster.client import Cluster
 from spark_groupsource.monitor.event_rebalances import rebalances_from_events
 from spark_groupsource.monitor.event_sources import group_events
 from spark_groupsource.monitor.group_history import GroupLog, read_groups
-from spark_groupsource.monitor.rebalance import Rebalance
+from spark_groupsource.monitor.rebalance import Cause, Origin, Rebalance
 from spark_groupsource.monitor.rebalance_sources import merged_rebalances
 from spark_groupsource.monitor.rebalances import rebalances
 from spark_groupsource.monitor.selection import NameSelection
@@ -46,7 +46,7 @@ class Observed(NamedTuple):
     injections: Sequence[Injection]
     log: GroupLog
     events: Sequence[GroupEvent]
-    coordinator: Mapping[int, tuple[int, int, int]]
+    coordinator: Mapping[int, Sequence[tuple[int, int, int]]]
     noticed_ms: Mapping[int, int]
     reasons: Mapping[int, str]
 
@@ -101,11 +101,10 @@ def observe(
         phases, reasons = logged_phases(name, coordinator_log)
         if not phases:
             exact = rebalances_from_events(events.get(name, ()))
-            phases = {
-                r.generation: (r.started_ms, r.started_ms + r.phases.join_ms, r.completed_ms)
-                for r in exact
-                if r.started_ms is not None and r.phases.join_ms is not None
-            }
+            for r in exact:
+                if r.started_ms is not None and r.phases.join_ms is not None:
+                    times_of = r.started_ms, r.started_ms + r.phases.join_ms, r.completed_ms
+                    phases.setdefault(r.generation, []).append(times_of)
         noticed = _noticed(name, times)
         found.append(
             Observed(name, is_cooperative, injections, log, events.get(name, ()), phases, noticed, reasons)
@@ -113,11 +112,11 @@ def observe(
     return found
 
 
-def logged_phases(group: str, text: str) -> tuple[dict[int, tuple[int, int, int]], dict[int, str]]:
+def logged_phases(group: str, text: str) -> tuple[dict[int, list[tuple[int, int, int]]], dict[int, str]]:
     """Returns the times of each generation, and the reasons, in the log of a real Kafka."""
     started: dict[int, int] = {}
     joined: dict[int, int] = {}
-    found: dict[int, tuple[int, int, int]] = {}
+    found: dict[int, list[tuple[int, int, int]]] = {}
     reasons: dict[int, str] = {}
     for line in text.splitlines():
         match = _LINE.match(line)
@@ -132,7 +131,7 @@ def logged_phases(group: str, text: str) -> tuple[dict[int, tuple[int, int, int]
         elif match["assigned"] == group:
             generation = int(match["assigned_at"])
             if generation in started and generation in joined:
-                found[generation] = started[generation], joined[generation], at_ms
+                found[generation] = [(started[generation], joined[generation], at_ms)]
     return found, reasons
 
 
@@ -224,10 +223,14 @@ def deviations(observed: Sequence[Observed]) -> dict[str, list[int]]:
         for r in merged_rebalances(each.name, each.log, ()):
             if r.generation not in each.coordinator:
                 continue
-            started, joined, completed = each.coordinator[r.generation]
+            if r.cause in (Cause.STATIC_REPLACED, Cause.COORDINATOR_MOVED):
+                # the one has no join phase, the other starts before the new coordinator knows the group
+                continue
+            started, joined, completed = min(each.coordinator[r.generation], key=lambda t: abs(t[2] - r.completed_ms))
             noticed = each.noticed_ms.get(r.generation)
+            origin = r.origins.get("started_ms", Origin.UNKNOWN).value
             pairs = {
-                "started_ms": (r.started_ms, started),
+                f"started_ms ({origin})": (r.started_ms, started),
                 "completed_ms": (r.completed_ms, completed),
                 "join_ms": (r.phases.join_ms, joined - started),
                 "sync_ms": (r.phases.sync_ms, completed - joined),
@@ -243,9 +246,10 @@ def unowned_shares(observed: Sequence[Observed]) -> tuple[float, float] | None:
     """Returns the partition-seconds without an owner of members and history, and of the coordinator's events."""
     said = exact = 0.0
     for each in observed:
-        by_generation = {r.generation: r for r in rebalances_from_events(each.events)}
+        known = list(rebalances_from_events(each.events))
         for r in merged_rebalances(each.name, each.log, ()):
-            other = by_generation.get(r.generation)
+            same = [other for other in known if other.generation == r.generation]
+            other = min(same, key=lambda each: abs(each.completed_ms - r.completed_ms), default=None)
             if other is not None and None not in (r.unowned_seconds, other.unowned_seconds):
                 said, exact = said + (r.unowned_seconds or 0), exact + (other.unowned_seconds or 0)
     return (said, exact) if exact else None
