@@ -306,6 +306,9 @@ def _unowned_seconds(step: Step, cause: Cause, stopped_ms: Mapping[tuple[int, st
     if not current.members:
         return None
     is_cooperative = current.value.protocol_name == COOPERATIVE_STICKY
+    if current.value.generation_id == previous.value.generation_id:
+        # a static member was replaced: its reports are of the join phase before
+        stopped_ms = {}
     gone = {identity(m) for m in step.gone}
     owned = Counter(owner for tp, owner in previous.owners.items() if tp in current.owners)
     seconds = 0.0
@@ -317,7 +320,6 @@ def _unowned_seconds(step: Step, cause: Cause, stopped_ms: Mapping[tuple[int, st
         start_ms = stopped_ms.get((current.value.generation_id, member.member_id), current.joined_ms)
         if name in gone and cause is Cause.SESSION_EXPIRED:
             start_ms -= member.session_timeout_ms
-        # a static member that is replaced has joined in the same generation
         start_ms = max(start_ms, previous.completed_ms)
         seconds += count * max(current.completed_ms - start_ms, 0) / 1_000
     if is_cooperative and previous.members:
