@@ -216,18 +216,21 @@ class ReportedMembers(NamedTuple):
         joined: member ids that have sent JoinGroup.
         left: member ids that have left, or learned that they were removed.
         causes: generation and member id of the JoinGroups with a cause.
+        first_join_ms: generation -> epoch milliseconds of the first JoinGroup.
     """
 
     stopped_ms: Mapping[tuple[int, str], int] = {}
     joined: AbstractSet[str] = frozenset()
     left: AbstractSet[str] = frozenset()
     causes: AbstractSet[tuple[int, str]] = frozenset()
+    first_join_ms: Mapping[int, int] = {}
 
 
 def reported_members(events: Iterable[GroupEvent]) -> ReportedMembers:
     """Returns what the events of applications show of single members."""
     stopped_ms: dict[tuple[int, str], int] = {}
     joined, left, causes = set(), set(), set()
+    first_join_ms: dict[int, int] = {}
     for event in events:
         if event.generation is None or event.member_id is None:
             continue
@@ -236,13 +239,14 @@ def reported_members(events: Iterable[GroupEvent]) -> ReportedMembers:
             # a member of the eager protocol stops to read then
             stopped_ms.setdefault(at, event.at_ms)
             joined.add(event.member_id)
+            first_join_ms[event.generation] = min(first_join_ms.get(event.generation, event.at_ms), event.at_ms)
         elif event.kind is EventKind.REBALANCE_STARTED:
             causes.add(at)
         elif event.kind is EventKind.MEMBER_LEFT:
             left.add(event.member_id)
             if cause_of(event) is not Cause.SESSION_EXPIRED:
                 stopped_ms[event.generation + 1, event.member_id] = event.at_ms
-    return ReportedMembers(stopped_ms, joined, left, causes)
+    return ReportedMembers(stopped_ms, joined, left, causes, first_join_ms)
 
 
 def cause_of(event: GroupEvent) -> Cause:

@@ -106,7 +106,11 @@ def _cause(step: Step) -> _Finding:
 
 def _with_reports(step: Step, finding: _Finding, reported: ReportedMembers) -> _Finding:
     """Returns the finding, unless members that report contradict it."""
-    actor = finding.actor
+    actor, generation = finding.actor, step.current.value.generation_id
+    first_ms = reported.first_join_ms.get(generation)
+    timeout_ms = max((m.rebalance_timeout_ms for m in step.previous.members.values()), default=0)
+    if first_ms is not None and step.gone and 0 < timeout_ms <= step.current.joined_ms - first_ms:
+        return _timed_out(step, timeout_ms)
     if finding.cause is Cause.REMOVED_BY_OPERATOR and actor is not None and actor.group_instance_id is None:
         # a member that another client has removed reports it after its return: this one was started again
         client = actor.client_id, actor.client_host
@@ -119,7 +123,7 @@ def _with_reports(step: Step, finding: _Finding, reported: ReportedMembers) -> _
         if back & reported.joined and actor.member_id not in reported.left:
             return finding._replace(cause=Cause.LEFT)
     if finding.cause is Cause.LEADER_REJOINED and actor is not None:
-        at = step.current.value.generation_id, actor.member_id
+        at = generation, actor.member_id
         if at in reported.stopped_ms and at not in reported.causes:
             # the leader has joined because the group was already rebalancing
             return _Finding(Cause.JOINED, "Same members: another one joined and left before the assignment.")
@@ -140,8 +144,12 @@ def _join_timed_out(step: Step) -> _Finding | None:
         return None
     if max(gaps_ms) * 2 > timeout_ms or min(silences_ms) > timeout_ms + NOTICE_MS + max(gaps_ms):
         return None
-    late = step.gone[0]
-    return _Finding(Cause.JOIN_TIMED_OUT, f"Did not join in {timeout_ms} ms: {_names(step.gone)}.", late)
+    return _timed_out(step, timeout_ms)
+
+
+def _timed_out(step: Step, timeout_ms: int) -> _Finding:
+    text = f"Did not join in {timeout_ms} ms: {_names(step.gone)}."
+    return _Finding(Cause.JOIN_TIMED_OUT, text, step.gone[0])
 
 
 def _replaced_static(step: Step) -> _Finding | None:

@@ -34,6 +34,7 @@ from child_processes import start_process, stop_process
 from confluent_kafka import Producer
 from kafka_jars import UnavailableError
 from real_kafka import RealKafka
+from support.chaos import caused_document
 from support.chaos.caused_group import CausedGroup, Injection
 from support.chaos.caused_judgments import (
     Judged,
@@ -391,14 +392,25 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=1.0, help="factor of the timeouts, for a busy machine")
     parser.add_argument("--group", type=int, action="append", help="number of a group of the configuration")
     parser.add_argument("--logs", type=Path, help="directory for the output of the members")
-    parser.add_argument("--keep", type=Path, help="file for what the sources have, of one configuration")
-    parser.add_argument("--judge", type=Path, help="judge a file of --keep again, without a run")
+    parser.add_argument("--keep", type=Path, help="directory for what the sources have: a file per configuration")
+    parser.add_argument("--judge", type=Path, help="judge the files of a directory of --keep again, without a run")
+    parser.add_argument("--document", type=Path, help="with --keep or --judge: the page whose tables are written")
     options = parser.parse_args()
-    if options.judge is not None:
-        observed = pickle.loads(options.judge.read_bytes())
-        report(judge(observed), observed)
-        print_times(observed)
-        return
+    if options.judge is None:
+        run_all(options)
+    kept = {}
+    for path in sorted(directory.glob("*.pickle")) if (directory := options.judge or options.keep) else ():
+        kept[path.stem] = pickle.loads(path.read_bytes())
+        if options.judge is not None:
+            print(f"--- {path.stem}")
+            report(judge(kept[path.stem]), kept[path.stem])
+            print_times(kept[path.stem])
+    if options.document is not None:
+        caused_document.write(options.document, kept)
+
+
+def run_all(options: argparse.Namespace) -> None:
+    """Runs the configurations one after the other."""
     lines = []
     for name in options.configurations or CONFIGURATIONS:
         worlds, is_kafka, source, is_moved = CONFIGURATIONS[name]
@@ -416,7 +428,8 @@ def main() -> None:
             )
             print(f"{len(injections)} actions: {dict(Counter(i.action for i in injections))}")
             if options.keep is not None:
-                options.keep.write_bytes(pickle.dumps(observed))
+                options.keep.mkdir(parents=True, exist_ok=True)
+                (options.keep / f"{name}.pickle").write_bytes(pickle.dumps(observed))
             shares = report(judged, observed)
             print_times(observed)
         cause, actor, number = shares[source]

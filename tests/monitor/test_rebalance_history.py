@@ -226,6 +226,10 @@ def test_members_that_report_know_more_than_the_history() -> None:
     ]
     # a member that is removed reports it; a process that is started again does not
     assert [each.cause for each in found] == ["REMOVED_BY_OPERATOR", "REMOVED_BY_OPERATOR", "LEFT"]
+    gone = [record(1, A, B), record(400, A, member("c"))]
+    waited = [ReportedMembers(first_join_ms={400: 400_000 - ms}) for ms in (POLL_MS - 1, POLL_MS)]
+    found = [list(group_rebalances("g", gone, reported))[-1] for reported in waited]
+    assert [(r.cause, r.actor and r.actor.client_id) for r in found] == [("JOINED", "c"), ("JOIN_TIMED_OUT", "b")]
     same = [record(1, A, B), record(2, A, B)]
     leader = {(2, "a-1"): 2_000}
     (*_, own) = group_rebalances("g", same, ReportedMembers(leader, causes=frozenset(leader)))
