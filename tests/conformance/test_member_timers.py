@@ -156,6 +156,24 @@ def test_close_after_removal_calls_lost_once_and_does_not_call_revoked() -> None
     assert bench.script.requests("LeaveGroup") == []
 
 
+def test_close_before_a_rebalance_that_was_announced_revokes() -> None:
+    """The coordinator accepts commits until the member joins."""
+    bench = follower(T0)
+    bench.script.prepare("Heartbeat", ErrorCode.REBALANCE_IN_PROGRESS)
+    bench.heartbeat()
+    bench.client.close()
+    assert bench.callbacks() == [("revoked", (T0,))]
+
+
+def test_close_during_a_rebalance_calls_lost() -> None:
+    bench = follower(T0, assignors=("cooperative-sticky",))
+    bench.member.request_rejoin("a test")
+    bench.poll()
+    bench.member.join_request([])
+    bench.client.close()
+    assert bench.callbacks() == [("lost", (T0,))]
+
+
 def test_revoked_callback_of_close_can_commit() -> None:
     from spark_groupsource.model import OffsetAndMetadata
 

@@ -67,11 +67,15 @@ class CoordinatorConnection:
         try:
             sent = connection.send(request, request_timeout_ms, min_version=min_version)
             deadline_ms, lost = clock.now_ms() + timeout_ms, 0
+            is_reported = False
             while not connection.has_response(min(interval_ms, max(deadline_ms - clock.now_ms(), 1))):
                 if clock.now_ms() >= deadline_ms:
                     raise RequestTimeoutError(f"{api} request: no response within {timeout_ms} ms.")
                 # the response may be on its way during the first check
                 lost = lost + 1 if self._group_state(interval_ms) in answered_in else 0
+                if not lost and not is_reported:
+                    is_reported = True
+                    _log.info("%s Waiting for other members in %s: %d ms.", self._member.log_prefix, api, interval_ms)
                 if lost > 1:
                     raise NetworkError(f"{api} request: the coordinator has responded, but nothing was received.")
             return connection.receive(sent)

@@ -217,8 +217,8 @@ class GroupClient:
         """Calls the listener while the partitions can still be committed."""
         with self.shared.changed:
             members = [member.membership for member in self.shared.members]
-            lost = sorted(tp for m in members if m.is_fenced or m.rejoin_needed for tp in m.owned)
-            revoked = sorted(tp for m in members if not (m.is_fenced or m.rejoin_needed) for tp in m.owned)
+            lost = sorted(tp for m in members if m.loses_partitions for tp in m.owned)
+            revoked = sorted(tp for m in members if not m.loses_partitions for tp in m.owned)
         self._notify_listener([ReleasedPartitions(tuple(revoked), tuple(lost))])
 
     def _stop_members(self, reason: str) -> None:

@@ -129,6 +129,14 @@ class Membership:
         return bool(self.owned) and self.generation.generation_id == NO_GENERATION
 
     @property
+    def loses_partitions(self) -> bool:
+        """True if the partitions are lost, not revoked, where the member leaves now.
+
+        Source: ConsumerCoordinator.onLeavePrepare.
+        """
+        return self.is_fenced or self.state in (MemberState.PREPARING_REBALANCE, MemberState.COMPLETING_REBALANCE)
+
+    @property
     def retains_partitions(self) -> bool:
         """True during a rebalance whose JoinGroup lists the owned partitions, so no other member is assigned them.
 
