@@ -58,9 +58,9 @@ def prepare(cluster: Cluster, topic: str, group: str, partitions: int) -> None:
             print(error, file=sys.stderr)
         wait_for_partitions(cluster, topic, count)
     producer = BatchProducer(cluster)
-    now_ms = int(time.time() * 1_000)
+    timestamp_ms = int(time.time() * 1_000)
     for number in range(partitions):
-        producer.send_batches(topic, number, [Record(None, b"x" * 100, now_ms)] * 5)
+        producer.send_batches(topic, number, [Record(None, b"x" * 100, timestamp_ms)] * 5)
     for start in range(0, partitions, 1_000):
         numbers = range(start, min(partitions, start + 1_000))
         cluster.commit(group, {TopicPartition(topic, number): OffsetAndMetadata(1) for number in numbers})

@@ -62,7 +62,7 @@ def parts(bootstrap_servers: str, topic: Topic) -> Iterator[tuple[str, float]]:
 
 
 def decoding(view: memoryview, topic_partition: TopicPartition) -> Iterator[tuple[str, float]]:
-    """Yields the parts of decoding one fetched block."""
+    """Yields the parts of decoding one fetched block: the private steps of `decode_fetched`, each alone."""
     parser = arrow.compiled_parser() or NUMPY_PARSER
     columns = arrow.COLUMNS[:-1]
     layout = Layout(topic_partition, columns, 0, 1 << 62, MAX_ROWS)

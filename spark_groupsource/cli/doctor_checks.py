@@ -269,7 +269,7 @@ def _read_group(target: Target, facts: Facts) -> GroupDescription:
     return describe_groups(target.cluster, [target.group or ""])[target.group or ""]
 
 
-def _evaluate_group(group: GroupDescription) -> Iterator[CheckResult]:
+def evaluate_group(group: GroupDescription) -> Iterator[CheckResult]:
     name = f"Group {group.group_id!r}"
     if group.state == "Dead":
         fix = "The first member creates it. Run: groupsource groups list."
@@ -289,14 +289,14 @@ def _evaluate_group(group: GroupDescription) -> Iterator[CheckResult]:
     yield CheckResult(Status.GOOD, f"{text}, assignor {group.protocol or 'none'}{without}.")
 
 
-class _Positions(NamedTuple):
+class GroupPositions(NamedTuple):
     group: str
     committed: Mapping[TopicPartition, int]
     starts: Mapping[TopicPartition, int]
     ends: Mapping[TopicPartition, int]
 
 
-def _read_offsets(target: Target, facts: Facts) -> _Positions:
+def _read_offsets(target: Target, facts: Facts) -> GroupPositions:
     group = target.group or ""
     committed = {
         tp: commit.offset
@@ -304,10 +304,10 @@ def _read_offsets(target: Target, facts: Facts) -> _Positions:
         if target.topics is None or target.topics.matches(tp.topic)
     }
     ends = log_end_offsets(target.cluster, committed)
-    return _Positions(group, committed, log_start_offsets(target.cluster, committed), ends)
+    return GroupPositions(group, committed, log_start_offsets(target.cluster, committed), ends)
 
 
-def _evaluate_offsets(found: _Positions) -> Iterator[CheckResult]:
+def evaluate_offsets(found: GroupPositions) -> Iterator[CheckResult]:
     if not found.committed:
         fix = "A query without checkpoint starts at startingOffsets."
         yield CheckResult(Status.UNKNOWN, f"Group {found.group!r} has no committed offsets.", fix)
@@ -332,20 +332,20 @@ def _evaluate_offsets(found: _Positions) -> Iterator[CheckResult]:
         yield CheckResult(Status.GOOD, f"{len(known)} committed offsets are within the log: lag {lag:,}.")
 
 
-class _Compared(NamedTuple):
+class ComparedCheckpoint(NamedTuple):
     group: str
     checkpoint_group: str | None
     rows: list[ComparedRow]
 
 
-def _read_checkpoint(target: Target, facts: Facts) -> _Compared:
+def _read_checkpoint(target: Target, facts: Facts) -> ComparedCheckpoint:
     source = read_checkpoint(target.checkpoint or "").source()
     group = target.group or source.planned.group_id or ""
     rows = compare(target.cluster, group, source, "follow") if group else []
-    return _Compared(group, source.planned.group_id or None, rows)
+    return ComparedCheckpoint(group, source.planned.group_id or None, rows)
 
 
-def _evaluate_checkpoint(found: _Compared) -> Iterator[CheckResult]:
+def evaluate_checkpoint(found: ComparedCheckpoint) -> Iterator[CheckResult]:
     if not found.group:
         yield CheckResult(Status.UNKNOWN, "The checkpoint does not name its group.", "Give --group.")
         return
@@ -401,21 +401,21 @@ def _evaluate_log(found: _Log) -> Iterator[CheckResult]:
         yield CheckResult(Status.GOOD, f"{text}, which can be read.")
 
 
-class _Clocks(NamedTuple):
+class Clocks(NamedTuple):
     latest_ms: int | None
-    now_ms: int
+    timestamp_ms: int
 
 
-def _read_clock(target: Target, facts: Facts) -> _Clocks:
+def _read_clock(target: Target, facts: Facts) -> Clocks:
     # the coordinator sets the timestamps of these records
     partitions = target.cluster.metadata([OFFSETS_TOPIC]).partitions_of(OFFSETS_TOPIC)
     found = target.cluster.list_offsets(dict.fromkeys(partitions, MAX_TIMESTAMP)) if partitions else {}
     times = [entry.timestamp_ms for entry in found.values() if entry.timestamp_ms >= 0]
-    return _Clocks(max(times, default=None), SystemClock().timestamp_ms())
+    return Clocks(max(times, default=None), SystemClock().timestamp_ms())
 
 
-def _evaluate_clock(found: _Clocks) -> Iterator[CheckResult]:
-    age_ms = None if found.latest_ms is None else found.now_ms - found.latest_ms
+def evaluate_clock(found: Clocks) -> Iterator[CheckResult]:
+    age_ms = None if found.latest_ms is None else found.timestamp_ms - found.latest_ms
     if age_ms is not None and age_ms < -_SKEW_MS:
         text = f"The clock of a broker is at least {-age_ms:,} ms ahead of this machine."
         yield CheckResult(Status.BAD, text, "Synchronize the clocks (NTP): lag in time and retention depend on them.")
@@ -438,10 +438,10 @@ CLUSTER_CHECKS: tuple[Check[Target], ...] = (
     Check("login", _read_login, _evaluate_login, needs="versions"),
     Check("brokers", _read_brokers, _evaluate_brokers, needs="login"),
     Check("topic", _read_topics, _evaluate_topics, "brokers", lambda target: target.topics is not None),
-    Check("group", _read_group, _evaluate_group, "brokers", _has_group),
-    Check("offsets", _read_offsets, _evaluate_offsets, "brokers", _has_group),
-    Check("checkpoint", _read_checkpoint, _evaluate_checkpoint, "brokers", lambda t: t.checkpoint is not None),
+    Check("group", _read_group, evaluate_group, "brokers", _has_group),
+    Check("offsets", _read_offsets, evaluate_offsets, "brokers", _has_group),
+    Check("checkpoint", _read_checkpoint, evaluate_checkpoint, "brokers", lambda t: t.checkpoint is not None),
     Check(OFFSETS_TOPIC, _read_log, _evaluate_log, "brokers", on_error=Status.UNKNOWN),
-    Check("clock", _read_clock, _evaluate_clock, "brokers", on_error=Status.UNKNOWN),
+    Check("clock", _read_clock, evaluate_clock, "brokers", on_error=Status.UNKNOWN),
 )
 """Checks over the protocol, in the order in which a client depends on them."""

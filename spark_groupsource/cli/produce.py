@@ -175,13 +175,13 @@ def _write(
     written = 0
     with Progress("records written") as progress:
         for block in blocks_of(stream, lines.delimiter):
-            now_ms = cluster.clock.timestamp_ms()
-            columns = lines.form and columns_of(block, lines.form, partition, count, written, now_ms)
+            timestamp_ms = cluster.clock.timestamp_ms()
+            columns = lines.form and columns_of(block, lines.form, partition, count, written, timestamp_ms)
             if columns:
                 producer.send({TopicPartition(topic, number): records for number, records in columns.items()})
                 written += sum(map(len, columns.values()))
             else:
-                written = _write_lines(producer, topic, partition, count, block, lines, written, now_ms)
+                written = _write_lines(producer, topic, partition, count, block, lines, written, timestamp_ms)
             progress.update(written)
     return written
 
@@ -194,7 +194,7 @@ def _write_lines(
     block: bytes,
     lines: _Lines,
     written: int,
-    now_ms: int,
+    timestamp_ms: int,
 ) -> int:
     """Writes a block line by line; returns the number of records with the `written` ones. Raises: as `_write`."""
     batches: dict[TopicPartition, list[Record]] = defaultdict(list)
@@ -206,8 +206,8 @@ def _write_lines(
         except ConfigurationError as error:
             invalid = error
             break
-        time_ms = now_ms if line.timestamp_ms is None else line.timestamp_ms
-        batches[TopicPartition(topic, chosen)].append(Record(line.key, line.value, time_ms, line.headers))
+        record_ms = timestamp_ms if line.timestamp_ms is None else line.timestamp_ms
+        batches[TopicPartition(topic, chosen)].append(Record(line.key, line.value, record_ms, line.headers))
         written += 1
     if batches:
         producer.send(batches)

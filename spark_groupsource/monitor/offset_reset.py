@@ -220,17 +220,17 @@ def parse_scope(texts: Iterable[str]) -> ResetScope:
     return ResetScope(tuple(dict.fromkeys(topics)), tuple(dict.fromkeys(partitions)))
 
 
-def parse_target(to: str | int | datetime | timedelta, now_ms: int) -> ResetTarget:
+def parse_target(to: str | int | datetime | timedelta, timestamp_ms: int) -> ResetTarget:
     """Parses the target of a Python call.
 
     Args:
         to: ``earliest``, ``latest``, ``current``, an offset (``100``), a shift (``"+10"``, ``"-10"``), a time back
             (``"-1h"``, a timedelta) or a time (``"2026-01-31T10:00:00"``, a datetime; without a time zone in UTC).
-        now_ms: the current epoch ms.
+        timestamp_ms: the current time in epoch ms.
     Raises: ConfigurationError.
     """
     if isinstance(to, timedelta):
-        return ResetTarget(TargetKind.TIMESTAMP, now_ms - abs(to) // timedelta(milliseconds=1))
+        return ResetTarget(TargetKind.TIMESTAMP, timestamp_ms - abs(to) // timedelta(milliseconds=1))
     if isinstance(to, datetime):
         return ResetTarget(TargetKind.TIMESTAMP, datetime_ms(to))
     text = str(to).strip()
@@ -242,12 +242,12 @@ def parse_target(to: str | int | datetime | timedelta, now_ms: int) -> ResetTarg
         return ResetTarget(TargetKind.SHIFT, int(text))
     back_ms = match_duration_ms(text[1:]) if text.startswith("-") else None
     if back_ms is not None:
-        return ResetTarget(TargetKind.TIMESTAMP, now_ms - back_ms)
+        return ResetTarget(TargetKind.TIMESTAMP, timestamp_ms - back_ms)
     try:
         return ResetTarget(TargetKind.TIMESTAMP, datetime_ms(datetime.fromisoformat(text.replace("Z", "+00:00"))))
     except ValueError:
         raise ConfigurationError(
-            f"Option to must be {_EXAMPLES} or a time such as 2026-01-31T10:00:00, got {text!r}."
+            f"Argument to must be {_EXAMPLES} or a time such as 2026-01-31T10:00:00, got {text!r}."
         ) from None
 
 

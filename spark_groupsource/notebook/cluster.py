@@ -220,11 +220,11 @@ _MEASURES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _timestamp_ms(at: str | int | datetime | timedelta, now_ms: int) -> int:
+def _timestamp_ms(at: str | int | datetime | timedelta, timestamp_ms: int) -> int:
     if isinstance(at, int):
         return at
     try:
-        target = parse_target(at, now_ms)
+        target = parse_target(at, timestamp_ms)
     except ConfigurationError:
         target = None
     if target is None or target.kind is not TargetKind.TIMESTAMP:

@@ -217,6 +217,11 @@ SETTINGS = {
 }
 
 
+def limits_of(broker):
+    """The memory that connections hold; private, because no response shows it."""
+    return broker._server._limits
+
+
 @pytest.fixture(scope="module")
 def broker():
     with EmbeddedBroker(config=SETTINGS) as running:
@@ -251,7 +256,7 @@ def test_half_sent_requests_hold_a_bounded_number_of_bytes(broker):
                 client.socket.sendall(attack_frames.half_sent(100_000_000, 1_000_000))
             except TimeoutError:
                 pass  # the broker does not read on
-        assert broker.call(lambda _: broker._server._limits.requests.total) < 5_000_000
+        assert broker.call(lambda _: limits_of(broker).requests.total) < 5_000_000
         with RawConnection(broker.bootstrap_servers) as neighbor:
             assert metadata(neighbor, "t").topics[0].error_code == 0
 
@@ -284,10 +289,10 @@ def test_the_memory_of_closed_connections_is_free_again(broker):
                 client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset
     server = broker._server
     wait_until(
-        lambda: broker.call(lambda _: (server.connection_count, server._limits.requests.total)) == (0, 0),
+        lambda: broker.call(lambda _: (server.connection_count, limits_of(broker).requests.total)) == (0, 0),
         "the connections are closed",
     )
-    wait_until(lambda: broker.call(lambda _: server._limits.responses.total) == 0, "no response is kept")
+    wait_until(lambda: broker.call(lambda _: limits_of(broker).responses.total) == 0, "no response is kept")
 
 
 def test_closed_connections_leave_no_cycles(broker):
@@ -477,8 +482,8 @@ def test_clients_before_login_hold_bounded_memory_and_are_closed():
             client.socket.setblocking(False)
             with suppress(OSError):
                 client.socket.send(data)
-        wait_until(lambda: broker.call(lambda _: broker._server._limits.requests.total) > 1_048_576, "bytes are held")
-        assert broker.call(lambda _: broker._server._limits.requests.total) < 4_000_000
+        wait_until(lambda: broker.call(lambda _: limits_of(broker).requests.total) > 1_048_576, "bytes are held")
+        assert broker.call(lambda _: limits_of(broker).requests.total) < 4_000_000
         wait_until(lambda: broker.call(lambda _: broker.connection_count) == 0, "all are closed")
 
 

@@ -14,7 +14,7 @@ from spark_groupsource.broker.network import event_loop
 
 @pytest.mark.skipif(sys.platform != "linux", reason="another selector is used")
 def test_requests_are_handled_before_connections_that_were_closed():
-    selector = event_loop._new_selector()
+    selector = event_loop._new_selector()  # private: it is part of the loop
     pairs = [socket.socketpair() for _ in range(100)]
     for server, _ in pairs:
         selector.register(server, selectors.EVENT_READ)
@@ -42,7 +42,7 @@ def test_requests_are_handled_before_connections_that_were_closed():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="another selector is used")
 def test_a_client_that_ends_its_requests_can_still_be_written_to():
-    selector = event_loop._new_selector()
+    selector = event_loop._new_selector()  # private: it is part of the loop
     server, client = socket.socketpair()
     client.shutdown(socket.SHUT_WR)
     selector.register(server, selectors.EVENT_WRITE)

@@ -72,6 +72,7 @@ def expire(broker: EmbeddedBroker) -> None:
         coordinator, clock = b.group_coordinator, b.clock
         now = clock.instant()
         later = Instant(now.now_ms, now.timestamp_ms + 30 * 86_400_000)
+        # private: the time of all shards, without that of the event loop
         coordinator._clock = SimpleNamespace(
             instant=lambda: later, now_ms=clock.now_ms, timestamp_ms=lambda: later.timestamp_ms
         )

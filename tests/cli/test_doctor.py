@@ -209,10 +209,10 @@ def test_checkpoint_that_does_not_exist(embedded: EmbeddedBroker, tmp_path: Path
 
 
 def test_checkpoint_of_another_group_and_of_none() -> None:
-    (other,) = doctor_checks._evaluate_checkpoint(doctor_checks._Compared("mine", "theirs", []))
+    (other,) = doctor_checks.evaluate_checkpoint(doctor_checks.ComparedCheckpoint("mine", "theirs", []))
     assert other.status is Status.BAD and "is that of group 'theirs', not of 'mine'" in other.text
     assert "Use another checkpointLocation" in other.fix
-    (unknown,) = doctor_checks._evaluate_checkpoint(doctor_checks._Compared("", None, []))
+    (unknown,) = doctor_checks.evaluate_checkpoint(doctor_checks.ComparedCheckpoint("", None, []))
     assert (unknown.status, unknown.fix) == (Status.UNKNOWN, "Give --group.")
 
 
@@ -264,8 +264,10 @@ def test_java_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_offsets_outside_of_the_log() -> None:
     first, second, gone = (("t", number) for number in range(3))
-    found = doctor_checks._Positions("g", {first: 1, second: 9, gone: 4}, {first: 5, second: 0}, {first: 9, second: 7})
-    results = list(doctor_checks._evaluate_offsets(found))  # type: ignore[arg-type]
+    found = doctor_checks.GroupPositions(
+        "g", {first: 1, second: 9, gone: 4}, {first: 5, second: 0}, {first: 9, second: 7}
+    )
+    results = list(doctor_checks.evaluate_offsets(found))  # type: ignore[arg-type]
     assert [r.status for r in results] == [Status.BAD, Status.BAD, Status.UNKNOWN]
     assert "below the log start offset" in results[0].text and "above the log end offset" in results[1].text
 
@@ -281,7 +283,7 @@ def test_offsets_outside_of_the_log() -> None:
 )
 def test_states_of_a_group(state: str, protocol_type: str, status: Status) -> None:
     group = GroupDescription("g", state, protocol_type, "range", (), Node(1, "h", 1))
-    (result,) = doctor_checks._evaluate_group(group)
+    (result,) = doctor_checks.evaluate_group(group)
     assert result.status is status and (status is Status.GOOD or result.fix)
 
 
@@ -289,7 +291,7 @@ def test_states_of_a_group(state: str, protocol_type: str, status: Status) -> No
     ("latest_ms", "status"), [(None, "unknown"), (1, "unknown"), (99_000, "good"), (106_000, "bad")]
 )
 def test_clock_of_a_broker(latest_ms: int | None, status: str) -> None:
-    (result,) = doctor_checks._evaluate_clock(doctor_checks._Clocks(latest_ms, 100_000))
+    (result,) = doctor_checks.evaluate_clock(doctor_checks.Clocks(latest_ms, 100_000))
     assert result.status.value == status
 
 

@@ -337,6 +337,7 @@ def test_heartbeat_waits_for_its_response_until_the_session_timeout() -> None:
 
 def test_heartbeat_is_sent_on_a_new_connection_before_the_login_expires() -> None:
     bench = joined()
+    # private: the connection of the thread, whose login expires after minutes
     assert bench.thread._coordinator._connection is not None and bench.script.connections == 1
     bench.thread._coordinator._connection.is_expired = True  # type: ignore[misc]
     bench.heartbeat()

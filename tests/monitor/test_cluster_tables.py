@@ -120,10 +120,10 @@ def test_lag_ms_of_a_position_within_a_batch(client: Cluster, cluster: Servers, 
     create_topic(cluster.bootstrap_servers, topic)
     from confluent_kafka import Producer
 
-    now_ms = int(time.time() * 1_000)
+    timestamp_ms = int(time.time() * 1_000)
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 200})
     for minutes in (30, 20, 10):
-        producer.produce(topic, b"x" * 10_000, timestamp=now_ms - minutes * 60_000)
+        producer.produce(topic, b"x" * 10_000, timestamp=timestamp_ms - minutes * 60_000)
     assert producer.flush(20) == 0
     for offset, minutes in ((0, 30), (1, 20), (2, 10)):
         commit(client, group, topic, offset)

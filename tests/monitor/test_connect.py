@@ -21,6 +21,7 @@ def test_lag_of_a_group(cluster: Any, topic: str, group: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     produce(cluster.bootstrap_servers, topic, [(0, None, b"x")] * 5)
     with gs.connect(cluster.bootstrap_servers, client_id="notebook", check_crcs=True) as found:
+        # private: the interface of notebooks commits nothing
         found._client.commit(group, {TopicPartition(topic, 0): OffsetAndMetadata(3)})
         assert repr(found) == f"Cluster('{cluster.bootstrap_servers}')"
         lag = found.group(group).lag()
@@ -48,6 +49,7 @@ def test_few_requests_for_many_partitions_and_only_for_the_selected_columns(monk
     with gs.EmbeddedBroker(topics={"flights": 200, "weather": 3}) as broker, gs.connect(broker) as cluster:
         broker.produce("flights", range(400))
         commits = {TopicPartition("flights", n): OffsetAndMetadata(1) for n in range(200)}
+        # private: the interface of notebooks commits nothing
         cluster._client.commit("billing", commits)
         cluster._client.commit("other", {TopicPartition("weather", 0): OffsetAndMetadata(0)})
         cluster.group("billing").lag()
@@ -62,6 +64,7 @@ def test_few_requests_for_many_partitions_and_only_for_the_selected_columns(monk
         assert sent.count("Fetch") <= 3 and sent.count("ListOffsets") == 4 and len(sent) < 15
         sent.clear()
         # a pattern selects groups before their offsets are requested, a topic the partitions
+        # private: the public methods have one selection each
         assert len(cluster._read("offsets", group="bil.*", topic="flights")) == 200
         assert len(cluster._read("offsets", group="bil.*", topic="weath.*")) == 0
         assert sent.count("OffsetFetch") == 2 and sent.count("ListGroups") == 2

@@ -115,7 +115,7 @@ def test_targets_of_python_calls(to: Any, expected: ResetTarget) -> None:
 
 
 def test_invalid_targets_and_scopes_are_reported() -> None:
-    with pytest.raises(ConfigurationError, match="Option to must be earliest, .*got 'soon'"):
+    with pytest.raises(ConfigurationError, match="Argument to must be earliest, .*got 'soon'"):
         parse_target("soon", NOW_MS)
     with pytest.raises(ConfigurationError, match="Invalid partition 'x' specified in topic arg 't:x'"):
         parse_scope(["t:x"])

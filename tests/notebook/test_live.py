@@ -51,6 +51,7 @@ def test_a_view_fits_the_terminal() -> None:
 def test_a_group_of_a_broker() -> None:
     with gs.EmbeddedBroker(topics={"flights": 30}) as broker, gs.connect(broker) as cluster:
         broker.produce("flights", range(60))
+        # private: the interface of notebooks commits nothing
         cluster._client.commit("g", {TopicPartition("flights", n): OffsetAndMetadata(n % 2) for n in range(30)})
         reader = GroupReader(cluster._client.settings, "g")
         view = reader.read()
@@ -104,7 +105,7 @@ def test_a_view_in_a_notebook_updates_until_it_is_stopped(monkeypatch: pytest.Mo
 
 
 def test_a_widget() -> None:
-    widget: Any = live._widget("<b>x</b>")
+    widget: Any = live._widget("<b>x</b>")  # private: `watch` makes it in a notebook only
     assert widget.body == "<b>x</b>" and "http" not in widget._esm
 
 

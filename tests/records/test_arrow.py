@@ -327,7 +327,7 @@ def test_batches_are_decoded_together_up_to_a_size(monkeypatch):
 
 
 def test_the_compiled_parser_is_selected_after_many_records():
-    selector = arrow._ParserSelector()
+    selector = arrow._ParserSelector()  # private: no result depends on it
     assert selector.next() is PARSERS["numpy"]
     selector.count(selector.compile_after_rows)
     assert selector.next() is PARSERS["numba"]
@@ -335,7 +335,7 @@ def test_the_compiled_parser_is_selected_after_many_records():
 
 def test_the_numpy_parser_is_selected_without_numba(monkeypatch):
     monkeypatch.setattr(arrow, "compiled_parser", lambda: None)
-    selector = arrow._ParserSelector()
+    selector = arrow._ParserSelector()  # private: no result depends on it
     selector.count(selector.compile_after_rows)
     assert selector.next() is PARSERS["numpy"]
 

@@ -141,6 +141,7 @@ def test_query_with_trigger_once_names_its_last_commit_and_the_remedy(monkeypatc
     """Spark replaces the limit, and does not call the source after the batch."""
     reader = GroupDataSource(OPTIONS).streamReader(schema(("value", "binary", True)))
     limit = reader.getDefaultReadLimit()
+    # private: the reader process is not started
     monkeypatch.setattr(reader._process, "latest_offset", lambda start, limits: {"limits": limits})
     assert reader.latestOffset({}, limit) == {"limits": Limits()} and not caplog.records
     assert reader.latestOffset({}, ReadAllAvailable()) == {"limits": Limits()}

@@ -269,7 +269,7 @@ class OneReport(NoReports):
 def test_report_that_the_broker_does_not_store_is_left_out(caplog):
     query = Query(startingOffsets="earliest")
     query.trigger()
-    query.session._reports = OneReport()
+    query.session._reports = OneReport()  # private: a report of the first commit alone
     commit = query.group.commit
 
     def limited(offsets, *arguments):

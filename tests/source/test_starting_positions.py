@@ -32,11 +32,11 @@ def aged(cluster):
     """Partitions of 30 and 20 records, one and a half hours apart, the last of each two hours old."""
     topic = f"aged-{uuid4().hex[:8]}"
     create_topic(cluster.bootstrap_servers, topic, len(ENDS))
-    now_ms = time.time_ns() // 10**6
+    timestamp_ms = time.time_ns() // 10**6
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
     for partition, count in ENDS.items():
         for n in range(count):
-            at_ms = now_ms - 2 * HOUR_MS - (count - 1 - n) * 3 * HOUR_MS // 2
+            at_ms = timestamp_ms - 2 * HOUR_MS - (count - 1 - n) * 3 * HOUR_MS // 2
             producer.produce(topic, b"%d" % n, None, partition, timestamp=at_ms)
     assert not producer.flush(30)
     return topic

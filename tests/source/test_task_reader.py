@@ -152,7 +152,7 @@ def test_connections_of_a_worker_use_the_brokers_of_the_reader_process(fetch):
     partition = GroupInputPartition(
         ranges=[OffsetRange(P0, 0, 1)], settings=SETTINGS, fail_on_data_loss=True, known_brokers=[known]
     )
-    cluster = task_reader._cluster(partition)
+    cluster = task_reader._cluster(partition)  # private: the cached connections
     cluster.add_known_brokers = added.append
     try:
         list(read_task(pickle.loads(pickle.dumps(partition)), SelectedColumns(("offset",))))

@@ -193,6 +193,7 @@ def test_producers_of_deleted_records_are_not_recovered(logged):
 def test_markers_with_descending_coordinator_epochs_are_recovered(logged):
     logged.send(1, 0, b"a")
     logged.end(1, True, coordinator_epoch=5)
+    # private: the partition would reject a marker with a lower epoch, which an older log may have
     logged.partition._producers.entries()[1].coordinator_epoch = 0
     logged.end(1, True, coordinator_epoch=2)
     logged.reopen()

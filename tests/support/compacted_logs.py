@@ -37,7 +37,7 @@ class Store:
             self.path / "t-0", config=self.config, recovery_point=recovery_point, is_clean=is_clean
         )
         self.partition = Partition(uuid.UUID(int=1), self.log, self.reports)
-        self.partition._load_producers()
+        self.partition._load_producers()  # private: `open` of a partition does it after its log
 
     def restart(self, clean: bool, is_flushed: bool = False) -> None:
         """An unclean restart recovers everything, or only the active segment with `is_flushed`."""

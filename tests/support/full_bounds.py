@@ -115,8 +115,8 @@ def pending_offsets(target: Target, stack: ExitStack) -> None:
 def producers(target: Target, stack: ExitStack, count: int = 20_000) -> None:
     """Producers with five batches each, as many as partitions know."""
     _wide_topic(target)
-    now_ms = int(time.time() * 1000)
-    records = [Record(None, b"v", now_ms)]
+    timestamp_ms = int(time.time() * 1000)
+    records = [Record(None, b"v", timestamp_ms)]
     topic_data = ProduceRequest.TopicProduceData
 
     def frames() -> Iterator[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Iterable, Iterator, Mapping, TypeVar
+from typing import TYPE_CHECKING, Iterable, Iterator, Mapping, TypeVar
 
 from spark_groupsource.client.cluster.error_rules import Action, ErrorRules
 from spark_groupsource.client.cluster.metadata import ClusterMetadata, EpochEndOffset, OffsetAndTimestamp
@@ -12,12 +12,14 @@ from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import TopicPartition, by_topic
 from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import (
-    DeleteRecordsRequest,
     ListOffsetsRequest,
     ListOffsetsResponse,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
 )
+
+if TYPE_CHECKING:
+    from spark_groupsource.wire.messages import DeleteRecordsRequest
 
 Found = TypeVar("Found")
 _NO_OFFSET = OffsetAndTimestamp(-1, -1, -1)
@@ -82,6 +84,9 @@ def _lookup_error(code: int, operation: str) -> BrokerError:
 
 
 def delete_records_request(offsets: Mapping[TopicPartition, int], timeout_ms: int) -> DeleteRecordsRequest:
+    # not at the start of every read task
+    from spark_groupsource.wire.messages import DeleteRecordsRequest
+
     row = DeleteRecordsRequest.DeleteRecordsTopic
     return DeleteRecordsRequest(
         topics=[
