@@ -250,7 +250,7 @@ class Cleaner:
             yield from self._wait(cleaned.flush)
             try:
                 self._log.replace_segments(group, cleaned)
-                self.partition.transaction_index.replace(base, end, rows)
+                self.partition.transaction_index.segments_replaced(base, end, len(rows))
             except Exception as error:  # the replacement may be half done, and only a start can complete it
                 self.partition.mark_offline(error)
                 raise
@@ -399,7 +399,12 @@ class LogCleaner:
             self.start()
             return
         _, partition, task = max(found, key=lambda each: each[0])
-        self._pass = Cleaner(partition, task, self._data, self._partitions.files, timestamp_ms)
+        try:
+            self._pass = Cleaner(partition, task, self._data, self._partitions.files, timestamp_ms)
+        except StorageError as error:  # its transaction index cannot be read
+            self._on_failure(partition, error)
+            self.start()
+            return
         self._run = self._pass.run()
         self._resume_timer.set(now_ms)
 

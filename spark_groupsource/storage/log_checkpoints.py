@@ -89,8 +89,8 @@ class LogCheckpoints:
                 errors[topic_partition] = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
                 continue
             try:
-                partition.transaction_index.remove_before(offsets[topic_partition])
                 partition.log.delete_records(offsets[topic_partition])
+                partition.transaction_index.remove_before(partition.log.segments[0].base_offset)
             except (StorageError, OSError) as error:
                 errors[topic_partition] = storage_error(error)
             yield None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import struct
 import uuid
+from bisect import bisect_right
 from typing import Callable, Mapping, NamedTuple
 
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
@@ -35,13 +36,7 @@ from spark_groupsource.storage.producer_state import (
 )
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.steps import StorageSteps, run_steps
-from spark_groupsource.storage.transaction_index import (
-    AbortedTxn,
-    TransactionIndex,
-    append_row,
-    read_rows,
-    write_rows,
-)
+from spark_groupsource.storage.transaction_index import AbortedTxn, TransactionIndex
 
 # version, coordinator epoch
 _MARKER_VALUE = struct.Struct(">hi")
@@ -90,7 +85,7 @@ class Partition:
         self.topic_partition = log.topic_partition
         self.log = log
         self.offline_reason = ""
-        self.transaction_index = TransactionIndex()
+        self.transaction_index = TransactionIndex(str(log.directory))
         self._producer_count = producer_count or ProducerCount()
         self._producers = ProducerStateManager(self._producer_count)
         self._report = report
@@ -315,7 +310,7 @@ class Partition:
         aborted = self._update_producers(records, header, base_offset)
         try:
             if aborted is not None:
-                append_row(self.log.segments[-1].path, aborted)
+                self.transaction_index.add(self.log.segments[-1].base_offset, aborted)
             self.log.flush_if_due()
         except StorageError as error:
             self.mark_offline(error)
@@ -338,9 +333,7 @@ class Partition:
             return None
         unstable = self._producers.first_unstable_offset()
         last_stable_offset = base_offset + 1 if unstable is None else unstable
-        aborted = AbortedTxn(producer_id, first, base_offset, last_stable_offset)
-        self.transaction_index.add(aborted)
-        return aborted
+        return AbortedTxn(producer_id, first, base_offset, last_stable_offset)
 
     # --- recovery ---
 
@@ -351,8 +344,8 @@ class Partition:
         """
         trusted_end = self.log.first_recovered_offset
         start = self.log.log_start_offset
-        rows = self._read_transaction_index(trusted_end)
-        for path in sorted(self.log.directory.glob("*.snapshot"), reverse=True) if rows is not None else ():
+        is_valid = self._load_transaction_index(trusted_end)
+        for path in sorted(self.log.directory.glob("*.snapshot"), reverse=True) if is_valid else ():
             if path.stem.isdigit() and start <= int(path.stem) <= trusted_end:
                 try:
                     self._producers = ProducerStateManager.decode(path.read_bytes(), self._producer_count)
@@ -360,25 +353,32 @@ class Partition:
                     break
                 except CorruptRecordError as error:
                     self._report(f"[partition={self.topic_partition}] {path}: {error} The log is replayed instead.")
-        self.transaction_index = TransactionIndex([row for row in rows or () if row.last_offset < start])
+        rows = {
+            segment.base_offset: self.transaction_index.rows_below(segment.base_offset, start)
+            for segment in self.log.segments
+            if not is_valid or segment.next_offset > start
+        }
+        bases = list(rows)
         try:
             for stored in self.log.batches(start, check=False):
-                self._update_producers(stored.buffer, stored.header, stored.header.base_offset)
+                aborted = self._update_producers(stored.buffer, stored.header, stored.header.base_offset)
+                if aborted is not None:
+                    rows[bases[bisect_right(bases, aborted.last_offset) - 1]].append(aborted)
         except CorruptRecordError:
             pass  # the log has reported it and accepts no appends
-        for segment in self.log.segments:
-            if rows is None or segment.next_offset > start:
-                segment_rows = self.transaction_index.between(segment.base_offset, segment.next_offset)
-                write_rows(segment.path, segment_rows)
+        for base_offset, segment_rows in rows.items():
+            self.transaction_index.write(base_offset, segment_rows)
         self._remove_stray_snapshots()
 
-    def _read_transaction_index(self, before: int) -> list[AbortedTxn] | None:
-        """The aborted transactions of the index files of segments below `before`, None if one is corrupt."""
+    def _load_transaction_index(self, before: int) -> bool:
+        """Counts the aborted transactions in the files of segments below `before`; returns False if one is corrupt."""
         try:
-            return read_rows(self.log.directory, before)
+            self.transaction_index.load(before)
+            return True
         except CorruptRecordError as error:
             self._report(f"[partition={self.topic_partition}] {error} The log is replayed instead.")
-            return None
+            self.transaction_index = TransactionIndex(str(self.log.directory))
+            return False
 
     def _remove_stray_snapshots(self) -> None:
         """Removes the snapshots that belong to no segment, for example snapshots above the end of a truncated log."""

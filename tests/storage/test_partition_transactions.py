@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 from support.log_broker import LogBroker, append, read
@@ -182,9 +183,6 @@ def test_transaction_index_rows_have_kafkas_format():
     assert decode_rows(data) == [row]
     with pytest.raises(CorruptRecordError, match="invalid row"):
         decode_rows(data + data)  # markers must ascend
-    replaced = TransactionIndex([row])
-    replaced.replace(0, 10, [])
-    assert replaced.overlapping(0, 100) == []
 
 
 @pytest.mark.conformance("UL-010")
@@ -224,7 +222,7 @@ def test_a_transaction_index_that_cannot_be_written_takes_the_partition_offline(
         raise StorageError("no space")
 
     with monkeypatch.context() as full:
-        full.setattr("spark_groupsource.storage.partition.append_row", fail)
+        full.setattr(TransactionIndex, "add", fail)
         assert logged.rejected(logged.end, 1, False) is ErrorCode.KAFKA_STORAGE_ERROR
     assert logged.rejected(logged.send, 1, 1, b"b") is ErrorCode.KAFKA_STORAGE_ERROR
     assert "The partition is offline: no space" in logged.reports[-1]
@@ -232,21 +230,37 @@ def test_a_transaction_index_that_cannot_be_written_takes_the_partition_offline(
     assert logged.state[1] == [AbortedTxn(1, 0, 1, 2)]
 
 
-def test_aborted_transactions_of_deleted_records_are_not_kept_in_memory(tmp_path):
+def test_aborted_transactions_of_deleted_segments_are_not_found(tmp_path):
     broker = LogBroker(tmp_path)
     broker.logs.create_topic("t", 1, {})
     partition = broker.partition("t")
     for number in range(10):
         append(partition, b"x", producer_id=1, producer_epoch=0, base_sequence=number, transactional=True)
         partition.append_transaction_marker(1, 0, False, 0, NOW)
+        if number in (2, 6):
+            partition.log.roll()
     broker.logs.delete_records(partition.topic_partition, 15)
-    assert [row.last_offset for row in partition.transaction_index.overlapping(0, 100)] == [15, 17, 19]
+    assert [row.last_offset for row in partition.transaction_index.overlapping(15, 100)] == [15, 17, 19]
     assert len(partition.transaction_index) == 3 and read(partition) == []
     broker.crash()
 
 
+def test_memory_has_only_the_number_of_aborted_transactions(tmp_path):
+    index = TransactionIndex(str(tmp_path))
+    tracemalloc.start()
+    try:
+        for number in range(3_000):
+            index.add(number // 1_000 * 2_000, AbortedTxn(1, 2 * number, 2 * number + 1, 2 * number + 2))
+        assert tracemalloc.get_traced_memory()[0] < 20_000
+    finally:
+        tracemalloc.stop()
+    assert len(index) == 3_000
+    assert [row.first_offset for row in index.overlapping(3_990, 4_005)] == list(range(3_990, 4_005, 2))
+    assert len(index.overlapping(0, 6_000)) == 3_000
+
+
 @pytest.mark.parametrize("seed", range(20))
-def test_the_search_for_aborted_transactions_ends_early_and_finds_all(seed):
+def test_the_search_for_aborted_transactions_ends_early_and_finds_all(tmp_path, seed):
     rng = random.Random(seed)
     running: dict[int, int] = {}
     rows = []
@@ -259,7 +273,9 @@ def test_the_search_for_aborted_transactions_ends_early_and_finds_all(seed):
             if rng.random() < 0.7:
                 stable = min(running.values(), default=offset + 1)
                 rows.append(AbortedTxn(producer_id, first, offset, stable))
-    index = TransactionIndex(rows)
+    index = TransactionIndex(str(tmp_path))
+    for row in rows:
+        index.add(row.last_offset // 50 * 50, row)
     for start in range(0, 120, 7):
         for end in range(start, 121, 5):
             expected = [row for row in rows if row.last_offset >= start and row.first_offset < end]

@@ -359,7 +359,10 @@ def _aborted(partition: Partition, start: int, records: memoryview) -> list[_Abo
         return []
     last = last_batch(records)
     assert last is not None  # a read returns whole batches
-    found = partition.transaction_index.overlapping(start, last.next_offset)
+    try:
+        found = partition.transaction_index.overlapping(start, last.next_offset)
+    except StorageError as error:
+        raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
     return [_AbortedTransaction(producer_id=row.producer_id, first_offset=row.first_offset) for row in found]
 
 
