@@ -9,7 +9,7 @@ Every attack runs at least once, in random order, and again until the time is up
 longest response times of the neighbors (heartbeats, commits, produce, fetch), the largest resident memory of the
 broker, and how many connections it closed and requests it rejected. The run fails if a neighbor got a wrong response or
 none, if the broker reported an unexpected error, and, on the embedded broker, beyond 100 ms or 256 MB. After an attack
-that stops the broker, or after which it serves no new client for a minute, the run continues with another broker.
+that stops the broker, or after which it serves no new client for two minutes, the run continues with another broker.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from spark_groupsource.wire.messages import JoinGroupRequest, MetadataRequest, O
 
 BOUNDS = (*STATE, *TRANSIENT)
 LIMIT_MS, LIMIT_MB = 100.0, 256.0
-_RECOVERY_S = 60.0
-_ATTACK_TIMEOUT_S = 300.0
+_RECOVERY_S = 120.0
+_ATTACK_TIMEOUT_S = 600.0
 _IDLE_S, _SETTLE_S = 3.0, 0.2
 _FUZZ_EXAMPLES = 150
 

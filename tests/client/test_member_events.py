@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
+from support.memberships import stable
 
+from spark_groupsource.client.membership import fencing
+from spark_groupsource.client.membership.member_commits import MemberCommits
 from spark_groupsource.client.membership.member_events import MemberEvents
+from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
+from spark_groupsource.client.settings import GroupSettings
+from spark_groupsource.clock import ManualClock
+from spark_groupsource.errors import ErrorCode, GenerationMismatchError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor.event_rebalances import rebalances_from_events
 from spark_groupsource.monitor.rebalance import Cause, Origin, Rebalance
@@ -106,6 +114,26 @@ def test_member_that_was_removed_reports_it_when_it_is_back(silent_ms: int, is_n
     removed, joined = reported(events)
     assert (removed.generation, removed.cause) == (6, cause)
     assert (joined.generation, joined.cause) == (7, Cause.JOINED)
+
+
+@pytest.mark.parametrize(("sessions", "cause"), [(1, Cause.SESSION_EXPIRED), (0, Cause.REMOVED_BY_OPERATOR)])
+def test_removal_that_a_commit_shows_is_of_the_generation_of_the_commit(monkeypatch, sessions, cause) -> None:
+    monkeypatch.setattr(fencing, "find_generation", lambda *arguments, **options: -1)
+    membership, generation = stable()
+    settings = GroupSettings(group_id="g", topics=("t",))
+    shared, clock = SharedMembership(settings), ManualClock()
+    member = LocalMember(0, "app-0", membership, {})
+    shared.events.contacted("app-0", clock.now_ms())
+    clock.advance_ms(sessions * membership.config.session_timeout_ms)
+    cluster = Mock(try_commit=Mock(return_value=int(ErrorCode.UNKNOWN_MEMBER_ID)))
+    with pytest.raises(GenerationMismatchError):
+        MemberCommits(cluster, shared, "g", clock).commit(member, {}, None)
+    assert membership.generation != generation, "the member has reset its generation"
+    (removed,) = shared.events.recorded
+    assert (removed.kind, removed.client_id) == (EventKind.MEMBER_LEFT, "app-0")
+    assert removed.member_id == generation.member_id
+    assert (removed.generation, removed.detail["cause"]) == (generation.generation_id, cause.value)
+    assert removed.at_ms == clock.timestamp_ms()
 
 
 def test_poll_exceeded_and_left() -> None:
