@@ -144,6 +144,9 @@ class PartitionLog:
         if not is_clean:
             self.leader_epochs.truncate_from(self.log_end_offset)
             self.flush_if_due()
+        if self.log_start_offset:
+            # the log start offset was stored, but a crash may have prevented this
+            self.leader_epochs.truncate_before(self.log_start_offset)
 
     def close(self) -> None:
         """Writes the indexes; everything is on the disk on return.

@@ -70,6 +70,7 @@ class LogLoader:
         try:
             complete_swaps(self._directory)
             base_offsets = segment_base_offsets(self._directory)
+            self._remove_orphaned_indexes(base_offsets)
             if not base_offsets and recovery_point <= log_start_offset:
                 # nothing was flushed: the files are created by the first append
                 return LoadedLog([self._new_segment(log_start_offset)], log_start_offset, log_start_offset, 0, False)
@@ -105,9 +106,6 @@ class LogLoader:
             raise StorageError(
                 f"{self._directory} has no segment of {self._topic_partition}. Restore a copy or delete the topic."
             )
-        for path in self._directory.glob("*index"):
-            if path.stem.isdigit() and int(path.stem) not in base_offsets:
-                path.unlink()  # its segment was deleted
         for base_offset, next_base_offset in zip(base_offsets, [*base_offsets[1:], None]):
             segment = self._new_segment(base_offset)
             if next_base_offset is not None and next_base_offset <= log_start_offset:
@@ -122,6 +120,12 @@ class LogLoader:
                 f"the log start offset is {log_start_offset}: segments were removed. Restore them from a copy."
             )
         return max(first_offset, log_start_offset)
+
+    def _remove_orphaned_indexes(self, base_offsets: Sequence[int]) -> None:
+        """Removes indexes of segments that were deleted, or whose log a power loss has removed."""
+        for path in self._directory.glob("*index"):
+            if path.stem.isdigit() and int(path.stem) not in base_offsets:
+                path.unlink()
 
     def _load_active_segment(self) -> None:
         active = self._segments[-1]

@@ -181,6 +181,9 @@ def test_leader_epochs_follow_the_start_and_the_end_of_the_log(directory):
     log, _ = open_log(directory, config=SMALL, log_start=60)
     assert log.log_end_offset == 75
     assert checkpoint.read_text().split("\n")[2:-1] == ["2 60"]
+    # killed between the checkpoint of the log start offset and that of the epochs
+    open_log(directory, config=SMALL, log_start=66)
+    assert checkpoint.read_text().split("\n")[2:-1] == ["2 66"]
 
 
 # --- rolling ---

@@ -58,6 +58,20 @@ def test_an_empty_transaction_index_is_rebuilt_after_an_unclean_shutdown(logged)
     assert logged.state == known and len(known[1]) == 3
 
 
+def test_indexes_of_a_log_that_a_power_loss_removed_are_not_used_by_a_new_one(logged):
+    write_transactions(logged)
+    for path in logged.directory.glob("*.log"):
+        path.unlink()
+    logged.reopen()
+    assert logged.partition.log.log_end_offset == 0 and not list(logged.directory.glob("*index"))
+    logged.send(1, 0, b"a")
+    logged.end(1, False)
+    known = logged.state
+    assert [row.last_offset for row in known[1]] == [1]
+    logged.reopen(logged.partition.log.log_end_offset)
+    assert logged.state[1] == known[1]
+
+
 def test_transaction_index_rows_lost_in_a_crash_are_restored(logged):
     write_transactions(logged)
     active = logged.partition.log.segments[-1].path.with_suffix(".txnindex")
