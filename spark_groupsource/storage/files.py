@@ -20,6 +20,8 @@ _SHARE_OF_DESCRIPTORS = 4
 class FileCache:
     """Keeps the most recently used files open, so that many partitions need few file descriptors.
 
+    Attributes: `segment_count`, number of segments of all logs that use this cache.
+
     Args: `limit`, number of files, by default 256 and at most a quarter of the descriptors of the process.
     """
 
@@ -30,6 +32,7 @@ class FileCache:
         self._limit = max(limit, 1)
         self._flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
         self._open: OrderedDict[str, int] = OrderedDict()
+        self.segment_count = 0
         self._flusher: ThreadPoolExecutor | None = None
 
     def descriptor(self, path: str) -> int:

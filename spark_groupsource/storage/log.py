@@ -34,6 +34,10 @@ from spark_groupsource.storage.segment_swap import CleanedSegment, replacement_s
 from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.storage.topic_config import TopicConfig
 
+MAX_SEGMENTS = 30_000
+"""Segments of all logs above which `segment.bytes` below 1 MiB and `segment.ms` do not roll a segment."""
+_MIN_BYTES_ABOVE_LIMIT = 1_048_576
+
 
 class TimestampAndOffset(NamedTuple):
     """Result of a lookup by timestamp: the timestamp of the record (epoch ms) and its offset."""
@@ -170,6 +174,7 @@ class PartitionLog:
         """Closes every file without writing anything, before the directory is deleted."""
         for segment in self._segments:
             self._files.close_file(segment.path)
+        self._files.segment_count -= len(self._segments)
 
     # --- state ---
 
@@ -234,8 +239,7 @@ class PartitionLog:
         base_offset = self.log_end_offset
         last_offset = base_offset + header.last_offset_delta
         max_timestamp = header.max_timestamp if log_append_time_ms is None else log_append_time_ms
-        fits = self._active.fits(len(batch), last_offset, self.config.segment_bytes)
-        if not fits or self._exceeds_roll_time(max_timestamp):
+        if self._should_roll(len(batch), last_offset, max_timestamp):
             self.roll()
         if not self.has_files:
             self._create_files()
@@ -286,6 +290,13 @@ class PartitionLog:
 
         self._flushes.append((segment.base_offset, self._files.run_in_background(flush)))
 
+    def _should_roll(self, batch_bytes: int, last_offset: int, timestamp_ms: int) -> bool:
+        """Whether a new segment is needed for a batch. Above `MAX_SEGMENTS`, segments have Kafka's smallest size."""
+        min_bytes = _MIN_BYTES_ABOVE_LIMIT if self._files.segment_count >= MAX_SEGMENTS else 0
+        if not self._active.fits(batch_bytes, last_offset, max(self.config.segment_bytes, min_bytes)):
+            return True
+        return self._active.size >= min_bytes and self._exceeds_roll_time(timestamp_ms)
+
     def _exceeds_roll_time(self, timestamp_ms: int) -> bool:
         """Compares record timestamps, as Kafka does; the clock alone rolls no segment."""
         first = self._active.first_timestamp
@@ -323,6 +334,7 @@ class PartitionLog:
     def _add_segment(self, segment: LogSegment) -> None:
         self._segments.append(segment)
         self._base_offsets.append(segment.base_offset)
+        self._files.segment_count += 1
 
     # --- read ---
 
@@ -448,6 +460,7 @@ class PartitionLog:
             segment.next_offset = cleaned.end_offset
         self._segments[first : first + len(segments)] = [segment]
         self._base_offsets[first : first + len(segments)] = [segment.base_offset]
+        self._files.segment_count -= len(segments) - 1
 
     def delete_records(self, before_offset: int) -> int:
         """Raises the log start offset to `before_offset` and deletes segments below it; returns the log start offset.
@@ -460,6 +473,7 @@ class PartitionLog:
         while len(self._segments) > 1 and self._segments[0].next_offset <= self.log_start_offset:
             self._base_offsets.pop(0)
             self._segments.pop(0).delete()
+            self._files.segment_count -= 1
         self.leader_epochs.truncate_before(self.log_start_offset)
         return self.log_start_offset
 

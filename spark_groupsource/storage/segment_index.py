@@ -22,6 +22,8 @@ from spark_groupsource.storage.files import write_exactly
 _OFFSET_ENTRY = struct.Struct(">ii")
 _TIME_ENTRY = struct.Struct(">qi")
 _WRITE_BYTES = 4096
+# a segment with more entries has at most one in the default of index.interval.bytes
+_FREE_ENTRIES, _MIN_INTERVAL_BYTES = 4_096, 4_096
 _NO_ENTRIES = array("q")
 _NO_BYTES = bytearray()
 
@@ -81,7 +83,10 @@ class SegmentIndex:
     def add_batch(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
         """Adds the batch at `position`, with an entry if enough bytes follow the last entry."""
         self.add_timestamp(last_offset, max_timestamp)
-        if self._bytes_since_entry > self._interval_bytes:
+        interval_bytes = self._interval_bytes
+        if len(self._offsets) >= _FREE_ENTRIES:  # which clients can set, and the entries take memory
+            interval_bytes = max(interval_bytes, _MIN_INTERVAL_BYTES)
+        if self._bytes_since_entry > interval_bytes:
             self._make_writable()
             self._offsets.append(last_offset)
             self._positions.append(position)

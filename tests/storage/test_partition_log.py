@@ -22,6 +22,8 @@ from support.partition_logs import (
 from spark_groupsource.errors import StorageError
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
+from spark_groupsource.storage import log as log_module
+from spark_groupsource.storage.segment_index import SegmentIndex
 from spark_groupsource.storage.topic_config import TopicConfig
 
 
@@ -142,6 +144,32 @@ def test_retention_ignores_compacted_topics(directory):
     log, _ = open_log(directory, config=TopicConfig(segment_bytes=1024, cleanup_policy=("compact",)))
     fill(log)
     assert log.retention_start_offset(10**15) == 0
+
+
+def test_settings_do_not_create_any_number_of_segments(tmp_path, monkeypatch):
+    monkeypatch.setattr(log_module, "MAX_SEGMENTS", 5)
+    monkeypatch.setattr(log_module, "_MIN_BYTES_ABOVE_LIMIT", 3_000)
+    log, _ = open_log(tmp_path / "t-0", config=TopicConfig(segment_bytes=1_024, segment_ms=1))
+    stored = []
+    for number in range(200):
+        value = b"%d" % number * 50
+        stored.append((append(log, batch(value, timestamp_ms=1_000 * number)), value))
+    sizes = [segment.size for segment in log.segments]
+    assert max(sizes[:4]) < 1_024 and all(2_500 < size <= 3_000 for size in sizes[4:-1])
+    assert log._files.segment_count == len(sizes) < 20 and values_from(log, 0) == stored
+    log.delete_records(log.log_end_offset)
+    assert log._files.segment_count == 1
+    for number in range(4):  # the limit counts the segments that exist
+        append(log, batch(b"x", timestamp_ms=10**6 + 1_000 * number))
+    assert len(log.segments) == 5
+
+
+def test_index_entries_of_a_segment_have_a_distance_whatever_the_setting(tmp_path):
+    index = SegmentIndex(tmp_path / "0.log", 0, 0)
+    for number in range(20_000):
+        index.add_batch(100 * number, 100, number, number)
+    assert 4_096 <= len(index._offsets) < 5_000
+    assert index.lookup(3_000).position == 300_000 and 1_990_000 < index.lookup(19_999).position <= 1_999_900
 
 
 @pytest.mark.conformance("UL-013", "UL-147")
