@@ -27,6 +27,7 @@ from spark_groupsource.config_def import (
 from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.source.options import BOTH, UNSUPPORTED_OPTIONS, SourceOptions
 from spark_groupsource.source.table_options import TABLE_OPTIONS
+from spark_groupsource.source.value_options import ValueKeys
 from spark_groupsource.storage.topic_config import TopicConfig
 
 _INTRODUCTION = """\
@@ -48,7 +49,7 @@ def options_page() -> str:
 
 
 def _source_section() -> Iterator[str]:
-    keys = config_keys(SourceOptions).values()
+    keys = [*config_keys(SourceOptions).values(), *config_keys(ValueKeys).values()]
     yield from (
         "## Source options",
         "",

@@ -8,6 +8,7 @@ The class of an exception shows its cause:
 * a client of the embedded broker: `ApiError`, `RemoteProtocolError`;
 * a rebalance: `GenerationMismatchError`;
 * retention, deletion, damage: `DataLossError`, `CorruptRecordError`, `StorageError`;
+* a producer whose values are not of the format of the query: `MalformedRecordError`;
 * the Spark application: `ApplicationEndedError`.
 
 Every other exception is a defect of this package.
@@ -365,6 +366,10 @@ class ApplicationEndedError(GroupSourceError):
 
 class CorruptRecordError(GroupSourceError):
     """A record batch fails its checksum or cannot be decoded. Damage in the broker's log or a faulty producer."""
+
+
+class MalformedRecordError(GroupSourceError):
+    """A key or value is not of its format or schema, and the option mode is FAILFAST."""
 
 
 class StorageError(GroupSourceError):

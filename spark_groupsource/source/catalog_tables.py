@@ -33,11 +33,16 @@ def table_options(options: Mapping[str, str]) -> dict[str, str]:
     return {name.removeprefix(_OPTION): text for name, text in options.items() if name.startswith(_OPTION)}
 
 
-def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
+def with_options(schema: StructType | str, options: Mapping[str, str]) -> StructType:
     """Returns the schema with the options in the metadata of its first column.
 
-    Raises: ConfigurationError for a password.
+    Raises: ConfigurationError for a password, and for a schema as DDL, which has no metadata.
     """
+    if isinstance(schema, str):
+        raise ConfigurationError(
+            "Creating a table of the catalog failed: value.schema or key.schema is DDL, with which Spark stores no "
+            "options. Give the schema as the JSON of a StructType (schema.json())."
+        )
     secrets = {f"{OPTION_PREFIX}{key.name}" for key in SECURITY_KEYS.values() if key.type is ConfigType.PASSWORD}
     for name in options:
         if name.lower() in secrets:

@@ -64,16 +64,16 @@ class GroupDataSource(DataSource):
         return "groupsource"
 
     @without_traceback
-    def schema(self) -> StructType:
+    def schema(self) -> StructType | str:
         from spark_groupsource.source.catalog_tables import with_options
-        from spark_groupsource.source.schema import spark_schema, table_schema
+        from spark_groupsource.source.schema import query_schema, table_schema
         from spark_groupsource.source.table_options import TableOptions
 
         options = _parse(self._options)
         if isinstance(options, TableOptions):
-            found = table_schema(options.table)
+            found: StructType | str = table_schema(options.table)
         else:
-            found = spark_schema(options.include_headers)
+            found = query_schema(options.include_headers, options.values)
         return with_options(found, self._options) if self._is_catalog_table else found
 
     @without_traceback
@@ -88,7 +88,7 @@ class GroupDataSource(DataSource):
             return TableReader(options, select_table_columns(schema, options.table), self._driver)
         from spark_groupsource.source.batch_reader import GroupBatchReader
 
-        columns = select_columns(schema, options.include_headers)
+        columns = select_columns(schema, options.include_headers, options.values)
         return GroupBatchReader(options, columns, self._driver, self.parallelism)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -106,7 +106,7 @@ class GroupDataSource(DataSource):
                 from spark_groupsource.source.table_reader import OffsetsLogStreamReader
 
                 return OffsetsLogStreamReader(options, select_table_columns(schema, options.table), self._driver)
-            columns = select_columns(schema, options.include_headers)
+            columns = select_columns(schema, options.include_headers, options.values)
             label = application_label(self._driver)
             if label and not any(name.lower() == "kafka.client.id" for name in given):
                 # so that the members of two applications can be distinguished in every tool

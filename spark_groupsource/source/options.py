@@ -7,10 +7,10 @@ this one does not serve with the reason. ``kafka.*`` settings are parsed by `cli
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Mapping
+from typing import Any, Mapping
 
 from spark_groupsource.client.settings import ACCEPTED_SETTINGS, ClientSettings, GroupSettings, check_names
-from spark_groupsource.config_def import INT64_MAX, ConfigKey, ConfigType, closest, config_keys, setting
+from spark_groupsource.config_def import INT64_MAX, ConfigType, closest, config_keys, setting
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.net import parse_addresses
@@ -32,33 +32,12 @@ from spark_groupsource.source.position_spec import (
     parse_starting_offsets,
     parse_timestamps,
 )
-
-QueryKind = Literal["stream", "batch"]
-
-STREAM: frozenset[QueryKind] = frozenset({"stream"})
-BATCH: frozenset[QueryKind] = frozenset({"batch"})
-BOTH = STREAM | BATCH
+from spark_groupsource.source.source_option import BATCH, BOTH, STREAM, QueryKind, SourceOption
+from spark_groupsource.source.value_options import ValueKeys, value_options
+from spark_groupsource.values.options import ValueOptions
 
 # placeholder for the address of an embedded broker that is not started yet
 UNRESOLVED = "localhost:9092"
-
-
-@dataclass(frozen=True)
-class SourceOption(ConfigKey):
-    """One option of the source.
-
-    Attributes:
-        queries: the kinds of query that use the option.
-        elsewhere: what happens in the other kind: ``"ignored"`` (with a warning, as in Spark's Kafka source) or
-            ``"rejected"``.
-    """
-
-    queries: frozenset[QueryKind] = BOTH
-    elsewhere: Literal["ignored", "rejected"] = "rejected"
-
-    def parse(self, text: str, name: str | None = None) -> Any:
-        """As `ConfigKey.parse`, with choices in any case."""
-        return super().parse(text.lower() if self.choices else text, name)
 
 
 WRITING_HINT = 'groupsource only reads. Write with format("kafka"), the sink of Spark\'s Kafka connector.'
@@ -276,6 +255,7 @@ class SourceOptions:
         queries=STREAM,
         elsewhere="ignored",
     )
+    values: ValueOptions = ValueOptions()
     bootstrap_servers: str = ""
     client: ClientSettings = field(default=ClientSettings(parse_addresses(UNRESOLVED)), repr=False)
     group: GroupSettings | None = None
@@ -325,12 +305,13 @@ class SourceOptions:
         return self.ending_offsets_by_timestamp or self.ending_offsets or default
 
 
+_FIELDS = {key.name.lower(): name for name, key in config_keys(SourceOptions).items()}
+_VALUE_FIELDS = {key.name.lower(): name for name, key in config_keys(ValueKeys).items()}
+
 OPTIONS: Mapping[str, SourceOption] = {
-    key.name.lower(): key for key in config_keys(SourceOptions).values() if isinstance(key, SourceOption)
+    key.name.lower(): key for owner in (SourceOptions, ValueKeys) for key in config_keys(owner).values()
 }
 """Lower-case name -> option, every option of the source except ``kafka.*``."""
-
-_FIELDS = {key.name.lower(): name for name, key in config_keys(SourceOptions).items()}
 
 
 def is_embedded(bootstrap_servers: str) -> bool:
@@ -348,6 +329,7 @@ def parse_options(options: Mapping[str, str], query: QueryKind | None = None) ->
     Raises: ConfigurationError that names the option.
     """
     values: dict[str, Any] = {}
+    formats: dict[str, Any] = {}
     kafka: dict[str, str] = {}
     ignored = []
     # of names that differ in case only, the last one counts
@@ -358,7 +340,10 @@ def parse_options(options: Mapping[str, str], query: QueryKind | None = None) ->
             continue
         option = _find_option(name)
         if query is None or query in option.queries:
-            values[_FIELDS[key]] = option.parse(str(text))
+            if key in _VALUE_FIELDS:
+                formats[_VALUE_FIELDS[key]] = option.parse(str(text))
+            else:
+                values[_FIELDS[key]] = option.parse(str(text))
         elif option.elsewhere == "ignored":
             ignored.append(option.name)
         else:
@@ -369,6 +354,7 @@ def parse_options(options: Mapping[str, str], query: QueryKind | None = None) ->
     parsed = SourceOptions(
         bootstrap_servers=kafka.get("bootstrap.servers") or kafka.get("metadata.broker.list", ""),
         ignored=tuple(ignored),
+        values=value_options(ValueKeys(**formats)),
         **values,
     )
     _check_subscription(parsed)
@@ -476,6 +462,10 @@ def _check_starting(options: SourceOptions, starting: PositionSpec, query: Query
 
 
 __all__ = [
+    "BATCH",
+    "BOTH",
+    "STREAM",
+    "QueryKind",
     "EARLIEST",
     "LATEST",
     "OPTIONS",

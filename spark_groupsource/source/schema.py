@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Container, Iterable, NamedTuple, Sequence
 
 from pyspark.sql.types import (
     ArrayType,
@@ -20,9 +20,12 @@ from pyspark.sql.types import (
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.records.columns import HEADERS_TYPE, SOURCE_COLUMNS
+from spark_groupsource.source.typed_schema import ERROR_FIELD, serde_type, typed_schema
+from spark_groupsource.values.options import PERMISSIVE, ColumnFormat, ValueOptions
 
 if TYPE_CHECKING:
     from spark_groupsource.monitor.definitions import TableDefinition
+    from spark_groupsource.values.typed_columns import TypedColumn, TypedColumns
 
 _SPARK_TYPES: dict[str, DataType] = {
     "binary": BinaryType(),
@@ -38,10 +41,22 @@ _SPARK_TYPES: dict[str, DataType] = {
 
 
 class SelectedColumns(NamedTuple):
-    """Names of the selected columns in the selected order; `not_null`: columns that the user declared NOT NULL."""
+    """Names of the selected columns in the selected order.
+
+    Attributes:
+        not_null: columns that the user declared NOT NULL.
+        typed: conversion of the columns `names` into those of the query, if it decodes keys or values.
+    """
 
     names: tuple[str, ...]
     not_null: frozenset[str] = frozenset()
+    typed: TypedColumns | None = None
+
+
+def query_schema(include_headers: bool, values: ValueOptions) -> StructType | str:
+    """Returns the schema of a query, in Spark's types or as DDL. Raises: ConfigurationError."""
+    plain = spark_schema(include_headers)
+    return typed_schema(plain, values) if values.is_typed else plain
 
 
 def spark_schema(include_headers: bool) -> StructType:
@@ -50,32 +65,96 @@ def spark_schema(include_headers: bool) -> StructType:
     return StructType([StructField(column.name, _SPARK_TYPES[column.type]) for column in columns])
 
 
-def select_columns(schema: StructType, include_headers: bool) -> SelectedColumns:
+def select_columns(
+    schema: StructType, include_headers: bool, values: ValueOptions = ValueOptions()
+) -> SelectedColumns:
     """Returns the columns that a user's schema selects.
 
     Raises: ConfigurationError for a column that the source does not have, has with another type, or may be null.
     """
+    decoded = {each.column: each for each in (values.key, values.value) if each.format != "binary"}
+    declared: dict[str, list[StructField]] = {name: [] for name in decoded}
     nullable = {column.name for column in SOURCE_COLUMNS if column.can_be_null}
     allowed = {field.name: field.dataType.simpleString() for field in spark_schema(include_headers)}
+    if values.value.flatten:
+        del allowed["value"]
     for field in schema.fields:
-        if field.name not in allowed:
-            hint = "Set includeHeaders to true." if field.name == "headers" else "Decode key and value after load()."
-            raise ConfigurationError(
-                f"Column {field.name!r} of the schema does not exist: the columns are {', '.join(allowed)}. {hint}"
-            )
-        actual, declared = allowed[field.name], field.dataType.simpleString()
-        if declared != actual:
-            raise ConfigurationError(
-                f"Column {field.name} of the schema must be {actual}, got {declared}. Cast it after load()."
-            )
-        if not field.nullable and field.name in nullable:
-            raise ConfigurationError(f"Column {field.name} of the schema may be null. Leave NOT NULL out.")
+        if field.name in decoded and field.name in allowed:
+            declared[field.name].append(field)
+        elif field.name in allowed:
+            _check_column(field, allowed[field.name], nullable)
+        elif values.value.flatten:
+            declared["value"].append(field)
+        elif field.name != ERROR_FIELD.name or values.mode != PERMISSIVE:
+            raise _unknown_column(field.name, allowed)
     names = tuple(field.name for field in schema.fields)
     if len(set(names)) != len(names) or not names:
         raise ConfigurationError(
             f"The schema must name at least one column, and each column once, got {', '.join(names) or 'none'}."
         )
-    return SelectedColumns(names, frozenset(field.name for field in schema.fields if not field.nullable))
+    not_null = frozenset(field.name for field in schema.fields if not field.nullable)
+    if not values.is_typed:
+        return SelectedColumns(names, not_null)
+    return _typed_selection(schema, values, [(decoded[name], fields) for name, fields in declared.items() if fields])
+
+
+def _unknown_column(name: str, allowed: Iterable[str]) -> ConfigurationError:
+    hint = "Set includeHeaders to true." if name == "headers" else "Set value.format to decode values."
+    if name == ERROR_FIELD.name:
+        hint = f"Set mode to {PERMISSIVE}."
+    return ConfigurationError(
+        f"Column {name!r} of the schema does not exist: the columns are {', '.join(allowed)}. {hint}"
+    )
+
+
+def _check_column(field: StructField, actual: str, nullable: Container[str]) -> None:
+    declared = field.dataType.simpleString()
+    if declared != actual:
+        raise ConfigurationError(
+            f"Column {field.name} of the schema must be {actual}, got {declared}. Cast it after load()."
+        )
+    if not field.nullable and field.name in nullable:
+        raise ConfigurationError(f"Column {field.name} of the schema may be null. Leave NOT NULL out.")
+
+
+def _typed_selection(
+    schema: StructType, values: ValueOptions, declared: Sequence[tuple[ColumnFormat, list[StructField]]]
+) -> SelectedColumns:
+    """Returns the columns of a query that decodes the `declared` ones."""
+    # these import PyArrow, which a query without decoding does not need for its schema
+    import pyarrow as pa
+
+    from spark_groupsource.records.arrow_columns import columns_schema
+    from spark_groupsource.values.typed_columns import ERROR_TYPE, TypedColumns
+
+    typed = tuple(_typed_column(given, fields) for given, fields in declared)
+    fields = {ERROR_FIELD.name: pa.field(ERROR_FIELD.name, ERROR_TYPE)}
+    if ERROR_FIELD.name in schema.names:
+        _check_column(schema[ERROR_FIELD.name], ERROR_FIELD.dataType.simpleString(), (ERROR_FIELD.name,))
+        if not typed:
+            raise ConfigurationError(
+                f"Column {ERROR_FIELD.name} of the schema needs a decoded column beside it. Add key or value."
+            )
+    for column in typed:
+        flat = column.given.flatten
+        fields |= {each.name: each for each in (column.kind if flat else [pa.field(column.given.column, column.kind)])}
+    for field in schema.fields:
+        if field.name not in fields:
+            fields[field.name] = columns_schema([field.name]).field(0).with_nullable(field.nullable)
+    found = TypedColumns(pa.schema([fields[name] for name in schema.names]), typed, values.mode)
+    return SelectedColumns(found.source_columns, typed=found)
+
+
+def _typed_column(given: ColumnFormat, fields: list[StructField]) -> TypedColumn:
+    """Returns the decoding of a column; `fields` are the column, or its fields if they are flattened."""
+    from spark_groupsource.values.arrow_types import arrow_type
+    from spark_groupsource.values.typed_columns import TypedColumn
+
+    for field in fields:
+        serde = serde_type(given)
+        _check_column(field, (serde or field.dataType).simpleString(), (field.name,))
+    kind = StructType(fields) if given.flatten else fields[0].dataType
+    return TypedColumn(given, arrow_type(kind, given.column))
 
 
 def table_schema(table: TableDefinition) -> StructType:

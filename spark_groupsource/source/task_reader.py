@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 from contextlib import nullcontext
-from typing import ContextManager, Iterator, Protocol
+from typing import Callable, ContextManager, Iterator, Protocol
 
 import pyarrow as pa
 
@@ -120,7 +120,7 @@ def open_heartbeat(cluster: Cluster, membership: TaskMembership | None) -> Conte
 def _read(
     cluster: Cluster, partition: GroupInputPartition, columns: SelectedColumns, heartbeat: Heartbeat
 ) -> Iterator[pa.RecordBatch]:
-    schema = _required_schema(columns)
+    finish = _finisher(columns)
     fetcher = PartitionFetcher(
         cluster, partition.settings, topic_ids=partition.topic_ids, leader_epochs=partition.leader_epochs
     )
@@ -148,7 +148,9 @@ def _read(
             )
             _advance(pending, expected, block.next_offset)
             for batch in decoded.batches:
-                yield batch if schema is None else pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+                finished = finish(batch, block.topic_partition)
+                if finished.num_rows:
+                    yield finished
         _check_moved(before, pending)
 
 
@@ -157,6 +159,16 @@ def _data_loss_policy(partition: GroupInputPartition) -> DataLossPolicy:
     if membership is None:
         return DataLossPolicy(fail=fail)
     return DataLossPolicy(fail=fail, group_id=membership.group_id, member_id=membership.member_id)
+
+
+def _finisher(columns: SelectedColumns) -> Callable[[pa.RecordBatch, TopicPartition], pa.RecordBatch]:
+    """Returns the conversion of a decoded batch into the columns of the query."""
+    if columns.typed is not None:
+        return columns.typed.converter().convert
+    schema = _required_schema(columns)
+    if schema is None:
+        return lambda batch, _: batch
+    return lambda batch, _: pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
 def _required_schema(columns: SelectedColumns) -> pa.Schema | None:

@@ -168,7 +168,7 @@ def test_schema_with_other_columns_is_rejected(fields, message):
 
 def test_schema_selects_columns_in_its_order():
     columns = select_columns(schema(("offset", "long", False), ("key", "binary", True)), include_headers=False)
-    assert columns == (("offset", "key"), frozenset({"offset"}))
+    assert columns == (("offset", "key"), frozenset({"offset"}), None)
 
 
 @pytest.mark.spark

@@ -1,0 +1,123 @@
+"""Schema and selected columns of a query that decodes values."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.values.options import PERMISSIVE, ColumnFormat, ValueOptions
+
+ERROR_FIELD = StructField(
+    "_error",
+    StructType(
+        [
+            StructField("column", StringType()),
+            StructField("reason", StringType()),
+            StructField("schemaId", StringType()),
+            StructField("bytes", BinaryType()),
+        ]
+    ),
+)
+"""The column that describes a malformed key or value in mode PERMISSIVE."""
+
+_SERDES: dict[str, DataType] = {
+    "binary": BinaryType(),
+    "string": StringType(),
+    "short": ShortType(),
+    "int": IntegerType(),
+    "long": LongType(),
+    "float": FloatType(),
+    "double": DoubleType(),
+    "uuid": StringType(),
+}
+_TYPE_NAMES = ("struct<", "array<", "map<")
+
+
+def serde_type(given: ColumnFormat) -> DataType | None:
+    """Returns the type of a column with one of Kafka's serdes; None for formats with a schema."""
+    return _SERDES.get(given.format)
+
+
+def typed_schema(plain: StructType, values: ValueOptions) -> StructType | str:
+    """Returns the schema of a query, in Spark's types or as DDL, which Spark parses.
+
+    Args:
+        plain: the schema without decoding.
+    Raises: ConfigurationError for a missing or invalid schema.
+    """
+    parts: list[StructField | str] = []
+    for field in plain.fields:
+        given = {"key": values.key, "value": values.value}.get(field.name)
+        parts += [field] if given is None else _columns(field.name, given)
+    if values.mode == PERMISSIVE:
+        parts.append(ERROR_FIELD)
+    if all(isinstance(part, StructField) for part in parts):
+        return StructType([part for part in parts if isinstance(part, StructField)])
+    return ", ".join(part if isinstance(part, str) else _ddl(part) for part in parts)
+
+
+def _ddl(field: StructField) -> str:
+    return f"`{field.name.replace('`', '``')}` {field.dataType.simpleString()}"
+
+
+def _columns(name: str, given: ColumnFormat) -> list[StructField | str]:
+    """Returns the columns that replace `name`."""
+    found = serde_type(given) or declared_type(given)
+    if isinstance(found, str):
+        if given.flatten:
+            return [found]
+        is_type = found.lower().startswith(_TYPE_NAMES)
+        return [f"{name} {found if is_type else f'struct<{found}>'}"]
+    if not given.flatten:
+        return [StructField(name, found)]
+    if not isinstance(found, StructType):
+        raise ConfigurationError(
+            f"Option {name}.flatten needs values with fields, got {found.simpleString()} in {name}.schema. Set it to "
+            "false."
+        )
+    return list(found.fields)
+
+
+def declared_type(given: ColumnFormat) -> DataType | str:
+    """Returns the type of a schema given as option; text is DDL.
+
+    Raises: ConfigurationError.
+    """
+    option = f"{given.column}.schema"
+    if given.schema is None:
+        raise ConfigurationError(
+            f"Option {option} is missing: {given.column}.format is {given.format}. Give the schema as DDL, for example "
+            "id bigint, name string, or declare the column with .schema(...)."
+        )
+    if not given.schema.startswith("{"):
+        return given.schema
+    try:
+        return StructType.fromJson(_nullable(json.loads(given.schema)))
+    except Exception as error:  # PySpark raises many classes for an invalid schema
+        raise ConfigurationError(
+            f"Option {option} is no schema: {str(error)[:200]}. Give DDL, or the JSON of a StructType (schema.json())."
+        ) from None
+
+
+def _nullable(schema: Any) -> Any:
+    """Returns the JSON of a schema in which everything is nullable, as in from_json."""
+    if isinstance(schema, list):
+        return [_nullable(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    flags = {name: True for name in ("nullable", "containsNull", "valueContainsNull") if name in schema}
+    return {name: each if name == "metadata" else _nullable(each) for name, each in schema.items()} | flags

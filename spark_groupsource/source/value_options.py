@@ -1,0 +1,69 @@
+"""Options of typed keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from spark_groupsource.config_def import ConfigType, setting
+from spark_groupsource.source.source_option import SourceOption
+from spark_groupsource.values.options import (
+    BINARY,
+    FAILFAST,
+    FORMATS,
+    ColumnFormat,
+    ValueOptions,
+    check_format,
+    parse_mode,
+    parse_schema_text,
+)
+
+
+def _format(column: str) -> Any:
+    doc = f"Format of the column {column}: binary as in Kafka, or decoded as text, JSON or by one of Kafka's serdes."
+    return setting(SourceOption(f"{column}.format", ConfigType.STRING, BINARY, doc, choices=FORMATS))
+
+
+def _schema(column: str) -> Any:
+    doc = (
+        f"Schema of the column {column}: DDL (id bigint, name string) or the JSON of a StructType. Text that begins "
+        "with / or file:/ is the path of a file on the driver."
+    )
+    return setting(SourceOption(f"{column}.schema", ConfigType.STRING, None, doc, parser=parse_schema_text))
+
+
+@dataclass(frozen=True)
+class ValueKeys:
+    """The options as they are given."""
+
+    key_format: str = _format("key")
+    key_schema: str | None = _schema("key")
+    value_format: str = _format("value")
+    value_schema: str | None = _schema("value")
+    value_flatten: bool = setting(
+        SourceOption(
+            "value.flatten",
+            ConfigType.BOOLEAN,
+            False,
+            "Whether the fields of the value are columns, in place of the column value.",
+        )
+    )
+    mode: str = setting(
+        SourceOption(
+            "mode",
+            ConfigType.STRING,
+            FAILFAST,
+            "Reaction to a malformed key or value: FAILFAST fails the query, PERMISSIVE returns null and describes "
+            "it in the column _error, DROPMALFORMED leaves the record out.",
+            parser=parse_mode,
+        )
+    )
+
+
+def value_options(given: ValueKeys) -> ValueOptions:
+    """Returns the formats of key and value. Raises: ConfigurationError for options that contradict each other."""
+    return ValueOptions(
+        check_format(ColumnFormat("key", given.key_format, given.key_schema)),
+        check_format(ColumnFormat("value", given.value_format, given.value_schema, given.value_flatten)),
+        given.mode,
+    )

@@ -1,0 +1,76 @@
+"""Arrow types of Spark's types.
+
+They are those that Spark expects from a Python data source.
+
+Source: PySpark `pyspark.sql.pandas.types.to_arrow_type`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Mapping
+
+import pyarrow as pa
+from pyspark.sql import types as spark
+
+from spark_groupsource.errors import ConfigurationError
+
+
+@cache
+def _scalars() -> Mapping[type, pa.DataType]:
+    return {
+        spark.BooleanType: pa.bool_(),
+        spark.ByteType: pa.int8(),
+        spark.ShortType: pa.int16(),
+        spark.IntegerType: pa.int32(),
+        spark.LongType: pa.int64(),
+        spark.FloatType: pa.float32(),
+        spark.DoubleType: pa.float64(),
+        spark.StringType: pa.string(),
+        spark.BinaryType: pa.binary(),
+        spark.DateType: pa.date32(),
+        spark.TimestampType: pa.timestamp("us", tz="UTC"),
+        spark.TimestampNTZType: pa.timestamp("us"),
+    }
+
+
+def arrow_type(kind: spark.DataType, name: str) -> pa.DataType:
+    """Returns the Arrow type of a decoded column.
+
+    Args:
+        name: path of the column, for messages.
+    Raises: ConfigurationError for a type that no format has, a map whose keys are no strings, or a field declared
+        NOT NULL.
+    """
+    if isinstance(kind, spark.StructType):
+        return pa.struct([_field(field, f"{name}.{field.name}") for field in kind.fields])
+    if isinstance(kind, spark.ArrayType):
+        _check_nullable(kind.containsNull, f"{name}.element")
+        return pa.list_(pa.field("element", arrow_type(kind.elementType, f"{name}.element")))
+    if isinstance(kind, spark.MapType):
+        if not isinstance(kind.keyType, spark.StringType):
+            raise ConfigurationError(
+                f"Column {name} of the schema is a map with keys of type {kind.keyType.simpleString()}. Declare its "
+                "keys as string."
+            )
+        _check_nullable(kind.valueContainsNull, f"{name}.value")
+        key = pa.field("key", pa.string(), nullable=False)
+        return pa.map_(key, pa.field("value", arrow_type(kind.valueType, f"{name}.value")))
+    if isinstance(kind, spark.DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    found = _scalars().get(type(kind))
+    if found is None:
+        raise ConfigurationError(
+            f"Column {name} of the schema has type {kind.simpleString()}, which is not decoded. Declare it as string."
+        )
+    return found
+
+
+def _field(field: spark.StructField, name: str) -> pa.Field:
+    _check_nullable(field.nullable, name)
+    return pa.field(field.name, arrow_type(field.dataType, name))
+
+
+def _check_nullable(is_nullable: bool, name: str) -> None:
+    if not is_nullable:
+        raise ConfigurationError(f"Column {name} of the schema may be null. Leave NOT NULL out.")

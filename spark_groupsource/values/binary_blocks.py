@@ -1,0 +1,57 @@
+"""Access to the bytes of a binary Arrow array with NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+
+
+def bounds(data: pa.Array) -> tuple[Bytes, Ints, Ints]:
+    """Returns the bytes of a binary array, and start and end of each value in them; of a null they are equal."""
+    _, offsets, content = data.buffers()
+    ends = np.frombuffer(offsets, np.int32)[data.offset : data.offset + len(data) + 1].astype(np.int64)
+    payload = np.frombuffer(content, np.uint8) if content is not None else np.empty(0, np.uint8)
+    starts, ends = ends[:-1], ends[1:]
+    if data.null_count:
+        starts = np.where(is_valid(data), starts, ends)
+    return payload, starts, ends
+
+
+def is_valid(data: pa.Array) -> Mask:
+    """Returns which values are not null."""
+    if not data.null_count:
+        return np.ones(len(data), np.bool_)
+    valid: Mask = data.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+def bitmap(mask: Mask) -> pa.Buffer | None:
+    """Returns the validity buffer for `mask`; None if all values are valid."""
+    return None if mask.all() else pa.py_buffer(np.packbits(mask, bitorder="little"))
+
+
+def fixed_width(kind: pa.DataType, values: npt.NDArray[Any], valid: Mask | None = None) -> pa.Array:
+    """Returns an Arrow array of NumPy values of the same width."""
+    validity = None if valid is None else bitmap(valid)
+    return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def as_text(data: pa.Array) -> pa.Array:
+    """Returns a binary array as strings, without validation."""
+    return pa.Array.from_buffers(pa.string(), len(data), data.buffers(), data.null_count, data.offset)
+
+
+def is_utf8(text: pa.Array) -> bool:
+    """Returns whether all strings are valid UTF-8."""
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True

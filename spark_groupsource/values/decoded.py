@@ -1,0 +1,36 @@
+"""Result of decoding a block of keys or values."""
+
+from __future__ import annotations
+
+from typing import Mapping, NamedTuple, Protocol
+
+import pyarrow as pa
+
+MAX_REASON_CHARS = 200
+
+
+class Decoded(NamedTuple):
+    """Decoded values.
+
+    Attributes:
+        values: one for each input; null where the input is null or malformed.
+        malformed: row -> reason.
+        schema_ids: row -> id of the writer's schema, of malformed rows that name one.
+    """
+
+    values: pa.Array
+    malformed: Mapping[int, str] = {}
+    schema_ids: Mapping[int, str] = {}
+
+
+class Decoder(Protocol):
+    """Decodes a block of keys or values."""
+
+    def decode(self, data: pa.Array) -> Decoded:
+        """Decodes a binary array. A malformed value is no error."""
+
+
+def bounded_reason(reason: str) -> str:
+    """Returns one line of at most `MAX_REASON_CHARS` characters."""
+    line = " ".join(reason.split())
+    return line if len(line) <= MAX_REASON_CHARS else f"{line[: MAX_REASON_CHARS - 3]}..."

@@ -1,0 +1,91 @@
+"""Values of Kafka's serializers: text, big-endian numbers, UUIDs.
+
+Source: Kafka `org.apache.kafka.common.serialization`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_groupsource.values.binary_blocks import as_text, bounds, fixed_width, is_utf8, is_valid
+from spark_groupsource.values.decoded import Decoded
+
+
+class _Number(NamedTuple):
+    """Layout of a number in bytes, and the type of its column."""
+
+    layout: str
+    kind: pa.DataType
+
+
+NUMBERS = {
+    "short": _Number(">i2", pa.int16()),
+    "int": _Number(">i4", pa.int32()),
+    "long": _Number(">i8", pa.int64()),
+    "float": _Number(">f4", pa.float32()),
+    "double": _Number(">f8", pa.float64()),
+}
+
+
+class StringDecoder:
+    """Text in UTF-8; invalid bytes become U+FFFD, as in Kafka's StringDeserializer. No value is malformed."""
+
+    def decode(self, data: pa.Array) -> Decoded:
+        text = as_text(data)
+        if not is_utf8(text):
+            replaced = [None if each is None else each.decode("utf-8", "replace") for each in data.to_pylist()]
+            text = pa.array(replaced, pa.string())
+        return Decoded(text)
+
+
+class NumberDecoder:
+    """Numbers of a fixed width; a value of another length is malformed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._number = NUMBERS[name]
+
+    def decode(self, data: pa.Array) -> Decoded:
+        layout = np.dtype(self._number.layout)
+        payload, starts, ends = bounds(data)
+        valid = is_valid(data)
+        fits = valid & (ends - starts == layout.itemsize)
+        numbers = np.zeros(len(data), layout)
+        rows = starts[fits][:, None] + np.arange(layout.itemsize)
+        numbers[fits] = payload[rows].view(layout)[:, 0] if len(rows) else []
+        malformed = {
+            int(row): f"{ends[row] - starts[row]} bytes, {self._name} has {layout.itemsize}"
+            for row in np.flatnonzero(valid & ~fits)
+        }
+        return Decoded(fixed_width(self._number.kind, numbers.astype(layout.newbyteorder("=")), fits), malformed)
+
+
+class UuidDecoder:
+    """UUIDs in text form, as Kafka's UUIDSerializer writes them; the column is their text in lower case."""
+
+    def decode(self, data: pa.Array) -> Decoded:
+        text = pc.utf8_lower(as_text(data)) if is_utf8(as_text(data)) else None
+        if text is not None:
+            is_uuid = pc.match_substring_regex(text, "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+            if pc.all(is_uuid, min_count=0).as_py():
+                return Decoded(text)
+        values: list[str | None] = []
+        malformed = {}
+        for row, value in enumerate(data.to_pylist()):
+            found = None if value is None else _uuid(value)
+            if value is not None and found is None:
+                malformed[row] = f"{len(value)} bytes, which are no UUID in text form"
+            values.append(found)
+        return Decoded(pa.array(values, pa.string()), malformed)
+
+
+def _uuid(value: bytes) -> str | None:
+    parts = value.split(b"-")
+    is_uuid = [len(part) for part in parts] == [8, 4, 4, 4, 12] and all(
+        byte in b"0123456789abcdefABCDEF" for part in parts for byte in part
+    )
+    return value.decode("ascii").lower() if is_uuid else None

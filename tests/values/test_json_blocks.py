@@ -1,0 +1,169 @@
+"""JSON decoded by block equals JSON decoded value by value."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, datetime, timezone
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_groupsource.values import json_blocks
+from spark_groupsource.values.json_blocks import JsonDecoder
+from spark_groupsource.values.json_records import MalformedValueError, record_decoder
+
+UTC = timezone.utc
+KIND = pa.struct(
+    [
+        ("id", pa.int64()),
+        ("name", pa.string()),
+        ("price", pa.float64()),
+        ("tags", pa.list_(pa.field("element", pa.string()))),
+        ("at", pa.struct([("day", pa.date32()), ("time", pa.timestamp("us", "UTC"))])),
+        ("data", pa.binary()),
+    ]
+)
+
+
+def decode(values: list[bytes | None], kind: pa.DataType = KIND):
+    return JsonDecoder(kind).decode(pa.array(values, pa.binary()))
+
+
+def one_by_one(values: list[bytes | None], kind: pa.DataType) -> tuple[list[object], dict[int, str]]:
+    decode_one, found, malformed = record_decoder(kind), [], {}
+    for row, value in enumerate(values):
+        try:
+            found.append(None if value is None else decode_one(value))
+        except MalformedValueError as error:
+            malformed[row] = str(error)
+            found.append(None)
+    return pa.array(found, kind).to_pylist(), malformed
+
+
+def test_nested_values_of_every_kind() -> None:
+    text = (
+        '{"id": 1, "name": "a\\u00e9\\n", "price": 1.5, "tags": ["x", null], "extra": {"y": [1]},'
+        '"at": {"day": "2024-02-29", "time": "2024-02-29T10:00:00.5+01:00"}, "data": "AAE="}'
+    )
+    found = decode([text.encode(), None, b"{}", b"", b" \n"])
+    assert found.values.to_pylist() == [
+        {
+            "id": 1, "name": "a\u00e9\n", "price": 1.5, "tags": ["x", None],
+            "at": {"day": date(2024, 2, 29), "time": datetime(2024, 2, 29, 9, 0, 0, 500_000, UTC)}, "data": b"\0\1",
+        },
+        None,
+        dict.fromkeys(KIND.names),
+        None,
+        None,
+    ]  # fmt: skip
+    assert found.malformed == {}
+
+
+@pytest.mark.parametrize(
+    "value, reason",
+    [
+        (b"not json", "Expecting value at character 0"),
+        (b'{"id": 1', "Expecting ',' delimiter at character 8"),
+        (b'{"id": 1} {"id": 2}', "Extra data at character 10"),
+        (b'{"id": 1}x', "Extra data at character 9"),
+        (b'{"id": "1"}', "id: 1 is not of type int64"),
+        (b'{"id": 1.0}', "id: 1.0 is not of type int64"),
+        (b'{"id": 9223372036854775808}', "id: 9223372036854775808 is not of type int64"),
+        (b'{"name": "a\nb"}', "Invalid control character at at character 11"),
+        (b'{"name": "\xff"}', "invalid UTF-8 at byte 10"),
+        (b'{"price": true}', "price: true is not of type double"),
+        (b'{"tags": {"0": "x"}}', 'tags: {"0":"x"} is not of type list'),
+        (b'{"at": {"day": "2024-02-30"}}', None),
+        (b'{"at": {"day": "yesterday"}}', "at: day: 'yesterday' is not of type date"),
+        (b'{"data": "?"}', None),
+        (b"[]", "[] is not of type struct"),
+        (b"null", "the value is null"),
+        (b'{"id": 1}\0{"id": 2}', "Extra data at character 9"),
+        (b'{"a":' * 100_000, "it is nested too deep"),
+        (b"[" * 100_000, "it is nested too deep"),
+    ],
+)
+def test_malformed_values_are_null_with_a_reason_and_the_others_are_read(value: bytes, reason: str | None) -> None:
+    good = b'{"id": 7}'
+    found = decode([good, value, good])
+    assert [row and row["id"] for row in found.values.to_pylist()] == [7, None, 7]
+    assert list(found.malformed) == [1]
+    assert reason is None or found.malformed[1] == reason
+    assert len(found.malformed[1]) <= 200
+
+
+@pytest.mark.parametrize(
+    "value, expected",
+    [
+        (b'{"id": 1, "id": 2}', {"id": 2}),
+        (b' {"id": 3}\r\n', {"id": 3}),
+        (b'{\n"id":\n4}', {"id": 4}),
+        (b'{"price": 1e400}', {"price": float("inf")}),
+        (b'{"price": "-Infinity"}', {"price": float("-inf")}),
+        (b'{"name": 1.50}', {"name": "1.50"}),
+        (b'{"name": {"a": [1, "x", null]}}', {"name": '{"a":[1,"x",null]}'}),
+        (b'{"name": "\\ud800"}', {"name": "?"}),
+        (b'{"at": {"day": "2024-2-3T10:00"}}', {"at": {"day": date(2024, 2, 3), "time": None}}),
+        (b'{"at": {"time": 86400}}', {"at": {"day": None, "time": datetime(1970, 1, 2, tzinfo=UTC)}}),
+        (b'{"at": {"time": "2024-1-2 3:4"}}', {"at": {"day": None, "time": datetime(2024, 1, 2, 3, 4, tzinfo=UTC)}}),
+    ],
+)
+def test_values_that_only_spark_accepts(value: bytes, expected: dict[str, object]) -> None:
+    found = decode([b"{}", value])
+    assert found.malformed == {}
+    assert found.values[1].as_py() == {**dict.fromkeys(KIND.names), **expected}
+
+
+def test_decimals_and_maps() -> None:
+    kind = pa.struct([("d", pa.decimal128(5, 2)), ("m", pa.map_(pa.string(), pa.int32()))])
+    found = decode([b'{"d": 1.005, "m": {"a": 1, "b": null}}', b'{"d": "2"}', b'{"d": 1000}'], kind)
+    assert found.values.to_pylist() == [
+        {"d": Decimal("1.01"), "m": [("a", 1), ("b", None)]},
+        {"d": Decimal("2.00"), "m": None},
+        None,
+    ]
+    assert found.malformed == {2: "d: 1000 exceeds decimal(5,2)"}
+
+
+def test_only_selected_fields_are_converted() -> None:
+    assert decode([b'{"id": "no number", "name": "x"}'], pa.struct([("name", pa.string())])).malformed == {}
+
+
+def test_a_large_block_is_divided_around_its_malformed_values() -> None:
+    values = [b'{"id": %d}' % n for n in range(3_000)]
+    for row in (5, 1_500, 2_999):
+        values[row] = b'{"id": "x"}'
+    found = decode(values)
+    assert list(found.malformed) == [5, 1_500, 2_999]
+    assert [row and row["id"] for row in found.values.to_pylist()] == [
+        None if n in (5, 1_500, 2_999) else n for n in range(3_000)
+    ]
+    assert len(decode([]).values) == 0
+
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text("ab\"\\\n\u00e9", max_size=5),
+    st.sampled_from(["2024-01-02", "2024-01-02T03:04:05Z", "NaN", "AAE="]),
+)  # fmt: skip
+OBJECTS = st.dictionaries(
+    st.sampled_from(KIND.names + ["other"]),
+    st.one_of(SCALARS, st.lists(SCALARS, max_size=3), st.dictionaries(st.sampled_from(["day", "time"]), SCALARS)),
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(OBJECTS.map(lambda each: json.dumps(each).encode()) | st.binary(max_size=12) | st.none(), max_size=12))
+def test_blocks_equal_single_values(values: list[bytes | None]) -> None:
+    found = decode(values)
+    expected, malformed = one_by_one(values, KIND)
+    assert repr(found.values.to_pylist()) == repr(expected)
+    assert list(sorted(found.malformed)) == list(malformed)
+
+
+def test_a_rejected_part_is_the_smallest_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_blocks, "_PART_ROWS", 2)
+    found = decode([b'{"id": %d}' % n if n % 3 else b'{"id": []}' for n in range(10)])
+    assert list(found.malformed) == [0, 3, 6, 9]

@@ -1,0 +1,162 @@
+"""Schemas, options and modes of queries that decode keys or values."""
+
+from __future__ import annotations
+
+import pickle
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from spark_groupsource.errors import ConfigurationError, MalformedRecordError
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.source.datasource import GroupDataSource
+from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.schema import query_schema, select_columns
+from spark_groupsource.source.typed_schema import ERROR_FIELD
+
+BASE = {"kafka.bootstrap.servers": "h:1", "subscribe": "t"}
+ERROR = ("_error", ERROR_FIELD.dataType)
+POINT = StructType([StructField("id", LongType()), StructField("name", StringType())])
+
+
+def select(schema: StructType, **given: str):
+    return select_columns(schema, False, parse_options({**BASE, **dotted(given)}).values)
+
+
+def dotted(given: dict[str, str]) -> dict[str, str]:
+    return {name.replace("_", "."): text for name, text in given.items()}
+
+
+def fields(*given: tuple[str, object]) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in given])
+
+
+def test_serdes_change_the_types_of_key_and_value() -> None:
+    schema = GroupDataSource({**BASE, "key.format": "LONG", "value.format": "uuid"}).schema()
+    assert [(f.name, f.dataType.simpleString()) for f in schema][:2] == [("key", "bigint"), ("value", "string")]
+    assert select(schema, key_format="long", value_format="uuid").typed.schema.types[:2] == [pa.int64(), pa.string()]
+
+
+@pytest.mark.parametrize("given", ["id bigint, name string", "STRUCT<id bigint, name string>"])
+def test_ddl_is_parsed_by_spark(given: str) -> None:
+    options = {**BASE, "value.format": "json", "value.schema": given, "mode": "permissive"}
+    found = GroupDataSource(options).schema()
+    assert found.startswith("`key` binary, value ") and found.lower().count("struct<id bigint, name string>") == 1
+    assert found.endswith("`_error` struct<column:string,reason:string,schemaId:string,bytes:binary>")
+
+
+def test_the_json_of_a_struct_type_is_nullable_and_may_be_in_a_file(tmp_path) -> None:
+    declared = StructType([StructField("id", LongType(), False), StructField("tags", ArrayType(StringType(), False))])
+    path = tmp_path / "schema.json"
+    path.write_text(declared.json())
+    for given in (declared.json(), str(path), f"file:{path}", f"file://{path}"):
+        options = {**BASE, "value.format": "json", "value.schema": given, "value.flatten": "true"}
+        found = GroupDataSource(options).schema()
+        assert [f.name for f in found][:3] == ["key", "id", "tags"] and "value" not in found.names
+        assert all(f.nullable for f in found) and found["tags"].dataType.containsNull
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"value.format": "yaml"}, "Option value.format must be one of binary, string, json"),
+        ({"value.format": "json"}, "Option value.schema is missing: value.format is json."),
+        ({"value.schema": "a int"}, "Option value.schema has no effect with value.format=binary. Set"),
+        ({"value.format": "int", "value.flatten": "true"}, "Option value.flatten needs values with fields"),
+        ({"value.format": "json", "value.schema": "/no/such/file"}, "Reading the schema of option value.schema failed"),
+        ({"value.format": "json", "value.schema": "{}"}, "Option value.schema is no schema"),
+        ({"mode": "ignore"}, "Option mode must be one of FAILFAST, PERMISSIVE, DROPMALFORMED, got 'ignore'."),
+    ],
+)
+def test_invalid_options_are_named(given: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        GroupDataSource({**BASE, **given}).schema()
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "schema, given, message",
+    [
+        (fields(("key", StringType())), {"key_format": "int"}, "Column key of the schema must be int, got string."),
+        (fields(("value", NullType())), {"value_format": "json"}, "Column value of the schema has type void"),
+        (
+            fields(("value", MapType(IntegerType(), StringType()))),
+            {"value_format": "json"},
+            "Column value of the schema is a map with keys of type int. Declare its keys as string.",
+        ),
+        (fields(("id", LongType())), {"value_format": "json"}, "Column 'id' of the schema does not exist"),
+        (fields(("value", POINT), ERROR), {"value_format": "json"}, "Set mode to PERMISSIVE."),
+        (fields(("offset", LongType()), ERROR), {"value_format": "json", "mode": "PERMISSIVE"}, "Add key or value."),
+        (
+            StructType([StructField("value", StructType([StructField("id", LongType(), False)]))]),
+            {"value_format": "json"},
+            "Column value.id of the schema may be null. Leave NOT NULL out.",
+        ),
+    ],
+)
+def test_invalid_columns_are_named(schema: StructType, given: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message.replace("(", r"\(")):
+        select(schema, **given)
+
+
+def batch(columns, *values: bytes | None) -> pa.RecordBatch:
+    arrays = {
+        "value": pa.array(values, pa.binary()),
+        "key": pa.array([b"\0\0\0\1"] * len(values), pa.binary()),
+        "offset": pa.array(range(100, 100 + len(values)), pa.int64()),
+    }
+    return pa.RecordBatch.from_pydict({name: arrays[name] for name in columns.names})
+
+
+def converted(columns, *values: bytes | None) -> pa.RecordBatch:
+    columns = pickle.loads(pickle.dumps(columns))
+    return columns.typed.converter().convert(batch(columns, *values), TopicPartition("t", 3))
+
+
+def test_modes() -> None:
+    schema = fields(("offset", LongType()), ("value", POINT))
+    values = (b'{"id": 1}', b"{", None)
+    found = converted(select(schema.add(ERROR_FIELD), value_format="json", mode="PERMISSIVE"), *values)
+    assert found.to_pylist() == [
+        {"offset": 100, "value": {"id": 1, "name": None}, "_error": None},
+        {
+            "offset": 101,
+            "value": None,
+            "_error": {
+                "column": "value",
+                "reason": "Expecting property name enclosed in double quotes at character 1",
+                "schemaId": None,
+                "bytes": b"{",
+            },
+        },
+        {"offset": 102, "value": None, "_error": None},
+    ]
+    schema = fields(("offset", LongType()), ("value", POINT))
+    dropped = converted(select(schema, value_format="json", mode="dropmalformed"), *values)
+    assert dropped["offset"].to_pylist() == [100, 102]
+    with pytest.raises(MalformedRecordError, match=r"value of t-3 at offset 101 as json failed: Exp.*option mode"):
+        converted(select(schema, value_format="json"), *values)
+
+
+def test_flattened_fields_and_a_decoded_key() -> None:
+    schema = fields(("name", StringType()), ("key", IntegerType()), ("id", LongType()))
+    columns = select(schema, value_format="json", value_flatten="true", key_format="int")
+    assert set(columns.names) == {"key", "value", "offset"}
+    found = converted(columns, b'{"id": 1, "name": "x"}', None)
+    assert found.to_pylist() == [{"name": "x", "key": 1, "id": 1}, {"name": None, "key": 1, "id": None}]
+
+
+def test_what_is_not_selected_is_not_decoded() -> None:
+    columns = select(fields(("offset", LongType())), value_format="json", key_format="int")
+    assert columns.names == ("offset",) and columns.typed.decoded == ()
+    assert query_schema(False, parse_options(BASE).values).names[:2] == ["key", "value"]
