@@ -20,8 +20,8 @@ from pyspark.sql.types import (
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.records.columns import HEADERS_TYPE, SOURCE_COLUMNS
-from spark_groupsource.source.typed_schema import ERROR_FIELD, serde_type, typed_schema
-from spark_groupsource.values.options import PERMISSIVE, ColumnFormat, ValueOptions
+from spark_groupsource.source.typed_schema import ERROR_FIELD, check_selected, declared_type, serde_type, typed_schema
+from spark_groupsource.values.options import AVRO, PERMISSIVE, ColumnFormat, ValueOptions
 
 if TYPE_CHECKING:
     from spark_groupsource.monitor.definitions import TableDefinition
@@ -154,6 +154,10 @@ def _typed_column(given: ColumnFormat, fields: list[StructField]) -> TypedColumn
         serde = serde_type(given)
         _check_column(field, (serde or field.dataType).simpleString(), (field.name,))
     kind = StructType(fields) if given.flatten else fields[0].dataType
+    if given.format == AVRO:
+        available = declared_type(given)
+        assert not isinstance(available, str)
+        check_selected(kind, available, given.column)
     return TypedColumn(given, arrow_type(kind, given.column))
 
 

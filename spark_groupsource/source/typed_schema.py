@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     DataType,
     DoubleType,
     FloatType,
     IntegerType,
     LongType,
+    MapType,
     ShortType,
     StringType,
     StructField,
@@ -19,7 +21,8 @@ from pyspark.sql.types import (
 )
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.values.options import PERMISSIVE, ColumnFormat, ValueOptions
+from spark_groupsource.model import bounded_names
+from spark_groupsource.values.options import AVRO, PERMISSIVE, ColumnFormat, ValueOptions
 
 ERROR_FIELD = StructField(
     "_error",
@@ -98,6 +101,12 @@ def declared_type(given: ColumnFormat) -> DataType | str:
     Raises: ConfigurationError.
     """
     option = f"{given.column}.schema"
+    if given.format == AVRO:
+        # the modules of a format are imported with its first use
+        from spark_groupsource.values.avro_schema import avro_schema
+        from spark_groupsource.values.avro_types import spark_type
+
+        return spark_type(avro_schema(given))
     if given.schema is None:
         raise ConfigurationError(
             f"Option {option} is missing: {given.column}.format is {given.format}. Give the schema as DDL, for example "
@@ -111,6 +120,31 @@ def declared_type(given: ColumnFormat) -> DataType | str:
         raise ConfigurationError(
             f"Option {option} is no schema: {str(error)[:200]}. Give DDL, or the JSON of a StructType (schema.json())."
         ) from None
+
+
+def check_selected(declared: DataType, available: DataType, name: str) -> None:
+    """Checks that a declared type selects fields of the type of the values.
+
+    Raises: ConfigurationError.
+    """
+    if isinstance(declared, StructType) and isinstance(available, StructType):
+        known = {field.name: field.dataType for field in available.fields}
+        for field in declared.fields:
+            if field.name not in known:
+                raise ConfigurationError(
+                    f"Column {name}.{field.name} of the schema does not exist: the fields are "
+                    f"{bounded_names(known)}. Correct the name."
+                )
+            check_selected(field.dataType, known[field.name], f"{name}.{field.name}")
+    elif isinstance(declared, ArrayType) and isinstance(available, ArrayType):
+        check_selected(declared.elementType, available.elementType, f"{name}.element")
+    elif isinstance(declared, MapType) and isinstance(available, MapType):
+        check_selected(declared.valueType, available.valueType, f"{name}.value")
+    elif declared.simpleString() != available.simpleString():
+        raise ConfigurationError(
+            f"Column {name} of the schema must be {available.simpleString()[:200]}, got "
+            f"{declared.simpleString()[:200]}. Cast it after load()."
+        )
 
 
 def _nullable(schema: Any) -> Any:

@@ -20,14 +20,14 @@ from spark_groupsource.values.options import (
 
 
 def _format(column: str) -> Any:
-    doc = f"Format of the column {column}: binary as in Kafka, or decoded as text, JSON or by one of Kafka's serdes."
+    doc = f"Format of the column {column}: binary as in Kafka, or decoded: text, JSON, Avro or one of Kafka's serdes."
     return setting(SourceOption(f"{column}.format", ConfigType.STRING, BINARY, doc, choices=FORMATS))
 
 
 def _schema(column: str) -> Any:
     doc = (
-        f"Schema of the column {column}: DDL (id bigint, name string) or the JSON of a StructType. Text that begins "
-        "with / or file:/ is the path of a file on the driver."
+        f"Schema of the column {column}: for json DDL (id bigint, name string) or the JSON of a StructType, for avro "
+        "an Avro schema. Text that begins with / or file:/ is the path of a file on the driver."
     )
     return setting(SourceOption(f"{column}.schema", ConfigType.STRING, None, doc, parser=parse_schema_text))
 

@@ -61,7 +61,8 @@ def arrow_type(kind: spark.DataType, name: str) -> pa.DataType:
     found = _scalars().get(type(kind))
     if found is None:
         raise ConfigurationError(
-            f"Column {name} of the schema has type {kind.simpleString()}, which is not decoded. Declare it as string."
+            f"Column {name} of the schema has type {kind.simpleString()}, which is not decoded. Declare another "
+            "type, or leave the column out."
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Decoding of one JSON value at a time, with the conversions of Spark's from_json.
+"""Decoding of single JSON values with the conversions of Spark's from_json.
 
 `json_blocks` decodes whole blocks; this module decodes the values that a block decoder cannot read, and decides which
 of them are malformed.

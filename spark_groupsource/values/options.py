@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from spark_groupsource.errors import ConfigurationError
 
 BINARY = "binary"
-FORMATS = (BINARY, "string", "json", "short", "int", "long", "float", "double", "uuid")
+JSON, AVRO = "json", "avro"
+FORMATS = (BINARY, "string", JSON, AVRO, "short", "int", "long", "float", "double", "uuid")
 FAILFAST, PERMISSIVE, DROPMALFORMED = MODES = ("FAILFAST", "PERMISSIVE", "DROPMALFORMED")
+_WITH_SCHEMA = (JSON, AVRO)
 _MAX_SCHEMA_BYTES = 16 * 1024 * 1024
 
 
@@ -49,13 +51,18 @@ def check_format(given: ColumnFormat) -> ColumnFormat:
     Raises: ConfigurationError for options that contradict each other.
     """
     name = given.column
-    if given.schema is not None and given.format != "json":
+    if given.schema is not None and given.format not in _WITH_SCHEMA:
         raise ConfigurationError(
-            f"Option {name}.schema has no effect with {name}.format={given.format}. Set {name}.format to json."
+            f"Option {name}.schema has no effect with {name}.format={given.format}. Set {name}.format to json or avro."
         )
-    if given.flatten and given.format != "json":
+    if given.flatten and given.format not in _WITH_SCHEMA:
         raise ConfigurationError(
-            f"Option {name}.flatten needs values with fields, and {name}.format is {given.format}. Set it to json."
+            f"Option {name}.flatten needs values with fields, and {name}.format is {given.format}. Set it to json or "
+            "avro."
+        )
+    if given.schema is None and given.format == AVRO:
+        raise ConfigurationError(
+            f"Option {name}.schema is missing: {name}.format is avro. Give the Avro schema of the producer."
         )
     return given
 

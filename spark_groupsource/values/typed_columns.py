@@ -1,4 +1,4 @@
-"""Decoding of the key and value of a batch of records into the columns of a query."""
+"""Decoding of key and value into the columns of a query."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pyarrow as pa
 
 from spark_groupsource.errors import MalformedRecordError
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.values.avro_blocks import AvroDecoder
+from spark_groupsource.values.avro_schema import avro_schema
 from spark_groupsource.values.decoded import Decoded, Decoder
 from spark_groupsource.values.json_blocks import JsonDecoder
-from spark_groupsource.values.options import DROPMALFORMED, FAILFAST, ColumnFormat
+from spark_groupsource.values.options import AVRO, DROPMALFORMED, FAILFAST, JSON, ColumnFormat
 from spark_groupsource.values.serdes import NUMBERS, NumberDecoder, StringDecoder, UuidDecoder
 
 ERROR_COLUMN = "_error"
@@ -98,8 +100,10 @@ class BatchConverter:
 
 def _decoder(column: TypedColumn) -> Decoder:
     name = column.given.format
-    if name == "json":
+    if name == JSON:
         return JsonDecoder(column.kind)
+    if name == AVRO:
+        return AvroDecoder(avro_schema(column.given), column.kind)
     if name == "string":
         return StringDecoder()
     return NumberDecoder(name) if name in NUMBERS else UuidDecoder()

@@ -69,8 +69,9 @@ def test_the_json_of_a_struct_type_is_nullable_and_may_be_in_a_file(tmp_path) ->
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"value.format": "yaml"}, "Option value.format must be one of binary, string, json"),
+        ({"value.format": "yaml"}, "Option value.format must be one of binary, string, json, avro"),
         ({"value.format": "json"}, "Option value.schema is missing: value.format is json."),
+        ({"value.format": "avro"}, "Option value.schema is missing: value.format is avro."),
         ({"value.schema": "a int"}, "Option value.schema has no effect with value.format=binary. Set"),
         ({"value.format": "int", "value.flatten": "true"}, "Option value.flatten needs values with fields"),
         ({"value.format": "json", "value.schema": "/no/such/file"}, "Reading the schema of option value.schema failed"),

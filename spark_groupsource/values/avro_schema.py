@@ -1,0 +1,181 @@
+"""Avro schemas: names resolved, recursion and unknown types rejected.
+
+Source: Avro specification 1.12, Spark `SchemaConverters` (types of columns).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Mapping
+
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.values.options import ColumnFormat
+
+PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+_MAX_DEPTH = 100
+
+
+@dataclass(frozen=True)
+class AvroField:
+    """A field of a record."""
+
+    name: str
+    type: AvroType
+
+
+@dataclass(frozen=True)
+class AvroType:
+    """A type of a schema, without references to other types.
+
+    Attributes:
+        kind: a primitive type, or record, enum, array, map, fixed, union.
+        name: full name of a named type, else empty.
+        logical: logical type, empty without.
+        fields: of a record.
+        symbols: of an enum.
+        items: of an array, or the values of a map.
+        branches: of a union.
+        size: bytes of a fixed.
+        precision, scale: of a decimal.
+    """
+
+    kind: str
+    name: str = ""
+    logical: str = ""
+    fields: tuple[AvroField, ...] = ()
+    symbols: tuple[str, ...] = ()
+    items: AvroType | None = None
+    branches: tuple[AvroType, ...] = ()
+    size: int = 0
+    precision: int = 0
+    scale: int = 0
+
+
+def parse_avro_schema(option: str, text: str) -> AvroType:
+    """Parses a schema in JSON; a bare word is the name of a primitive type.
+
+    Raises: ConfigurationError that names the option and the type.
+    """
+    try:
+        schema = text if text in PRIMITIVES else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"Option {option} is no Avro schema: {error}. Give its JSON, or a file.") from None
+    return _Parser(option).parse(schema, "", ())
+
+
+@lru_cache(maxsize=32)
+def avro_schema(given: ColumnFormat) -> AvroType:
+    """Returns the schema of a column. Raises: ConfigurationError."""
+    return parse_avro_schema(f"{given.column}.schema", given.schema or "")
+
+
+class _Parser:
+    def __init__(self, option: str) -> None:
+        self._option = option
+        self._named: dict[str, AvroType] = {}
+
+    def _invalid(self, fact: str, remedy: str = "Correct the schema.") -> ConfigurationError:
+        return ConfigurationError(f"Option {self._option} is no supported Avro schema: {fact}. {remedy}")
+
+    def parse(self, schema: Any, namespace: str, outer: tuple[str, ...]) -> AvroType:
+        """Returns the type; `outer` has the names of the types that contain it."""
+        if len(outer) > _MAX_DEPTH:
+            raise self._invalid(f"it is nested deeper than {_MAX_DEPTH} types")
+        if isinstance(schema, list):
+            branches = tuple(self.parse(each, namespace, (*outer, "")) for each in schema)
+            if not branches or any(each.kind == "union" for each in branches):
+                raise self._invalid("a union is empty, or has a union as branch")
+            return AvroType("union", branches=branches)
+        if isinstance(schema, str):
+            return self._reference(schema, namespace, outer)
+        if not isinstance(schema, dict) or "type" not in schema:
+            raise self._invalid(f"{str(schema)[:60]} is no type")
+        kind = schema["type"]
+        if kind in ("record", "error", "enum", "fixed"):
+            return self._definition(schema, namespace, outer)
+        if kind in ("array", "map"):
+            items = self.parse(schema.get("items" if kind == "array" else "values"), namespace, (*outer, ""))
+            return AvroType(kind, items=items)
+        found = self.parse(kind, namespace, (*outer, ""))
+        return self._logical(found, schema) if found.kind in PRIMITIVES else found
+
+    def _reference(self, name: str, namespace: str, outer: tuple[str, ...]) -> AvroType:
+        if name in PRIMITIVES:
+            return AvroType(name)
+        full = _full_name(name, namespace)
+        if full in outer:
+            raise self._invalid(
+                f"type {full} contains itself, and Spark has no recursive types", "Select other fields as a schema."
+            )
+        found = self._named.get(full) or self._named.get(name)
+        if found is None:
+            raise self._invalid(f"type {full} is not defined")
+        return found
+
+    def _definition(self, schema: Mapping[str, Any], namespace: str, outer: tuple[str, ...]) -> AvroType:
+        name, kind = schema.get("name"), schema["type"]
+        if not isinstance(name, str) or not name:
+            raise self._invalid(f"a {kind} has no name")
+        full = _full_name(name, schema.get("namespace", namespace))
+        if kind == "enum":
+            symbols = schema.get("symbols")
+            if not isinstance(symbols, list) or not symbols or not all(isinstance(each, str) for each in symbols):
+                raise self._invalid(f"enum {full} has no symbols")
+            found = AvroType("enum", full, symbols=tuple(symbols))
+        elif kind == "fixed":
+            size = schema.get("size")
+            if type(size) is not int or size < 0:
+                raise self._invalid(f"fixed {full} has no size")
+            found = self._logical(AvroType("fixed", full, size=size), schema)
+        else:
+            given = schema.get("fields")
+            if not isinstance(given, list) or not all(isinstance(each, dict) and "name" in each for each in given):
+                raise self._invalid(f"record {full} has no list of fields")
+            space = full.rpartition(".")[0]
+            fields = [AvroField(each["name"], self.parse(each.get("type"), space, (*outer, full))) for each in given]
+            names = [field.name for field in fields]
+            if len(set(names)) != len(names):
+                raise self._invalid(f"record {full} has a field twice")
+            found = AvroType("record", full, fields=tuple(fields))
+        self._named[full] = found
+        return found
+
+    def _logical(self, found: AvroType, schema: Mapping[str, Any]) -> AvroType:
+        """Adds the logical type; one that does not fit its type is ignored, as the specification requires."""
+        logical = schema.get("logicalType", "")
+        if logical == "decimal" and found.kind in ("bytes", "fixed"):
+            precision, scale = schema.get("precision", 0), schema.get("scale", 0)
+            if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision:
+                return found
+            if not 1 <= precision <= 38:
+                raise self._invalid(f"a decimal has precision {precision}, and Spark's have 1 to 38")
+            return AvroType(found.kind, found.name, "decimal", size=found.size, precision=precision, scale=scale)
+        if logical in _LOGICAL.get(found.kind, ()):
+            return AvroType(found.kind, found.name, logical, size=found.size)
+        return found
+
+
+_LOGICAL: Mapping[str, tuple[str, ...]] = {
+    "int": ("date",),
+    "long": ("timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros"),
+}
+
+
+def _full_name(name: str, namespace: str) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def nullable_branch(union: AvroType) -> AvroType | None:
+    """Returns the type of a union in Spark, if it is one type: its only other branch than null, or the wider number."""
+    others = [each for each in union.branches if each.kind != "null"]
+    if len(others) == 1:
+        return others[0]
+    kinds = {each.kind for each in others}
+    if all(not each.logical for each in others):
+        if kinds == {"int", "long"}:
+            return AvroType("long")
+        if kinds == {"float", "double"}:
+            return AvroType("double")
+    return None

@@ -1,0 +1,50 @@
+"""Spark types of Avro types.
+
+Source: Spark `SchemaConverters.toSqlType`, which `from_avro` uses.
+"""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+from pyspark.sql import types as spark
+
+from spark_groupsource.values.avro_schema import AvroType, nullable_branch
+
+_SCALARS: Mapping[tuple[str, str], spark.DataType] = {
+    ("boolean", ""): spark.BooleanType(),
+    ("int", ""): spark.IntegerType(),
+    ("int", "date"): spark.DateType(),
+    ("long", ""): spark.LongType(),
+    ("long", "timestamp-millis"): spark.TimestampType(),
+    ("long", "timestamp-micros"): spark.TimestampType(),
+    ("long", "local-timestamp-millis"): spark.TimestampNTZType(),
+    ("long", "local-timestamp-micros"): spark.TimestampNTZType(),
+    ("float", ""): spark.FloatType(),
+    ("double", ""): spark.DoubleType(),
+    ("string", ""): spark.StringType(),
+    ("bytes", ""): spark.BinaryType(),
+    ("fixed", ""): spark.BinaryType(),
+    ("enum", ""): spark.StringType(),
+}
+
+
+def spark_type(avro: AvroType) -> spark.DataType:
+    """Returns the type of a column; every field may be null."""
+    if avro.logical == "decimal":
+        return spark.DecimalType(avro.precision, avro.scale)
+    if avro.kind == "record":
+        return spark.StructType([spark.StructField(each.name, spark_type(each.type)) for each in avro.fields])
+    if avro.kind in ("array", "map") and avro.items is not None:
+        item = spark_type(avro.items)
+        return spark.ArrayType(item) if avro.kind == "array" else spark.MapType(spark.StringType(), item)
+    if avro.kind == "union":
+        only = nullable_branch(avro)
+        if only is not None:
+            return spark_type(only)
+        others = [each for each in avro.branches if each.kind != "null"]
+        if others:
+            members = [spark_type(each) for each in others]
+            return spark.StructType([spark.StructField(f"member{at}", each) for at, each in enumerate(members)])
+    # a value that is always null
+    return _SCALARS.get((avro.kind, avro.logical), spark.NullType())

@@ -1,0 +1,251 @@
+"""Avro decoded by column equals fastavro."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any, Callable
+
+import fastavro
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.values.arrow_types import arrow_type
+from spark_groupsource.values.avro_blocks import AvroDecoder
+from spark_groupsource.values.avro_schema import parse_avro_schema
+from spark_groupsource.values.avro_types import spark_type
+
+UTC = timezone.utc
+# a datum, and what it is in Arrow
+Make = Callable[[], "tuple[Any, Any]"]
+
+
+def same(value: Any) -> tuple[Any, Any]:
+    return value, value
+
+
+def number(rng: random.Random, bits: int) -> int:
+    return rng.choice([rng.randrange(-64, 64), rng.randrange(-(1 << rng.randrange(1, bits)), 1 << (bits - 1))])
+
+
+def scalar(rng: random.Random) -> tuple[Any, Make]:
+    text = lambda: same("".join(rng.choice("ab\u00e9\U0001d11e") for _ in range(rng.randrange(5))))  # noqa: E731
+    data = lambda: same(rng.randbytes(rng.randrange(20)))  # noqa: E731
+    moment = lambda: same(datetime(2024, 1, 1, tzinfo=UTC) + timedelta(milliseconds=number(rng, 40)))  # noqa: E731
+    cents = lambda: same(Decimal(rng.randrange(-(10**6) + 1, 10**6)).scaleb(-2))  # noqa: E731
+    kinds: list[tuple[Any, Make]] = [
+        ("boolean", lambda: same(rng.random() < 0.5)),
+        ("int", lambda: same(number(rng, 32))),
+        ("long", lambda: same(number(rng, 64))),
+        ("float", lambda: same(float(np.float32(rng.random())))),
+        ("double", lambda: same(rng.random())),
+        ("string", text),
+        ("bytes", data),
+        ({"type": "int", "logicalType": "date"}, lambda: same(date(2024, 1, 1) + timedelta(days=number(rng, 16)))),
+        ({"type": "long", "logicalType": "timestamp-millis"}, moment),
+        ({"type": "long", "logicalType": "timestamp-micros"}, moment),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}, cents),
+        ({"type": "string", "logicalType": "unknown"}, text),
+    ]
+    return rng.choice(kinds)
+
+
+class Schemas:
+    """Random schemas, with distinct names of types."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.names = 0
+
+    def name(self) -> str:
+        self.names += 1
+        return f"n{self.names}"
+
+    def any(self, depth: int) -> tuple[Any, Make]:
+        makers = [self.enum, self.fixed, self.optional, self.record, self.array, self.map, self.union]
+        return scalar(self.rng) if depth <= 0 or self.rng.random() < 0.4 else self.rng.choice(makers)(depth - 1)
+
+    def enum(self, depth: int) -> tuple[Any, Make]:
+        symbols = ["RED", "GREEN", "BLUE"]
+        return {"type": "enum", "name": self.name(), "symbols": symbols}, lambda: same(self.rng.choice(symbols))
+
+    def fixed(self, depth: int) -> tuple[Any, Make]:
+        size = self.rng.randrange(1, 12)
+        return {"type": "fixed", "name": self.name(), "size": size}, lambda: same(self.rng.randbytes(size))
+
+    def optional(self, depth: int) -> tuple[Any, Make]:
+        schema, make = self.any(depth)
+        if isinstance(schema, list):
+            return schema, make
+        branches = ["null", schema] if self.rng.random() < 0.5 else [schema, "null"]
+        return branches, lambda: same(None) if self.rng.random() < 0.3 else make()
+
+    def record(self, depth: int) -> tuple[Any, Make]:
+        fields = [(f"f{n}", *self.any(depth)) for n in range(self.rng.randrange(1, 5))]
+
+        def make() -> tuple[Any, Any]:
+            found = {name: each() for name, _, each in fields}
+            datum = {name: each for name, (each, _) in found.items()}
+            return datum, {name: each for name, (_, each) in found.items()}
+
+        schema = [{"name": name, "type": kind} for name, kind, _ in fields]
+        return {"type": "record", "name": self.name(), "fields": schema}, make
+
+    def array(self, depth: int) -> tuple[Any, Make]:
+        items, make = self.any(depth)
+
+        def array() -> tuple[Any, Any]:
+            found = [make() for _ in range(self.rng.choice([0, 0, 1, 3]))]
+            return [datum for datum, _ in found], [arrow for _, arrow in found]
+
+        return {"type": "array", "items": items}, array
+
+    def map(self, depth: int) -> tuple[Any, Make]:
+        values, make = self.any(depth)
+
+        def entries() -> tuple[Any, Any]:
+            found = {f"k{n}": make() for n in range(self.rng.choice([0, 1, 2]))}
+            return {key: datum for key, (datum, _) in found.items()}, [(key, each) for key, (_, each) in found.items()]
+
+        return {"type": "map", "values": values}, entries
+
+    def union(self, depth: int) -> tuple[Any, Make]:
+        members = [scalar(self.rng) for _ in range(1)] + [self.array(depth)]
+        if isinstance(members[0][0], dict):
+            members[0] = "string", lambda: same("s")
+
+        def make() -> tuple[Any, Any]:
+            at = self.rng.randrange(3)
+            if at == 2:
+                return None, None
+            datum, arrow = members[at][1]()
+            return datum, {"member0": arrow if at == 0 else None, "member1": arrow if at == 1 else None}
+
+        return [members[0][0], "null", members[1][0]], make
+
+
+def encoded(schema: Any, values: list[Any]) -> list[bytes]:
+    parsed, found = fastavro.parse_schema(schema), []
+    for value in values:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, parsed, value)
+        found.append(out.getvalue())
+    return found
+
+
+def decoder(schema: Any, *fields: str) -> AvroDecoder:
+    avro = parse_avro_schema("value.schema", json.dumps(schema))
+    kind = arrow_type(spark_type(avro), "value")
+    return AvroDecoder(avro, pa.struct([kind.field(name) for name in fields]) if fields else kind)
+
+
+def decode(schema: Any, data: list[bytes | None], *fields: str):
+    found = decoder(schema, *fields).decode(pa.array(data, pa.binary()))
+    found.values.validate(full=True)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_values_of_random_schemas(seed: int) -> None:
+    schema, make = Schemas(seed).record(3)
+    pairs = [make() for _ in range(30)]
+    data = encoded(schema, [datum for datum, _ in pairs])
+    found = decode(schema, [None, *data])
+    assert found.malformed == {}
+    assert found.values.to_pylist() == [None, *(arrow for _, arrow in pairs)]
+    name = schema["fields"][-1]["name"]
+    assert decode(schema, data, name).values.to_pylist() == [{name: arrow[name]} for _, arrow in pairs]
+
+
+@pytest.mark.parametrize("seed", range(60, 90))
+def test_damaged_values_affect_no_other(seed: int) -> None:
+    schemas = Schemas(seed)
+    schema, make = schemas.record(3)
+    pairs = [make() for _ in range(20)]
+    data = encoded(schema, [datum for datum, _ in pairs])
+    damaged = set()
+    for row in range(0, 20, 3):
+        value, noise = data[row], schemas.rng.randbytes(12)
+        data[row] = schemas.rng.choice([value[:-1], value + b"\0", noise, b"\xff" * 20, b""])
+        damaged.add(row)
+    found = decode(schema, data)
+    assert set(found.malformed) <= damaged
+    for row, (_, arrow) in enumerate(pairs):
+        if row not in damaged:
+            assert found.values[row].as_py() == arrow
+        elif row in found.malformed:
+            assert found.values[row].as_py() is None
+        else:
+            # other bytes may be another value
+            parsed = fastavro.parse_schema(schema)
+            assert fastavro.schemaless_reader(io.BytesIO(data[row]), parsed, None) is not None
+
+
+RECORD = {
+    "type": "record", "name": "r",
+    "fields": [{"name": "s", "type": "string"}, {"name": "a", "type": {"type": "array", "items": "int"}}],
+}  # fmt: skip
+LONG = {"type": "record", "name": "r", "fields": [{"name": "n", "type": "long"}, {"name": "m", "type": "int"}]}
+
+
+@pytest.mark.parametrize(
+    "schema, value, reason",
+    [
+        (RECORD, b"", "it ends before its last field"),
+        (RECORD, b"\x02", "a length is negative, or exceeds the value"),
+        (RECORD, b"\x01", "a length is negative, or exceeds the value"),
+        (RECORD, b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01x", "a length is negative, or exceeds the value"),
+        (RECORD, b"\x02\xff\x00", "a string is not UTF-8"),
+        (RECORD, b"\x00\x00\x00", "bytes follow its last field"),
+        (RECORD, b"\x00\x80\x80\x80\x80\x80\x80\x80\x80\x40\x02", "the count of a block exceeds the value"),
+        (RECORD, b"\x00\x02", "the count of a block exceeds the value"),
+        (LONG, b"\x80" * 11, "an integer has more than 64 bits, or exceeds its type"),
+        (LONG, b"\x00\x80\x80\x80\x80\x80\x01", "an integer has more than 64 bits, or exceeds its type"),
+        (["null", "int"], b"\x04", "the branch of a union does not exist"),
+        ({"type": "enum", "name": "e", "symbols": ["A"]}, b"\x02", "the symbol of an enum does not exist"),
+        (
+            {"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 0},
+            b"\x02\x64",
+            "a decimal exceeds its precision",
+        ),
+    ],
+)
+def test_reasons(schema: Any, value: bytes, reason: str) -> None:
+    assert decode(schema, [value, value]).malformed == {0: reason, 1: reason}
+
+
+def test_blocks_with_sizes_and_extreme_numbers() -> None:
+    # two blocks: -2 items in 2 bytes, then one item
+    assert decode(RECORD, [b"\x00\x03\x04\x02\x04\x02\x06\x00"]).values.to_pylist() == [{"s": "", "a": [1, 2, 3]}]
+    numbers = ((2**63 - 1, 2**31 - 1), (-(2**63), -(2**31)), (2**56, 0), (-(2**55) - 1, 1))
+    values = [{"n": n, "m": m} for n, m in numbers]
+    assert decode(LONG, encoded(LONG, values)).values.to_pylist() == values
+    wide = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 10}
+    unscaled = [10**38 - 1, 1 - 10**38, 0]
+    data = [bytes([2 * 16]) + each.to_bytes(16, "big", signed=True) for each in unscaled]
+    found = decode(wide, data).values.to_pylist()
+    assert [each.as_tuple() for each in found] == [Decimal(f"{each}e-10").as_tuple() for each in unscaled]
+    assert decode(["int", "long", "null"], [b"\x00\x02", b"\x02\x04", b"\x04"]).values.to_pylist() == [1, 2, None]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("{", "is no Avro schema"),
+        ('{"type":"record","name":"a.T","fields":[{"name":"t","type":["null","T"]}]}', "type a.T contains itself"),
+        ('{"type":"array","items":"Other"}', "type Other is not defined"),
+        ('{"type":"record","name":"r","fields":[' + ",".join(['{"name":"x","type":"int"}'] * 2) + "]}", "a field twice"),
+        ('["null",["int"]]', "a union is empty, or has a union as branch"),
+        ('{"type":"fixed","name":"f"}', "fixed f has no size"),
+        ('{"type":"bytes","logicalType":"decimal","precision":39}', "precision 39, and Spark's have 1 to 38"),
+        ('{"type":"array","items":' * 101 + '"int"' + "}" * 101, "nested deeper than 100 types"),
+    ],
+)
+def test_invalid_schemas_are_rejected_by_name(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"Option value.schema .*{message}"):
+        parse_avro_schema("value.schema", text)
