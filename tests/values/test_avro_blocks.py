@@ -190,6 +190,7 @@ RECORD = {
     "type": "record", "name": "r",
     "fields": [{"name": "s", "type": "string"}, {"name": "a", "type": {"type": "array", "items": "int"}}],
 }  # fmt: skip
+INT_FIELD = '{"name":"x","type":"int"}'
 LONG = {"type": "record", "name": "r", "fields": [{"name": "n", "type": "long"}, {"name": "m", "type": "int"}]}
 
 
@@ -239,7 +240,7 @@ def test_blocks_with_sizes_and_extreme_numbers() -> None:
         ("{", "is no Avro schema"),
         ('{"type":"record","name":"a.T","fields":[{"name":"t","type":["null","T"]}]}', "type a.T contains itself"),
         ('{"type":"array","items":"Other"}', "type Other is not defined"),
-        ('{"type":"record","name":"r","fields":[' + ",".join(['{"name":"x","type":"int"}'] * 2) + "]}", "a field twice"),
+        ('{"type":"record","name":"r","fields":[' + ",".join([INT_FIELD] * 2) + "]}", "a field twice"),
         ('["null",["int"]]', "a union is empty, or has a union as branch"),
         ('{"type":"fixed","name":"f"}', "fixed f has no size"),
         ('{"type":"bytes","logicalType":"decimal","precision":39}', "precision 39, and Spark's have 1 to 38"),
