@@ -87,11 +87,12 @@ class StartPositions:
         deleted = self._report_deleted(owned, start, previous)
         self._log_ends.reset()
         topics = {p.topic for p in owned} | set(previous.topic_ids)
-        current = previous.with_topic_ids(self._lookup.topic_ids(topics, refresh=True))
+        existing_ids = self._lookup.topic_ids(topics, refresh=True)
+        current = previous.with_topic_ids(existing_ids)
         checkpoint = checkpointed_positions(start, current)
         recreated = _recreated_topics(current, start)
         lost = {p for p in checkpoint if p not in owned and p not in deleted and p.topic not in recreated}
-        commits = self._ownership.committed(sorted(owned | lost), current.topic_ids)
+        commits = self._ownership.committed(sorted(owned | lost), existing_ids)
         decided = decide_positions(
             owned, start, current, commits, self._ownership.last_commits, is_same_group=self._is_same_group(start)
         )

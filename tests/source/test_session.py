@@ -294,6 +294,18 @@ def test_commit_is_rejected_after_the_topic_was_recreated(caplog):
     assert query.trigger() is None and query.committed() == {P0: 4}
 
 
+def test_deleted_topic_that_is_assigned_again_is_looked_up_by_name():
+    """The leader's metadata may be older than the coordinator's, which no longer knows the id."""
+    cluster, group = FakeCluster(topic_id="old"), FakeGroup({P0: 0})
+    query = Query(startingOffsets="earliest", failOnDataLoss="false", cluster=cluster, group=group)
+    query.trigger()
+    query.trigger()
+    cluster.logs, group.topic_ids = {}, {}
+    group.rebalance({P0: 0, P1: 0})
+    query.trigger()
+    assert query.committed() == {P0: 10}
+
+
 def test_topic_recreated_during_the_run_is_detected_by_its_id():
     query = Query(
         startingOffsets="earliest",

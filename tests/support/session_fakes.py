@@ -81,7 +81,7 @@ class FakeGroup:
 
     Commits of partitions in `not_existing` are rejected. `history` has every commit of a query, as `__consumer_offsets`
     does; unless it is complete, there may be others. `unsettled` polls find the rebalance in progress; then
-    `finally_assigned` becomes the assignment. `topic_ids`: ids at the coordinator, which rejects commits with others.
+    `finally_assigned` becomes the assignment. `topic_ids`: ids at the coordinator, which rejects others.
     """
 
     assigned: dict[TopicPartition, int] = field(default_factory=lambda: {P0: 0, P1: 0, P2: 1})
@@ -98,7 +98,7 @@ class FakeGroup:
     finally_assigned: dict[TopicPartition, int] | None = None
     history: list[tuple[TopicPartition, OffsetAndMetadata]] = field(default_factory=list)
     is_history_complete: bool = False
-    topic_ids: dict[str, str] = field(default_factory=dict)
+    topic_ids: dict[str, str] | None = None
 
     def poll(self, timeout_ms: int) -> bool:
         self.calls.append("poll")
@@ -125,6 +125,7 @@ class FakeGroup:
     def committed(
         self, partitions: Sequence[TopicPartition], topic_ids: Mapping[str, str] = NO_IDS
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        self._check_topic_ids(partitions, topic_ids)
         return {p: self.commits.get(p) for p in partitions}
 
     def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int | None]:
@@ -138,8 +139,7 @@ class FakeGroup:
         topic_ids: Mapping[str, str] = NO_IDS,
     ) -> None:
         self.calls.append(("commit", {p: o.offset for p, o in offsets.items()}))
-        if self.topic_ids and any(self.topic_ids.get(t, each) != each for t, each in topic_ids.items()):
-            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_ID, "commit")
+        self._check_topic_ids(offsets, topic_ids)
         if self.commit_error is not None:
             raise self.commit_error
         assert set(offsets) <= set(self.owners())
@@ -148,6 +148,12 @@ class FakeGroup:
         self.history += existing.items()
         if len(existing) < len(offsets):
             raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "commit")
+
+    def _check_topic_ids(self, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, str]) -> None:
+        known = self.topic_ids
+        named = [] if known is None else [p.topic for p in partitions if p.topic in topic_ids]
+        if known is not None and any(known.get(topic) != topic_ids[topic] for topic in named):
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_ID, "request by topic id")
 
     def leave(self, reason: str) -> None:
         self.calls.append("leave")
