@@ -9,6 +9,7 @@
 # make lint   style, types, layers, conflict markers
 #             PYTEST_ARGS='-n 0 -k word' passes arguments to pytest: here, the tests with that word, in one process
 # make docs   writes the generated pages of docs/, and builds the site in build/site
+# make docs-diagrams, make docs-options   write one of these pages: the state diagrams, the options and settings
 # make notebook-screenshots   executes docs/tour.ipynb and renders it in headless Chromium: PNG files in build/notebook
 # make conformance   writes docs/conformance.md: which test shows which behavior of Kafka's own tests
 #

@@ -165,11 +165,6 @@ def reported_rebalance(reports: list[ApplicationReport]) -> Rebalance:
     joined = [r.joined_ms for r in reports if r.joined_ms is not None]
     started_ms = min((r.started_ms for r in reports if r.started_ms is not None), default=None)
     size = max((r.group_size for r in reports if r.group_size is not None), default=None)
-    moves = {
-        member_id: MemberMove(report.assigned.get(member_id, 0), report.revoked.get(member_id, 0))
-        for report in reports
-        for member_id in report.assigned.keys() | report.revoked.keys()
-    }
     join_ms = None if not joined or started_ms is None else max(max(joined) - started_ms, 0)
     sync_ms = None if not joined or not ended else max(max(ended) - max(joined), 0)
     origins = dict.fromkeys(("generation", "completed_ms"), Origin.SEEN)
@@ -178,8 +173,7 @@ def reported_rebalance(reports: list[ApplicationReport]) -> Rebalance:
     origins["started_ms"] = Origin.SEEN if is_start_seen else Origin.INFERRED
     if size is not None:
         origins["members"] = Origin.SEEN
-    joins = {member_id: at_ms for report in reports for member_id, at_ms in report.joins.items()}
-    slowest = max(joins, key=lambda member_id: joins[member_id]) if joins and len(joins) == size else None
+    slowest = _slowest_member(reports, size)
     if slowest is not None:
         origins["slowest_member"] = Origin.SEEN
     rebalance = Rebalance(
@@ -194,7 +188,7 @@ def reported_rebalance(reports: list[ApplicationReport]) -> Rebalance:
         phases=Phases(join_ms=join_ms, sync_ms=sync_ms),
         slowest_member=slowest,
         members=sum(len(report.members) for report in reports) if size is None else size,
-        moves=moves,
+        moves=_moves(reports),
         partitions_moved=0,
         partitions_unassigned=0,
         unowned_seconds=None,
@@ -207,12 +201,26 @@ def reported_rebalance(reports: list[ApplicationReport]) -> Rebalance:
     return rebalance
 
 
+def _moves(reports: list[ApplicationReport]) -> dict[str, MemberMove]:
+    return {
+        member_id: MemberMove(report.assigned.get(member_id, 0), report.revoked.get(member_id, 0))
+        for report in reports
+        for member_id in report.assigned.keys() | report.revoked.keys()
+    }
+
+
+def _slowest_member(reports: list[ApplicationReport], size: int | None) -> str | None:
+    """Returns the last member that joined; None unless the joins of all members are reported."""
+    joins = {member_id: at_ms for report in reports for member_id, at_ms in report.joins.items()}
+    return max(joins, key=lambda member_id: joins[member_id]) if joins and len(joins) == size else None
+
+
 class ReportedMembers(NamedTuple):
     """What applications report of their members, for the history.
 
     Attributes:
         stopped_ms: generation and member id -> epoch milliseconds of the JoinGroup or LeaveGroup with which the member
-            stopped to read; the generation is the one that follows.
+            stopped reading; the generation is the one that follows.
         joined: member ids that have sent JoinGroup.
         left: member ids that have left, or learned that they were removed.
         causes: generation and member id of the JoinGroups with a cause.
@@ -236,7 +244,7 @@ def reported_members(events: Iterable[GroupEvent]) -> ReportedMembers:
             continue
         at = event.generation, event.member_id
         if event.kind is EventKind.MEMBER_JOINING:
-            # a member of the eager protocol stops to read then
+            # a member of the eager protocol stops reading then
             stopped_ms.setdefault(at, event.at_ms)
             joined.add(event.member_id)
             first_join_ms[event.generation] = min(first_join_ms.get(event.generation, event.at_ms), event.at_ms)

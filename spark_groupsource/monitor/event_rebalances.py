@@ -225,7 +225,7 @@ class _GroupHistory:
         slowest = self._slowest(ended)
         effect = self._effect(ended, assigned.at_ms, after)
         if after is None or not members:
-            # a group without members is not in need of owners
+            # a group without members needs no owners
             self.released_ms = {}
         rebalance = Rebalance(
             group=assigned.group,

@@ -213,10 +213,10 @@ def _eager_moves(rebalances: Sequence[Rebalance], facts: GroupFacts) -> _Result:
     if count:
         affected = sum(1 for _, number in exchanged if number)
         text = f"Assignor {facts.protocol} exchanged {count:,} partitions between members that remained, in {affected} "
-        text += f"of {len(rebalances)} rebalances, and every member stopped to read."
+        text += f"of {len(rebalances)} rebalances, and every member stopped reading."
     elif len(stops) > 1:
         seconds = sum(r.unowned_seconds or 0 for r in stops)
-        text = f"Assignor {facts.protocol} is eager: every member stopped to read in {len(stops)} rebalances of up to "
+        text = f"Assignor {facts.protocol} is eager: every member stopped reading in {len(stops)} rebalances of up to "
         text += f"{max(r.members for r in stops)} members, {seconds:,.1f} partition-seconds in all."
     else:
         return None

@@ -66,10 +66,10 @@ class Rebalance(NamedTuple):
         slowest_member: member id of the last member that joined.
         moves: member id -> its moves, of the members with moves.
         unowned_seconds: sum over the partitions that have an owner after the rebalance, and had one before, of the
-            seconds in which no member read them. The time begins when the previous owner stops to read the partition:
+            seconds in which no member read them. The time begins when the previous owner stops reading the partition:
             its JoinGroup if the assignor is eager, the assignment that takes the partition from it if it is
             cooperative, its LeaveGroup, its last heartbeat if its session expired. It ends when the new owner receives
-            its assignment. Zero for a partition that its owner never stops to read.
+            its assignment. Zero for a partition that its owner never stops reading.
         repeated_records: records that a new owner read again.
         lag_added: growth of the lag of the group during the rebalance, in offsets.
         origins: field name -> how it is known, for the fields other than UNKNOWN.

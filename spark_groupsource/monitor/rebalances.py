@@ -131,7 +131,7 @@ def _with_reports(step: Step, finding: _Finding, reported: ReportedMembers) -> _
 
 
 def _join_timed_out(step: Step) -> _Finding | None:
-    """A member is gone after a join phase that lasted the rebalance timeout: the others had stopped to commit."""
+    """A member is gone after a join phase that lasted the rebalance timeout: the others had stopped committing."""
     previous = step.previous
     if not step.gone or not step.current.members:
         return None

@@ -64,7 +64,7 @@ class TopicEntry:
 class _Change(NamedTuple):
     """One change of the catalog: topics that are added or replaced, and names with partition counts of removed ones.
 
-    `deleted` are directories of removed topics that do not exist any more; producer ids are allocated up to
+    `deleted` are directories of removed topics that no longer exist; producer ids are allocated up to
     `allocated_until`, if it is set.
     """
 

@@ -64,7 +64,7 @@ class EventKind(str, Enum):
     MEMBER_LEFT = "member_left"
     BATCH_WAIT_STARTED = "batch_wait_started"  # application: notified of a rebalance while a micro-batch runs
     BATCH_WAIT_ENDED = "batch_wait_ended"  # application: the micro-batch is checkpointed and committed
-    REVOKED = "revoked"  # application. partitions: topic -> [partition], not read any more
+    REVOKED = "revoked"  # application. partitions: topic -> [partition], no longer read
     FIRST_RECORD = "first_record"  # application: a read task received a record of the generation
     REPEATED = "repeated"  # application. records: delivered but not committed, so the next owner reads them again
     LAG = "lag"  # application. lag: sum of the retained partitions, in offsets; before and after

@@ -123,7 +123,7 @@ CASES: dict[str, tuple[list[Rebalance], GroupFacts, str, str]] = {
         [rebalance("LEFT", moves={"a-1": MemberMove(2, 1), "c-1": MemberMove(1, 1)})],
         FACTS,
         "Assignor range exchanged 2 partitions between members that remained, in 1 of 1 rebalances, and every member "
-        "stopped to read.",
+        "stopped reading.",
         "partition.assignment.strategy",
     ),
     "duplicate_client_ids": (

@@ -63,7 +63,7 @@ def expected_seconds(plan: str) -> Mapping[str, float]:
 
 
 def write_seconds(plan: str, measured: Mapping[str, float]) -> None:
-    """Replaces the seconds of a plan, and removes files that do not exist any more."""
+    """Replaces the seconds of a plan, and removes files that no longer exist."""
     known = {each: dict(expected_seconds(each)) for each in PLANS}
     known[plan].update(measured)
     lines = ["\t".join(("file", *PLANS))]

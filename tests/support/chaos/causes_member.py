@@ -1,6 +1,6 @@
 """Group member process that executes commands from standard input.
 
-``slow SECONDS`` stops to poll, ``subscribe A,B`` changes the subscription, ``rejoin`` joins again without a change,
+``slow SECONDS`` stops polling, ``subscribe A,B`` changes the subscription, ``rejoin`` joins again without a change,
 ``close`` leaves the group and ends. The client library is that of this package (``own``), confluent-kafka
 (``librdkafka``), kafka-python or aiokafka. SIGTERM is ``close``.
 """
