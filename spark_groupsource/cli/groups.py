@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from spark_groupsource import __version__
 from spark_groupsource.cli.common import HELP, F, cluster_options
 from spark_groupsource.cli.tool_form import JavaLong, ToolGroup, reject_command_line
 from spark_groupsource.client.admin import list_groups
@@ -29,6 +30,7 @@ class _Groups(ToolGroup):
 
 
 @click.group(cls=_Groups, context_settings=HELP)
+@click.version_option(__version__, message="%(version)s")
 def groups() -> None:
     """Lists, describes, resets and deletes consumer groups.
 

@@ -89,7 +89,9 @@ class ToolGroup(LazyGroup):
     """A click group that accepts both forms of its commands."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0].startswith("-") and not {"-h", "--help"} & set(args):
+        if args and args[0].startswith("-") and "--version" in args:
+            args = ["--version"]
+        elif args and args[0].startswith("-") and not {"-h", "--help"} & set(args):
             ctx.meta[_TOOL_FORM] = True
             args = _with_verb(args)
         return super().parse_args(ctx, args)

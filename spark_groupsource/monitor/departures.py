@@ -74,12 +74,19 @@ def return_ms(step: Step, member: MemberValue) -> int | None:
 
 
 def _is_rolling_restart(step: Step, member: MemberValue) -> bool:
-    """True if other members, too, are gone and have returned in one of the rebalances just before or after."""
+    """True if other members, too, are gone and have returned in one of the rebalances just before or after.
+
+    Each is started again once: a member that was gone just before is not part of the restart.
+    """
     own = (member.client_id, member.client_host)
-    near = [*step.earlier, *step.later]
+    near = [
+        other
+        for other in (*step.earlier, *step.later)
+        if abs(other.current.joined_ms - step.current.joined_ms) <= _RESTART_MS
+    ]
+    if any(own == (m.client_id, m.client_host) for other in near if other in step.earlier for m in other.gone):
+        return False
     for at, other in enumerate(near):
-        if abs(other.current.joined_ms - step.current.joined_ms) > _RESTART_MS:
-            continue
         gone = {(m.client_id, m.client_host) for m in other.gone if m.group_instance_id is None} - {own}
         # the step in which it returned is the same or one of the next
         following = [each for each in (*near[at:], step) if each.current.joined_ms >= other.current.joined_ms]

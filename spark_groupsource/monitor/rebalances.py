@@ -109,7 +109,9 @@ def _with_reports(step: Step, finding: _Finding, reported: ReportedMembers) -> _
     actor, generation = finding.actor, step.current.value.generation_id
     first_ms = reported.first_join_ms.get(generation)
     timeout_ms = max((m.rebalance_timeout_ms for m in step.previous.members.values()), default=0)
-    if first_ms is not None and step.gone and 0 < timeout_ms <= step.current.joined_ms - first_ms:
+    # members are notified by a heartbeat
+    tolerance_ms = min(NOTICE_MS, timeout_ms // 10)
+    if first_ms is not None and step.gone and 0 < timeout_ms <= step.current.joined_ms - first_ms + tolerance_ms:
         return _timed_out(step, timeout_ms)
     if finding.cause is Cause.REMOVED_BY_OPERATOR and actor is not None and actor.group_instance_id is None:
         # a member that another client has removed reports it after its return: this one was started again

@@ -15,6 +15,7 @@ from support.members import JavaMember, LibrdkafkaMember
 from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
 
+from spark_groupsource import __version__
 from spark_groupsource.cli.main import main
 
 
@@ -173,3 +174,9 @@ def test_invalid_option_is_reported(arguments: list[str], status: int, message: 
     assert result.exit_code == status
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_version_has_precedence_as_in_kafkas_tool() -> None:
+    for arguments in (["--version"], ["--version", "--list"]):
+        result = CliRunner().invoke(main, ["groups", *arguments])
+        assert (result.exit_code, result.stdout) == (0, f"{__version__}\n")

@@ -212,6 +212,9 @@ def test_members_that_return_one_after_the_other_are_started_again() -> None:
     steady = [(1_000, (A, B, c)), *(each for number in range(3) for each in commits(number, 2_000, 60_000))]
     both = [(60_000, (A, c)), (62_000, (A, again, c)), (66_000, (A, again)), (68_000, (A, again, c_again))]
     assert [each.cause for each in history(*steady, *both)[1:]] == ["LEFT", "JOINED", "LEFT", "JOINED"]
+    # each once: a second departure is another event
+    removed = [*both, (75_000, (A, c_again)), (77_000, (A, member("b", 1, number=3), c_again))]
+    assert history(*steady, *removed, *commits(1, 68_000, 75_000))[-2].cause == "REMOVED_BY_OPERATOR"
     later = [(at_ms + 40_000, members) for at_ms, members in both[2:]]
     found = history(*steady, *both[:2], *commits(0, 62_000, 105_000), *commits(2, 62_000, 105_000), *later)
     assert [each.cause for each in found[1::2]] == ["REMOVED_BY_OPERATOR", "REMOVED_BY_OPERATOR"]
@@ -227,7 +230,7 @@ def test_members_that_report_know_more_than_the_history() -> None:
     # a member that is removed reports it; a process that is started again does not
     assert [each.cause for each in found] == ["REMOVED_BY_OPERATOR", "REMOVED_BY_OPERATOR", "LEFT"]
     gone = [record(1, A, B), record(400, A, member("c"))]
-    waited = [ReportedMembers(first_join_ms={400: 400_000 - ms}) for ms in (POLL_MS - 1, POLL_MS)]
+    waited = [ReportedMembers(first_join_ms={400: 400_000 - ms}) for ms in (POLL_MS - 4_000, POLL_MS - 3_000)]
     found = [list(group_rebalances("g", gone, reported))[-1] for reported in waited]
     assert [(r.cause, r.actor and r.actor.client_id) for r in found] == [("JOINED", "c"), ("JOIN_TIMED_OUT", "b")]
     same = [record(1, A, B), record(2, A, B)]

@@ -30,6 +30,8 @@ _LINE = re.compile(
     r"|Stabilized group (?P<joined>\S+) generation (?P<joined_at>\d+) with"
     r"|Assignment received from leader \S+ for group (?P<assigned>\S+) for generation (?P<assigned_at>\d+)\.)"
 )
+# JoinGroup of the leader of a Stable group
+_BY_LEADER = frozenset({"LEADER_REJOINED", "PARTITIONS_CHANGED", "SUBSCRIPTION_CHANGED", "COOPERATIVE_SECOND_ROUND"})
 
 
 class Observed(NamedTuple):
@@ -157,7 +159,7 @@ def judge(observed: Sequence[Observed]) -> list[Judged]:
         }
         for injection in each.injections:
             window = [r for r in history if injection.from_ms <= r.completed_ms <= injection.to_ms]
-            for actual, wanted in paired(injection, window, each.is_cooperative):
+            for actual, wanted in paired(injection, window, each.is_cooperative, each.reasons):
                 for source in SOURCES:
                     if not sources[source]:
                         continue
@@ -168,9 +170,18 @@ def judge(observed: Sequence[Observed]) -> list[Judged]:
 
 
 def paired(
-    injection: Injection, window: Sequence[Rebalance], is_cooperative: bool
+    injection: Injection, window: Sequence[Rebalance], is_cooperative: bool, reasons: Mapping[int, str]
 ) -> Iterator[tuple[Rebalance, Sequence[Expected]]]:
-    """Yields each rebalance of an injection with what is expected of it."""
+    """Yields each rebalance of an injection with what is expected of it.
+
+    Args:
+        reasons: of the coordinator's log: clients may rejoin on their own, for example kafka-python's leader.
+    """
+    if not _BY_LEADER & {each.cause for each in injection.expected} and injection.action != "restart_broker":
+        own = [r for r in window if reasons.get(r.generation, "").startswith("Leader ")]
+        window = [r for r in window if r not in own]
+        for actual in own:
+            yield actual, [Expected(cause, None) for cause in sorted(_BY_LEADER)]
     expected = list(injection.expected)
     second = [Expected("COOPERATIVE_SECOND_ROUND", None)] * is_cooperative
     if not injection.is_ordered or injection.action == "restart_broker":
