@@ -23,6 +23,7 @@ _EPOCH = frozenset({3, 11, 17})
 _MEMBER = frozenset({5, 10, 19})
 _CURRENT = frozenset({8, 14, 22})
 _TYPE = struct.Struct(">h")
+_Owned = Mapping[str, "frozenset[tuple[str, int]]"]
 
 
 class EpochRecord(NamedTuple):
@@ -49,7 +50,12 @@ def epoch_record(key: bytes, value: bytes | None, timestamp_ms: int) -> tuple[st
 
 @dataclass
 class _Epoch:
-    """An epoch and the time of its last record."""
+    """An epoch and the time of its last record.
+
+    Attributes:
+        before, after: member id -> what it owns, at the end of the epoch before and of this one. The records that
+            remove a member precede the epoch which they cause.
+    """
 
     number: int
     started_ms: int
@@ -58,7 +64,8 @@ class _Epoch:
     actor: Actor | None
     difference: str
     members: int
-    owned: Mapping[str, frozenset[tuple[str, int]]]
+    before: _Owned
+    after: dict[str, frozenset[tuple[str, int]]]
 
 
 @dataclass
@@ -78,7 +85,7 @@ def epoch_rebalances(group: str, records: Iterable[EpochRecord]) -> list[Rebalan
     do not show whether it left or its session expired. PARTITIONS_CHANGED (INFERRED) is an epoch without a change of
     the members.
     """
-    return [_rebalance(group, epoch, state) for epoch, state in _epochs(records)]
+    return [_rebalance(group, epoch) for epoch in _epochs(records)]
 
 
 def epoch_facts(group: str, records: Iterable[EpochRecord]) -> GroupFacts:
@@ -106,22 +113,23 @@ def _member_facts(state: _Group) -> dict[str, MemberFacts]:
     }
 
 
-def _epochs(records: Iterable[EpochRecord]) -> Iterator[tuple[_Epoch, _Group]]:
+def _epochs(records: Iterable[EpochRecord]) -> Iterator[_Epoch]:
     state, current = _Group(), None
     for record in records:
         if record.kind in _EPOCH:
             if current is not None:
-                yield current, state
-            current = _started(state, record) if record.value is not None else None
+                yield current
+            current = _started(state, record, current) if record.value is not None else None
         _apply(state, record)
-        is_current = record.kind in _CURRENT and record.value is not None
-        if current is not None and is_current and record.value["memberEpoch"] == current.number:  # type: ignore[index]
-            current.completed_ms = record.timestamp_ms
+        if current is not None and record.kind in _CURRENT and record.value is not None:
+            current.after[record.member_id or ""] = state.owned[record.member_id or ""]
+            if record.value["memberEpoch"] == current.number:
+                current.completed_ms = record.timestamp_ms
     if current is not None:
-        yield current, state
+        yield current
 
 
-def _started(state: _Group, record: EpochRecord) -> _Epoch:
+def _started(state: _Group, record: EpochRecord, last: _Epoch | None) -> _Epoch:
     assert record.value is not None
     number = int(record.value["epoch"])
     causes = state.changes
@@ -134,7 +142,8 @@ def _started(state: _Group, record: EpochRecord) -> _Epoch:
     else:
         cause, actor, difference = Cause.PARTITIONS_CHANGED, None, "Same members."
     at_ms = record.timestamp_ms
-    return _Epoch(number, at_ms, at_ms, cause, actor, difference, len(state.members), dict(state.owned))
+    before, after = {} if last is None else last.after, dict(state.owned)
+    return _Epoch(number, at_ms, at_ms, cause, actor, difference, len(state.members), before, after)
 
 
 def _apply(state: _Group, record: EpochRecord) -> None:
@@ -177,8 +186,8 @@ def _instance_left(change: tuple[Cause, Actor], instance: str) -> bool:
     return change[0] is Cause.LEFT and change[1].group_instance_id == instance
 
 
-def _rebalance(group: str, epoch: _Epoch, state: _Group) -> Rebalance:
-    moves, moved = _moves(epoch.owned, state.owned)
+def _rebalance(group: str, epoch: _Epoch) -> Rebalance:
+    moves, moved = _moves(epoch.before, epoch.after)
     is_seen = epoch.cause in (Cause.JOINED, Cause.SUBSCRIPTION_CHANGED, Cause.STATIC_REPLACED)
     origins = dict.fromkeys(("started_ms", "completed_ms", "members", "moves", "partitions_moved"), Origin.SEEN)
     if epoch.cause is not Cause.UNKNOWN:

@@ -72,7 +72,7 @@ class Explanation:
 
 def explain(rebalance: Rebalance, facts: GroupFacts) -> list[str]:
     """Returns two or three sentences: cause, duration and effect, and the setting of the cause."""
-    unit = "Epoch" if facts.has_epochs else "Generation"
+    unit = _EPOCH if facts.has_epochs else "Generation"
     texts = [_cause_sentence(rebalance, unit), _effect_sentence(rebalance, facts)]
     setting = _setting_sentence(rebalance, facts)
     return [text for text in [*texts, setting] if text]
@@ -85,6 +85,8 @@ class _Words(NamedTuple):
     setting: str = ""
 
 
+_EPOCH = "Epoch"
+_GONE = _Words("{actor} left, or its session expired")
 _WORDS: Mapping[Cause, _Words] = {
     Cause.JOINED: _Words("{actor} joined"),
     Cause.LEFT: _Words("{actor} left"),
@@ -117,7 +119,9 @@ _WORDS: Mapping[Cause, _Words] = {
 
 
 def _cause_sentence(rebalance: Rebalance, unit: str) -> str:
-    words = _WORDS[rebalance.cause]
+    # the records of groups with epochs show that a member is gone, not why
+    is_gone = unit == _EPOCH and rebalance.cause is Cause.LEFT
+    words = _GONE if is_gone else _WORDS[rebalance.cause]
     text = words.text.format(actor=_actor(rebalance.actor))
     if rebalance.cause is Cause.PARTITIONS_CHANGED and rebalance.actor is not None:
         text += f", which the leader {_actor(rebalance.actor)} noticed"

@@ -57,6 +57,16 @@ def test_causes() -> None:
     assert (last(FIRST, deleted).cause, last(FIRST, deleted).members) == (Cause.JOINED, 1)
 
 
+def test_moves_of_an_epoch_do_not_contain_the_removal_that_follows() -> None:
+    """The coordinator deletes the records of a member before it increases the epoch."""
+    records = [*FIRST, *SECOND, *gone(300, "b1"), epoch(300, 3), owns(310, "a1", 3, 0, 1)]
+    _, joined, left = epoch_rebalances("g", records)
+    assert joined.moves == {"a1": MemberMove(0, 1), "b1": MemberMove(1, 0)} and joined.partitions_moved == 1
+    assert left.moves == {"a1": MemberMove(1, 0), "b1": MemberMove(0, 1)} and left.partitions_moved == 1
+    text = repr(Explanation(epoch_facts("g", records), [left], ()))
+    assert "Epoch 3: b (/h) left, or its session expired [inferred]." in text
+
+
 def test_facts_and_sentences() -> None:
     facts = epoch_facts("g", [*FIRST, *SECOND])
     assert [(m.client_id, m.partitions) for m in facts.members] == [("a", 1), ("b", 1)] and facts.protocol is None
