@@ -13,6 +13,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from bench.children import run_lines  # noqa: E402
 from bench.figures import Figure  # noqa: E402
 from bench.page import BEGIN, END, write_page  # noqa: E402
+from bench.streams import PHASES, Sample, comparison_rows  # noqa: E402
 
 FASTER = Figure("read", "all columns", "s", [1.0, 2.0, 1.0], "Kafka", [3.0, 4.0, 4.0], least_ratio=3.0)
 
@@ -59,3 +60,11 @@ def test_a_child_that_does_not_end_is_killed_with_its_sessions() -> None:
     process = Path(f"/proc/{printed[0]}/stat")
     # it may remain a zombie until its new parent waits for it
     assert not process.exists() or process.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_both_sources_have_a_row_and_a_ratio() -> None:
+    phases = [1.0] * len(PHASES)
+    kafka, own = Sample(9, [1_000.0, 30.0], phases), Sample(8, [500.0, 60.0], phases)
+    theirs, ours, ratio = comparison_rows("tcp", {"groupsource": own, "kafka": kafka})
+    assert theirs[:5] == ["tcp", "kafka", "9", "1,000", "30"] and ours[:5] == ["tcp", "groupsource", "8", "500", "60"]
+    assert ratio[:5] == ["tcp", "ratio", "", "0.50", "2.00"] and len(ratio) == len(ours) == 5 + len(PHASES)
