@@ -97,7 +97,7 @@ def _lengths(values: pa.Array) -> _Lengths:
 
 
 def _varints(numbers: _Lengths) -> _Varints:
-    """Encodes numbers from 0 as zigzag varints; a row each, filled up with -1."""
+    """Encodes numbers from 0 as zigzag varints; one row per number, padded with -1."""
     largest = int(numbers.max())
     if largest < _TABLE_SIZE:
         return _varint_table()[numbers, : 1 if largest < 64 else 2]
