@@ -13,8 +13,9 @@ from typing import Mapping
 from pyspark.sql.types import StructField, StructType
 
 from spark_groupsource.client.network.security import OPTION_PREFIX, SECURITY_KEYS
-from spark_groupsource.config_def import ConfigType
+from spark_groupsource.config_def import ConfigType, config_keys
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.source.value_options import ValueKeys
 
 _METADATA = "groupsource.options"
 # a property that only a table of the catalog has, and the prefix of its options
@@ -44,6 +45,7 @@ def with_options(schema: StructType | str, options: Mapping[str, str]) -> Struct
             "options. Give the schema as the JSON of a StructType (schema.json())."
         )
     secrets = {f"{OPTION_PREFIX}{key.name}" for key in SECURITY_KEYS.values() if key.type is ConfigType.PASSWORD}
+    secrets |= {key.name for key in config_keys(ValueKeys).values() if key.type is ConfigType.PASSWORD}
     for name in options:
         if name.lower() in secrets:
             raise ConfigurationError(

@@ -177,7 +177,8 @@ class _Record:
         found = {name: each.read(lanes) for name, each in self._fields}
         if self._kind is None:
             return None
-        return pa.StructArray.from_arrays([found[field.name] for field in self._kind], fields=list(self._kind))
+        columns = [found[each.name] if each.name in found else pa.nulls(len(lanes), each.type) for each in self._kind]
+        return pa.StructArray.from_arrays(columns, fields=list(self._kind))
 
 
 class _Union:

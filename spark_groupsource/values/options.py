@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.values.registry import RegistryAddress
 
 BINARY = "binary"
 JSON, AVRO = "json", "avro"
@@ -23,12 +24,14 @@ class ColumnFormat:
         format: one of `FORMATS`.
         schema: text of the schema; None if it is not given.
         flatten: whether the fields of the value are columns, in place of the column.
+        registry: has the schemas that the headers of the values name; None for values without header.
     """
 
     column: str
     format: str = BINARY
     schema: str | None = None
     flatten: bool = False
+    registry: RegistryAddress | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,10 @@ def check_format(given: ColumnFormat) -> ColumnFormat:
     if given.schema is not None and given.format not in _WITH_SCHEMA:
         raise ConfigurationError(
             f"Option {name}.schema has no effect with {name}.format={given.format}. Set {name}.format to json or avro."
+        )
+    if given.registry is not None and given.format != AVRO:
+        raise ConfigurationError(
+            f"Option {name}.schema.registry.url has no effect with {name}.format={given.format}. Set it to avro."
         )
     if given.flatten and given.format not in _WITH_SCHEMA:
         raise ConfigurationError(

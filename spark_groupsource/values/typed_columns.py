@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +13,11 @@ from spark_groupsource.errors import MalformedRecordError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.values.avro_blocks import AvroDecoder
 from spark_groupsource.values.avro_schema import avro_schema
+from spark_groupsource.values.avro_writers import WrittenAvroDecoder
 from spark_groupsource.values.decoded import Decoded, Decoder
 from spark_groupsource.values.json_blocks import JsonDecoder
 from spark_groupsource.values.options import AVRO, DROPMALFORMED, FAILFAST, JSON, ColumnFormat
+from spark_groupsource.values.registry import RegistryAddress, SchemaRegistry
 from spark_groupsource.values.serdes import NUMBERS, NumberDecoder, StringDecoder, UuidDecoder
 
 ERROR_COLUMN = "_error"
@@ -102,11 +105,20 @@ def _decoder(column: TypedColumn) -> Decoder:
     name = column.given.format
     if name == JSON:
         return JsonDecoder(column.kind)
+    if name == AVRO and column.given.registry is not None:
+        option = f"{column.given.column}.schema.registry.url"
+        return WrittenAvroDecoder(_registry(column.given.registry, option), column.kind)
     if name == AVRO:
         return AvroDecoder(avro_schema(column.given), column.kind)
     if name == "string":
         return StringDecoder()
     return NumberDecoder(name) if name in NUMBERS else UuidDecoder()
+
+
+@cache
+def _registry(address: RegistryAddress, option: str) -> SchemaRegistry:
+    """Returns the client of this process, with the schemas that it has read."""
+    return SchemaRegistry(address, option)
 
 
 def _malformed(
