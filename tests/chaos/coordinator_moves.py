@@ -45,6 +45,8 @@ TOPIC, GROUP = "moves", "moves"
 # three nodes of a real Kafka on a busy machine
 WAIT_S = 300
 SESSION_TIMEOUT_MS = "20000"
+# Spark waits for 10 s until the process of a worker has started, which a busy machine exceeds
+NO_WORKER = "Python worker failed to connect back"
 
 Rows = Counter[tuple[int, int]]
 """(partition, offset) of the delivered records."""
@@ -162,12 +164,20 @@ class SparkQuery:
 
     def __init__(self, harness: QueryHarness, assignor: str) -> None:
         self._harness = harness
-        settings = {"kafka.session.timeout.ms": SESSION_TIMEOUT_MS, "kafka.partition.assignment.strategy": assignor}
-        self._query = harness.start("a", **settings)
+        self._settings = {
+            "kafka.session.timeout.ms": SESSION_TIMEOUT_MS,
+            "kafka.partition.assignment.strategy": assignor,
+        }
+        self._query = harness.start("a", **self._settings)
         self.failures: list[GroupSourceError] = []
 
     def check(self) -> None:
-        assert self._query.isActive, self._query.exception()
+        failure = None if self._query.isActive else self._query.exception()
+        if failure is not None and NO_WORKER in str(failure):
+            print(f"restarting the query: {NO_WORKER}", flush=True)
+            self._query = self._harness.start("a", **self._settings)
+            return
+        assert self._query.isActive, failure
 
     def stop(self) -> Rows:
         stop_gracefully(self._query, 60)
