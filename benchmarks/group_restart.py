@@ -115,4 +115,4 @@ def figures(context: Context) -> Iterator[Figure]:
     yield took.figure(measure, "whole restart", "s", "embedded, whole", "Kafka, whole")
 
 
-MEASURES = (Measure("group-restart", figures, 300),)
+MEASURES = (Measure("group-restart", figures, 420),)

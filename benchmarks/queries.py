@@ -1,6 +1,7 @@
 """Streaming queries: start, availableNow and micro-batches, beside Spark's Kafka source.
 
-    python benchmarks/run.py --only availableNow --only cold-start --only micro-batch-tcp --only micro-batch-unix
+    python benchmarks/run.py --only availableNow --only cold-start --only starts-as-installed
+    python benchmarks/run.py --only micro-batch-tcp --only micro-batch-unix
 
 `query_start.py` and `microbatch.py` run the queries and print their phases.
 """
@@ -12,7 +13,7 @@ import statistics
 import tempfile
 import threading
 from functools import partial
-from typing import Iterator
+from typing import Any, Iterator
 
 import microbatch
 import query_start
@@ -26,6 +27,8 @@ from bench.topics import Topic, client, create, ensure
 _KAFKA_NAME = "Spark's Kafka source"
 _CORES = 2
 _WARM_QUERIES = 2
+_WARM, _COLD = "start of a query, warm JVM", "start of a query, cold"
+_DIFFERENCE_S, _COLD_RATIO = 0.3, 1 / 1.1
 
 
 def small(context: Context) -> Topic:
@@ -39,23 +42,41 @@ def available_now(context: Context) -> Iterator[Figure]:
     """start() to the first row, warm; and start() to termination over the large topic."""
     large = cases(context)[0].topic
     ensure(context.bootstrap_servers, large)
-    tiny = small(context)
-    rounds = Rounds()
+    small(context)
     with session(_CORES) as spark, tempfile.TemporaryDirectory(prefix="groupsource-benchmark-") as directory:
-        for number in range(_WARM_QUERIES + context.rounds):
-            for source in (OWN, KAFKA):
-                run = query_start.run_query(spark, "warm", source, context.bootstrap_servers, tiny.name, directory)
-                if number >= _WARM_QUERIES:
-                    rounds.add(f"{source} first", run.first_batch_ms / 1000)
-                    rounds.add(f"{source} small", run.total_ms / 1000)
+        rounds = warm_starts(spark, context, directory)
         for _ in range(context.rounds):
             for source in (OWN, KAFKA):
                 run = query_start.run_query(spark, "whole", source, context.bootstrap_servers, large.name, directory)
                 rounds.add(f"{source} whole", run.total_ms / 1000)
-    yield pair(rounds, "start of a query, warm JVM", "start() to the end of the first batch", "first", None, 0.3)
+    yield pair(rounds, _WARM, "start() to the end of the first batch", "first", None, _DIFFERENCE_S)
     yield pair(rounds, "availableNow query", "100 records, start() to termination", "small", None)
     title = f"{large.records / 1e6:.3g} M x 100 B, start() to termination, local[{_CORES}]"
     yield pair(rounds, "availableNow query", title, "whole", 2.5)
+
+
+def warm_starts(spark: Any, context: Context, directory: str) -> Rounds:
+    """Runs short queries of both sources, the first ones of each uncounted."""
+    rounds = Rounds()
+    for number in range(_WARM_QUERIES + context.rounds):
+        for source in (OWN, KAFKA):
+            topic = query_start.SMALL
+            run = query_start.run_query(spark, "warm", source, context.bootstrap_servers, topic, directory)
+            if number >= _WARM_QUERIES:
+                rounds.add(f"{source} first", run.first_batch_ms / 1000)
+                rounds.add(f"{source} small", run.total_ms / 1000)
+    return rounds
+
+
+def starts_as_installed(context: Context) -> Iterator[Figure]:
+    """Warm and cold starts with the archive of PySpark as it is installed, which Python compiles at each start."""
+    small(context)
+    with session(_CORES) as spark, tempfile.TemporaryDirectory(prefix="groupsource-benchmark-") as directory:
+        rounds = warm_starts(spark, context, directory)
+    case = "start() to the end of the first batch, PySpark's archive as installed"
+    yield pair(rounds, _WARM, case, "first", None, _DIFFERENCE_S)
+    case = "Python to the end of the first batch, PySpark's archive as installed"
+    yield pair(cold_starts(context), _COLD, case, "cold", _COLD_RATIO)
 
 
 def pair(
@@ -66,15 +87,20 @@ def pair(
 
 
 def cold_start(context: Context) -> Iterator[Figure]:
-    """From the start of Python to the end of the first micro-batch, a new process each."""
+    """From the start of Python to the end of the first micro-batch."""
     small(context)
+    yield pair(cold_starts(context), _COLD, "Python to the end of the first batch", "cold", _COLD_RATIO)
+
+
+def cold_starts(context: Context) -> Rounds:
+    """Runs a short query of each source in a new process each."""
     arguments = argparse.Namespace(local=_CORES, rounds=0, records=0, unix_socket=False)
     rounds = Rounds()
     for _ in range(context.rounds):
         for source in (OWN, KAFKA):
             (run,) = query_start.child(arguments, context.bootstrap_servers, source)
             rounds.add(f"{source} cold", run.first_batch_ms / 1000)
-    yield pair(rounds, "start of a query, cold", "Python to the end of the first batch", "cold", 1 / 1.1)
+    return rounds
 
 
 def micro_batches(has_unix_socket: bool, context: Context) -> Iterator[Figure]:
@@ -114,6 +140,7 @@ def micro_batches(has_unix_socket: bool, context: Context) -> Iterator[Figure]:
 MEASURES = (
     Measure("availableNow", available_now, 300),
     Measure("cold-start", cold_start, 240),
+    Measure("starts-as-installed", starts_as_installed, 300, is_installed_spark=True),
     Measure("micro-batch-tcp", partial(micro_batches, False), 240),
     Measure("micro-batch-unix", partial(micro_batches, True), 240),
 )

@@ -6,7 +6,8 @@
     python benchmarks/run.py --list
 
 Starts one Apache Kafka for all measures. Each measure runs in a child process with a time limit; a measure that fails
-or does not end is a row with an error, and the next one starts. The raw values are in build/benchmarks.json.
+or does not end is a row with an error, and the next one starts. Ctrl-C and SIGTERM write the figures so far. The raw
+values are in build/benchmarks.json.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import json
 import os
 import platform
 import sys
+import tempfile
 import time
 import traceback
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Iterator
 
@@ -26,6 +29,7 @@ from bench.children import checkout_environment, exit_at_sigterm, run_lines
 from bench.context import Context, Measure
 from bench.figures import Figure
 from bench.page import table, write_page
+from bench.spark_home import compiled_home
 from rich.console import Console
 from rich.markdown import Markdown
 
@@ -71,8 +75,11 @@ def run(measure: Measure, context: Context) -> Iterator[Figure]:
     """Yields the figures of a measure that runs in a child process; an error is a figure too."""
     command = [sys.executable, str(Path(__file__)), "--child", measure.name, "--kafka", context.bootstrap_servers]
     command += ["--scale", str(context.scale), "--rounds", str(context.rounds)]
+    environment = checkout_environment(ROOT)
+    if context.spark_home and not measure.is_installed_spark:
+        environment["SPARK_HOME"] = context.spark_home
     try:
-        for line in run_lines(command, measure.timeout_s, checkout_environment(ROOT)):
+        for line in run_lines(command, measure.timeout_s, environment):
             if line.startswith(_FIGURE):
                 yield Figure.from_json(line.removeprefix(_FIGURE))
             else:
@@ -103,8 +110,9 @@ def machine() -> str:
         model = f" of {lines[0].partition(':')[2].strip()}" if lines else ""
     return (
         f"{time.strftime('%Y-%m-%d')}: {os.cpu_count()} processors{model}, Python {platform.python_version()}, "
-        f"PySpark {pyspark.__version__}, PyArrow {pyarrow.__version__}. Medians of alternating rounds; in brackets "
-        "the range of the ratios. A ratio above 1 means that groupsource is better."
+        f"PySpark {pyspark.__version__}, PyArrow {pyarrow.__version__}. PySpark's archive has compiled modules "
+        "(`groupsource compile-pyspark`), except in the rows that say otherwise. Medians of alternating rounds; in "
+        "brackets the range of the ratios. A ratio above 1 means that groupsource is better."
     )
 
 
@@ -132,17 +140,19 @@ def main() -> int:
     if options.child:
         return child(known[options.child], Context(options.kafka, scale, rounds))
     chosen = [known[name] for name in options.only] or list(known.values())
-    if options.kafka:
-        figures = collect(chosen, Context(options.kafka, scale, rounds))
-    else:
-        with RealKafka(KAFKA_CONFIG) as kafka:
-            figures = collect(chosen, Context(kafka.bootstrap_servers, scale, rounds))
-    report(figures, is_page=options.page or not options.only)
+    figures: list[Figure] = []
+    with ExitStack() as stack:
+        # whatever ends the run, the figures so far are reported
+        stack.callback(report, figures, is_page=options.page or not options.only)
+        servers = options.kafka or stack.enter_context(RealKafka(KAFKA_CONFIG)).bootstrap_servers
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="groupsource-benchmark-"))
+        spark_home = compiled_home(Path(directory) / "spark")
+        collect(chosen, Context(servers, scale, rounds, str(spark_home)), figures)
     return int(any(figure.error for figure in figures))
 
 
-def collect(chosen: list[Measure], context: Context) -> list[Figure]:
-    figures = []
+def collect(chosen: list[Measure], context: Context, figures: list[Figure]) -> None:
+    """Adds the figures of each measure; an error of one does not end the others."""
     for measure in chosen:
         began = time.monotonic()
         for figure in run(measure, context):
@@ -151,7 +161,6 @@ def collect(chosen: list[Measure], context: Context) -> list[Figure]:
             shown = figure.error or (f"ratio {ratio:.2f}" if ratio is not None else f"{max(figure.own):.3g}")
             print(f"{measure.name}: {figure.case} / {figure.rival_name} [{figure.unit}]: {shown}", flush=True)
         print(f"{measure.name}: {time.monotonic() - began:.0f} s", flush=True)
-    return figures
 
 
 def report(figures: list[Figure], is_page: bool) -> None:
