@@ -170,7 +170,7 @@ def report(figures: list[Figure], is_page: bool) -> None:
     raw = [json.loads(figure.to_json()) for figure in figures]
     (build / "benchmarks.json").write_text(json.dumps({"machine": machine(), "figures": raw}, indent=1))
     Console(width=150).print(Markdown("\n".join(table(figures))))
-    if is_page:
+    if is_page and figures:
         write_page(ROOT / "docs" / "performance.md", ROOT / "docs" / "images" / "performance.svg", figures, machine())
 
 
