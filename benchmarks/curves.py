@@ -8,22 +8,23 @@ The cost per record must not depend on the number of records; the others are bes
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
-from dataclasses import replace
-from typing import Any, Iterator
+import uuid
+from functools import partial
+from typing import Any, Callable, Iterator
 
 from bench.context import Context, Measure
 from bench.figures import Figure, Rounds
 from bench.spark import KAFKA, OWN, Read, check_same_rows, session, timed
-from bench.streams import stream_writer
 from bench.topics import PARTITIONS, Topic, ensure, fixed
+
+from spark_groupsource.source import reader_process
+from spark_groupsource.source.datasource import GroupDataSource
+from spark_groupsource.source.stream_reader import GroupStreamReader
 
 CORES = 2
 _MANY = 10_000
-_IDLE_TRIGGERS, _IDLE_S = 10, 60
-# Spark reports an idle query every 10 s otherwise
-_EVERY_PROGRESS = {"spark.sql.streaming.noDataProgressEventInterval": "0"}
+_IDLE, _IDLE_TRIGGERS = "trigger without records", 20
 _KAFKA_NAME = "Spark's Kafka source"
 
 
@@ -52,9 +53,9 @@ def by_records(context: Context) -> Iterator[Figure]:
 
 
 def by_partitions(context: Context) -> Iterator[Figure]:
-    """Whole batch read of 10 records in each of 4, 100, 1,000 and 10,000 partitions; micro-batches without records."""
-    with session(CORES, _EVERY_PROGRESS) as spark, tempfile.TemporaryDirectory(prefix="groupsource-") as directory:
-        for count in (4, 100, 1_000, 10_000):
+    """Whole batch read of 10 records in each of 4, 100, 1,000 and 10,000 partitions, and triggers without records."""
+    with session(CORES) as spark:
+        for count in (4, 100, 1_000, _MANY):
             if count * 0.1 > 10_000 * context.scale:
                 continue
             # one CreateTopics request of Kafka creates fewer than 10,000 partitions
@@ -62,40 +63,43 @@ def by_partitions(context: Context) -> Iterator[Figure]:
             for name in names:
                 each = count // len(names)
                 ensure(context.bootstrap_servers, Topic(name, 10 * each, batch_records=10, partitions=each))
-            measured = empty_batch(spark, context, f"{count:,} partitions", names, directory)
-            yield measured if count < _MANY else replace(measured, largest_value=0.3)
+            case, measure = f"{count:,} partitions", "10 records in each partition"
+            is_many = count >= _MANY
+            yield or_error(_IDLE, case, partial(idle_trigger, context, case, names, 0.3 if is_many else None))
             # Spark's source has a task for each partition, so that one read of 10,000 takes a minute
-            few = context._replace(rounds=1) if count >= _MANY else context
-            is_checked = count < _MANY
-            case = f"{count:,} partitions"
-            yield beside_kafka(spark, few, "10 records in each partition", case, names, 1.0, is_checked)
+            few = context._replace(rounds=1) if is_many else context
+            yield or_error(measure, case, partial(beside_kafka, spark, few, measure, case, names, 1.0, not is_many))
 
 
-def empty_batch(spark: Any, context: Context, case: str, topics: list[str], directory: str) -> Figure:
-    """Returns the median duration of the triggers of an idle query by each source."""
-    rounds = Rounds()
-    for source, name in ((OWN, OWN), (KAFKA, _KAFKA_NAME)):
-        writer = stream_writer(spark, source, context.bootstrap_servers, ",".join(topics), "latest", directory)
-        query = writer.trigger(processingTime="0 seconds").start()
-        try:
-            rounds.add(name, statistics.median(idle_triggers_s(query)))
-        finally:
-            query.stop()
-    return rounds.figure("micro-batch without records", case, "s", OWN, _KAFKA_NAME)
+def or_error(measure: str, case: str, make: Callable[[], Figure]) -> Figure:
+    """Returns the figure, or the error of its measurement."""
+    try:
+        return make()
+    except Exception as error:
+        return Figure(measure, case, "", error=repr(error))
 
 
-def idle_triggers_s(query: Any) -> list[float]:
-    """Waits for some triggers without records after the first one; returns their durations."""
-    deadline = time.monotonic() + _IDLE_S
-    while time.monotonic() < deadline:
-        if query.exception() is not None:
-            raise query.exception()
-        # the first trigger runs a batch
-        found = [each["durationMs"]["triggerExecution"] / 1000 for each in query.recentProgress[1:]]
-        if len(found) >= _IDLE_TRIGGERS:
-            return found
-        time.sleep(0.2)
-    raise TimeoutError(f"fewer than {_IDLE_TRIGGERS} triggers without records in {_IDLE_S} s")
+def idle_trigger(context: Context, case: str, topics: list[str], largest_s: float | None) -> Figure:
+    """Returns the durations of Spark's calls of a reader process without new records, with its pauses.
+
+    The reader runs in this process: Spark reports no durations of triggers without records.
+    """
+    reader_process.install_signal_handlers = lambda terminate: None
+    group, servers = f"benchmark-{uuid.uuid4().hex[:8]}", context.bootstrap_servers
+    options = {"kafka.bootstrap.servers": servers, "kafka.group.id": group, "subscribe": ",".join(topics)}
+    source = GroupDataSource(options)
+    reader = source.streamReader(source.schema())
+    assert isinstance(reader, GroupStreamReader)
+    try:
+        limit, took = reader.getDefaultReadLimit(), []
+        end = reader.latestOffset({}, limit)
+        for _ in range(_IDLE_TRIGGERS):
+            began = time.perf_counter()
+            end = reader.latestOffset(end, limit)
+            took.append(time.perf_counter() - began)
+    finally:
+        reader.stop()
+    return Figure(_IDLE, case, "s", [statistics.median(took)], largest_value=largest_s)
 
 
 def by_batch_size(context: Context) -> Iterator[Figure]:

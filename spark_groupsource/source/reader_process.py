@@ -43,8 +43,8 @@ _LAST_CALL_MS = 3_000
 
 
 UNIX_SOCKET_HINT = (
-    "spark.python.unix.domain.socket.enabled is off. Set it to true when the Spark session is created: Spark then sends "
-    "tasks without TCP, whose delayed acknowledgments cost 40 ms per micro-batch where the source cannot avoid them."
+    "spark.python.unix.domain.socket.enabled is off. Set it to true when the Spark session is created: Spark then "
+    "sends tasks without TCP, whose delayed acknowledgments cost 40 ms per micro-batch where they are not avoided."
 )
 
 
