@@ -20,6 +20,7 @@ from bench.topics import PARTITIONS, Topic, ensure, fixed
 
 from spark_groupsource.source import reader_process
 from spark_groupsource.source.datasource import GroupDataSource
+from spark_groupsource.source.schema import spark_schema
 from spark_groupsource.source.stream_reader import GroupStreamReader
 
 CORES = 2
@@ -87,8 +88,7 @@ def idle_trigger(context: Context, case: str, topics: list[str], largest_s: floa
     reader_process.install_signal_handlers = lambda terminate: None
     group, servers = f"benchmark-{uuid.uuid4().hex[:8]}", context.bootstrap_servers
     options = {"kafka.bootstrap.servers": servers, "kafka.group.id": group, "subscribe": ",".join(topics)}
-    source = GroupDataSource(options)
-    reader = source.streamReader(source.schema())
+    reader = GroupDataSource(options).streamReader(spark_schema(include_headers=False))
     assert isinstance(reader, GroupStreamReader)
     try:
         limit, took = reader.getDefaultReadLimit(), []
