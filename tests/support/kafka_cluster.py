@@ -80,7 +80,8 @@ class KafkaCluster:
 
     def elect_preferred(self, topics: Sequence[str]) -> None:
         """Moves the leaders of topics to their preferred replicas, once all replicas are in sync."""
-        self._admin().elect_leaders(ElectionType.PREFERRED, self.wait_in_sync(topics)).result(30)
+        admin = self._admin()  # its requests end with the object
+        admin.elect_leaders(ElectionType.PREFERRED, self.wait_in_sync(topics)).result(30)
 
     def _admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
