@@ -241,8 +241,8 @@ class Load:
         self._randomness = randomness
         self._next = 0
         self.produced: list[dict[bytes, bool]] = [{} for _ in range(PARTITIONS)]  # value -> acknowledged
-        # key -> the last acknowledged number, and the number that was sent after it
-        self.latest: dict[bytes, list[int]] = collections.defaultdict(list)
+        # key -> the last acknowledged number, -1 without one, and the number that was sent after it
+        self.latest: dict[bytes, list[int]] = collections.defaultdict(lambda: [-1])
         self.offsets = {group: (-1, -1) for group in GROUPS}  # acknowledged, sent
         self.transactions: list[Transaction] = []
         self.topics: dict[str, bool | None] = {}  # name -> whether it exists, None if unknown
@@ -356,7 +356,7 @@ class Checker:
         for key, numbers in self.load.latest.items():
             if len(numbers) == 1 and stored.get(key, -1) != numbers[0]:
                 raise CheckFailed(f"key {key!r} has {stored.get(key)}, {numbers[0]} was acknowledged")
-            self.load.latest[key] = [stored[key]] if key in stored else []
+            self.load.latest[key] = [stored.get(key, -1)]
         for group, (acknowledged, sent) in self.load.offsets.items():
             found = committed(connection, group)
             if not acknowledged <= found <= sent:
