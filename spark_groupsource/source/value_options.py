@@ -18,7 +18,7 @@ from spark_groupsource.values.options import (
     parse_mode,
     parse_schema_text,
 )
-from spark_groupsource.values.registry import RegistryAddress, parse_urls
+from spark_groupsource.values.registry_address import RegistryAddress, parse_urls
 
 
 def _format(column: str) -> Any:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.values.registry import RegistryAddress
+from spark_groupsource.values.registry_address import RegistryAddress
 
 BINARY = "binary"
 JSON, AVRO = "json", "avro"

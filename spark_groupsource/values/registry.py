@@ -8,37 +8,18 @@ from __future__ import annotations
 import json
 import time
 from base64 import b64encode
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from spark_groupsource.errors import AuthenticationError, ConfigurationError, NetworkError
+from spark_groupsource.errors import AuthenticationError, NetworkError
+from spark_groupsource.values.registry_address import RegistryAddress
 
 _TIMEOUT_S = 10
 _PAUSES_S = (0.1, 0.5, 1, 2, 4, 8, 15)
 _MAX_BYTES = 16 * 1024 * 1024
 _NOT_FOUND = 404
 _UNAUTHORIZED = (401, 403)
-
-
-@dataclass(frozen=True)
-class RegistryAddress:
-    """Addresses of one registry, and the user and password for it as ``user:password``."""
-
-    urls: tuple[str, ...]
-    user_info: str | None = field(default=None, repr=False)
-
-
-def parse_urls(name: str, text: str) -> tuple[str, ...]:
-    """Parses a comma-separated list of http or https addresses."""
-    urls = tuple(url.strip().rstrip("/") for url in text.split(",") if url.strip())
-    if not urls or not all(url.startswith(("http://", "https://")) and "@" not in url for url in urls):
-        raise ConfigurationError(
-            f"Option {name} must be a list of http or https addresses without user and password, such as "
-            f"http://registry:8081, got {len(urls)} addresses of which one is not. Correct it."
-        )
-    return urls
 
 
 class SchemaRegistry:

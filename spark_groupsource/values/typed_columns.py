@@ -17,7 +17,8 @@ from spark_groupsource.values.avro_writers import WrittenAvroDecoder
 from spark_groupsource.values.decoded import Decoded, Decoder
 from spark_groupsource.values.json_blocks import JsonDecoder
 from spark_groupsource.values.options import AVRO, DROPMALFORMED, FAILFAST, JSON, ColumnFormat
-from spark_groupsource.values.registry import RegistryAddress, SchemaRegistry
+from spark_groupsource.values.registry import SchemaRegistry
+from spark_groupsource.values.registry_address import RegistryAddress
 from spark_groupsource.values.serdes import NUMBERS, NumberDecoder, StringDecoder, UuidDecoder
 
 ERROR_COLUMN = "_error"

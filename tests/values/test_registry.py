@@ -1,4 +1,4 @@
-"""Avro values whose header names the schema of a registry, served over HTTP."""
+"""Avro values whose header names a schema of a registry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from spark_groupsource.errors import AuthenticationError, ConfigurationError, Ne
 from spark_groupsource.source.options import parse_options
 from spark_groupsource.values import registry
 from spark_groupsource.values.avro_writers import WrittenAvroDecoder
-from spark_groupsource.values.registry import RegistryAddress, SchemaRegistry
+from spark_groupsource.values.registry import SchemaRegistry
+from spark_groupsource.values.registry_address import RegistryAddress
 
 
 def record(*fields: tuple[str, Any]) -> dict[str, Any]:
