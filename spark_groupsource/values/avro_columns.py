@@ -20,6 +20,7 @@ from spark_groupsource.values.binary_blocks import Ints, as_text, fixed_width, i
 _FLOATS = {"float": (4, "<f4"), "double": (8, "<f8")}
 _MICROS = {"timestamp-millis": 1000, "local-timestamp-millis": 1000}
 _INT_LIMIT = 1 << 31
+_LONG_MAX = (1 << 63) - 1
 
 
 class Node(Protocol):
@@ -82,7 +83,9 @@ class _Integer:
         if self._kind is None:
             return None
         if self._factor != 1:
-            value = value * self._factor
+            failed = np.abs(value) > _LONG_MAX // self._factor
+            lanes.fail(failed, reasons.VARINT)
+            value = np.where(failed, 0, value) * self._factor
         return fixed_width(self._kind, value.astype(_numpy(self._kind), copy=False))
 
 

@@ -207,6 +207,11 @@ LONG = {"type": "record", "name": "r", "fields": [{"name": "n", "type": "long"},
         (RECORD, b"\x00\x02", "the count of a block exceeds the value"),
         (LONG, b"\x80" * 11, "an integer has more than 64 bits, or exceeds its type"),
         (LONG, b"\x00\x80\x80\x80\x80\x80\x01", "an integer has more than 64 bits, or exceeds its type"),
+        (
+            {"type": "long", "logicalType": "timestamp-millis"},
+            b"\xfe" + b"\xff" * 8 + b"\x01",
+            "an integer has more than 64 bits, or exceeds its type",
+        ),
         (["null", "int"], b"\x04", "the branch of a union does not exist"),
         ({"type": "enum", "name": "e", "symbols": ["A"]}, b"\x02", "the symbol of an enum does not exist"),
         (
