@@ -290,6 +290,8 @@ class _GroupHistory:
             released_ms = self.released_ms.pop(partition, None)
             if released_ms is not None:
                 total_ms += max(max(assigned_ms, ended.syncs.get(owner, assigned_ms)) - released_ms, 0)
+        # only the next rebalance assigns a partition that its owner has revoked; later, no member may have subscribed
+        self.released_ms = {p: at_ms for p, at_ms in self.released_ms.items() if p in before}
         for partition, owner in before.items():
             if partition not in after:
                 self.released_ms.setdefault(partition, max(assigned_ms, ended.syncs.get(owner, assigned_ms)))

@@ -332,8 +332,8 @@ def _unowned_seconds(step: Step, cause: Cause, stopped_ms: Mapping[tuple[int, st
             start_ms -= member.session_timeout_ms
         start_ms = max(start_ms, previous.completed_ms)
         seconds += count * max(current.completed_ms - start_ms, 0) / 1_000
-    if is_cooperative and previous.members:
-        # revoked by the rebalance before, in which a member that was removed may have owned them
+    if previous.members:
+        # without an owner since the rebalance before: revoked, or of the only member that subscribed to them
         for tp in (current.owners.keys() - previous.owners.keys()) & step.before.owners.keys():
             is_removed = step.before.owners[tp] not in previous.members
             start_ms = previous.joined_ms if is_removed else previous.completed_ms

@@ -157,9 +157,13 @@ def judge(observed: Sequence[Observed]) -> list[Judged]:
             "history": history,
             "merged": merged_rebalances(each.name, each.log, each.events),
         }
+        expired = {e.generation for e in each.log.reports if e.detail.get("cause") == Cause.POLL_EXCEEDED.value}
         for injection in each.injections:
             window = [r for r in history if injection.from_ms <= r.completed_ms <= injection.to_ms]
             for actual, wanted in paired(injection, window, each.is_cooperative, each.reasons):
+                if injection.action == "restart_broker" and {actual.generation - 1, actual.generation - 2} & expired:
+                    # by the report of a member, which could not commit in time, and came back
+                    wanted = [*wanted, Expected("POLL_EXCEEDED", None), Expected("JOINED", None)]
                 for source in SOURCES:
                     if not sources[source]:
                         continue
@@ -259,6 +263,9 @@ def unowned_shares(observed: Sequence[Observed]) -> tuple[float, float] | None:
     for each in observed:
         known = list(rebalances_from_events(each.events))
         for r in merged_rebalances(each.name, each.log, ()):
+            if r.cause is Cause.COORDINATOR_MOVED:
+                # the members stop before the new coordinator knows it
+                continue
             same = [other for other in known if other.generation == r.generation]
             other = min(same, key=lambda each: abs(each.completed_ms - r.completed_ms), default=None)
             if other is not None and None not in (r.unowned_seconds, other.unowned_seconds):
