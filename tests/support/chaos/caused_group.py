@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import kafka
-from support.chaos.caused_members import Member, StuckMember, World, join_request, leave
+from support.chaos.caused_members import SLOW_ASSIGNOR, Member, StuckMember, World, join_request, leave
 from support.raw_broker import RawConnection
 from support.waiting import wait_until
 
@@ -123,6 +123,9 @@ class CausedGroup:
         """Waits until the group is Stable after a restart of its coordinator, and records what that caused."""
         self.wait_stable()
         expected = [Expected("COORDINATOR_MOVED", None)]
+        if self.world.assignors == (SLOW_ASSIGNOR,):
+            # the first change, after which the coordinator moved: `begin_rebalance`
+            expected.append(Expected("LEADER_REJOINED", None))
         self.injections.append(Injection(self.name, what, from_ms, int(time.time() * 1_000), expected))
         self._let_commit()
 
