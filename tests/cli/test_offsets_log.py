@@ -210,7 +210,7 @@ def test_path_without_segments_is_rejected(tmp_path: Path, data_directory: Path)
     assert f"{odd} is not a log segment" in offsets_log(odd).stderr
     assert "either PATHS or --bootstrap-server" in offsets_log().stderr
     read_only = tmp_path / "read-only"
-    shutil.copytree(data_directory / "__consumer_offsets-0", read_only)
+    shutil.copytree(segments(data_directory)[0].parent, read_only)
     for each in read_only.iterdir():
         each.chmod(0o444)
     assert offsets_log(read_only).exit_code == 0

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 from support.memberships import stable
 
+from spark_groupsource.client.cluster.group_offsets import NO_IDS
 from spark_groupsource.client.membership import fencing
 from spark_groupsource.client.membership.member_commits import MemberCommits
 from spark_groupsource.client.membership.member_events import MemberEvents
@@ -127,7 +128,7 @@ def test_removal_that_a_commit_shows_is_of_the_generation_of_the_commit(monkeypa
     clock.advance_ms(sessions * membership.config.session_timeout_ms)
     cluster = Mock(try_commit=Mock(return_value=int(ErrorCode.UNKNOWN_MEMBER_ID)))
     with pytest.raises(GenerationMismatchError):
-        MemberCommits(cluster, shared, "g", clock).commit(member, {}, None)
+        MemberCommits(cluster, shared, "g", clock).commit(member, {}, None, NO_IDS)
     assert membership.generation != generation, "the member has reset its generation"
     (removed,) = shared.events.recorded
     assert (removed.kind, removed.client_id) == (EventKind.MEMBER_LEFT, "app-0")

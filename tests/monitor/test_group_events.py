@@ -101,13 +101,12 @@ def test_topic_of_events_is_not_listed(broker: EmbeddedBroker) -> None:
 
 
 def test_events_that_cannot_be_written_do_not_affect_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    from spark_groupsource.broker.coordinators.group_event_log import GroupEventLog
-
-    def fail(log: object, records: object) -> None:
+    def fail(records: object) -> None:
         raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "No space left on device.")
 
-    monkeypatch.setattr(GroupEventLog, "_append", fail)
     with EmbeddedBroker(config={"group.initial.rebalance.delay.ms": "0"}) as broker:
+        # of this broker alone: another one would record nothing for a minute
+        monkeypatch.setattr(broker.call(lambda node: node.group_coordinator.event_log), "_append", fail)
         create_topic(broker.bootstrap_servers, "t", 2)
         with open_cluster(broker.bootstrap_servers) as client, group_client(client, "g", "t") as ours:
             settle(ours, 2)

@@ -240,7 +240,9 @@ OTHER_TESTS = {
 
 BEYOND_SPARK = {
     "group.id", "members", "onGroupReset", "rebalanceLog", "rebalanceListener", "maxBytesPerTrigger",
-    "splitBetweenQueries",
+    "splitBetweenQueries", "mode",
+    *(f"{column}.{name}" for column in ("key", "value")
+      for name in ("format", "schema", "schema.registry.url", "basic.auth.user.info")), "value.flatten",
 }  # fmt: skip
 
 
