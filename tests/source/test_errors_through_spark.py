@@ -259,6 +259,9 @@ FAILURES = {
     "listener": (
         CONFIGURATION, lambda s: s.run(rebalanceListener="no_such_module:Class"), ["rebalanceListener", "Python path"]),
     "schema": (CONFIGURATION, lambda s: s.read("value string"), ["value of the schema must be binary", "Cast it"]),
+    "malformed value": (
+        "MalformedRecordError", lambda s: s.read(**{"value.format": "json", "value.schema": "a struct<b: int>"}),
+        ["MALFORMED_RECORD", r"the value of T-\d at offset 0 as json", "Set option mode to PERMISSIVE"]),
     "no topic": (CONFIGURATION, lambda s: s.read(subscribe="nope"), ["topic nope does not exist at .*. Create it"]),
     "no topic for a stream": (CONFIGURATION, lambda s: s.run(subscribe="nope"), ["topic nope does not exist at"]),
     "no time": (
