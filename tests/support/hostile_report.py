@@ -96,17 +96,25 @@ def print_table(rows: Mapping[str, Row]) -> None:
 def write_sections(
     path: Path, introduction: str, embedded: Mapping[str, Row], kafka: Mapping[str, Row], bounds: Iterable[BoundCost]
 ) -> None:
-    """Replaces the sections of the page with what was measured, which may be a part of the attacks and bounds."""
+    """Replaces the sections of the page with what was measured, which may be a part of the attacks and bounds.
+
+    A section of which nothing was measured stays as it is.
+    """
     nothing = Row()
     attacks = [
         f"| {_LABELS[name]} |{row.cells}{kafka.get(name, nothing).cells}" for name, row in embedded.items() if row.runs
     ]
     not_measured = [_LABELS[name] for name, row in embedded.items() if not row.runs]
     ending = f"\n\nNot measured: {'; '.join(not_measured)}." if not_measured else ""
-    costs = "\n".join([_BOUNDS_HEADER, *(cost.row for cost in bounds)])
+    costs = [cost.row for cost in bounds]
     text = path.read_text()
-    text = _replaced(text, ATTACKS_TITLE, "\n\n".join([introduction, "\n".join([_ATTACKS_HEADER, *attacks]) + ending]))
-    path.write_text(_replaced(text, BOUNDS_TITLE, f"`full_bounds.py` fills each bound of a new broker.\n\n{costs}"))
+    if attacks:
+        table = "\n".join([_ATTACKS_HEADER, *attacks])
+        text = _replaced(text, ATTACKS_TITLE, f"{introduction}\n\n{table}{ending}")
+    if costs:
+        table = "\n".join([_BOUNDS_HEADER, *costs])
+        text = _replaced(text, BOUNDS_TITLE, f"`full_bounds.py` fills each bound of a new broker.\n\n{table}")
+    path.write_text(text)
 
 
 def _replaced(text: str, title: str, section: str) -> str:
