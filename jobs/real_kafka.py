@@ -52,7 +52,7 @@ _DEFAULTS = {
     "controlled.shutdown.enable": "false",
 }
 # without a configuration, log4j prints errors to standard output, into the output of the tools
-_LOGGING = """\
+LOGGING = """\
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
@@ -290,7 +290,7 @@ def _java_prefix(
     logging = Path(class_path).parent.with_name("log4j2.properties")
     if not logging.exists():
         partial = logging.with_name(f"log4j2-{uuid.uuid4().hex}.tmp")
-        partial.write_text(_LOGGING)
+        partial.write_text(LOGGING)
         partial.rename(logging)
     return [
         executable,

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, Protocol
 from child_processes import start_process, stop_process
 from confluent_kafka import Producer
 from kafka_jars import UnavailableError
-from real_kafka import RealKafka
+from real_kafka import LOGGING, RealKafka
 from support.chaos import caused_document
 from support.chaos.caused_group import CausedGroup, Injection
 from support.chaos.caused_judgments import (
@@ -60,16 +60,10 @@ CONFIG = {
 }
 # a restarted Kafka can register again only after the session of the killed one has expired
 KAFKA_CONFIG = {**CONFIG, "broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}
-_LOGGING = """\
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{ISO8601} %p %c{1}: %m%n
+_LOGGING = f"""\
+{LOGGING}
 logger.groups.name = org.apache.kafka.coordinator.group
 logger.groups.level = INFO
-rootLogger.level = WARN
-rootLogger.appenderRef.stderr.ref = stderr
 """
 EAGER, COOPERATIVE = ("range",), ("cooperative-sticky",)
 TWO_ASSIGNORS = ("range", "roundrobin")
