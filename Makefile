@@ -2,9 +2,11 @@
 #             BOOTSTRAP=host:port on a Kafka of yours; KAFKA=1 on an Apache Kafka fetched for it; VERBOSE=1 all logs
 # make check  lint and every test that needs neither Java, Spark nor a real Kafka: run it before each commit
 # make test   lint and the tests, on the embedded broker and on a real Apache Kafka
+# make test-matrix   the Spark part of the tests with each PySpark (4.0 to 4.3) and each Python of this machine, in
+#             environments in .venv-matrix; writes docs/runtimes-matrix.md. MATRIX_ARGS='--spark 4.0 --python 3.11'
 # make soak   the tests with their long variants, then longer scenarios of kills and random schedules, for a nightly
 #             run; SEED=N repeats one
-# make bench  every benchmark beside its rivals, about 12 minutes, written into docs/performance.md; QUICK=1 3 minutes
+# make bench  every benchmark beside its rivals, each up to several minutes, written into docs/performance.md; QUICK=1 less
 # make bench-compare BASE=commit   processor time of this checkout beside that of another commit, as ratios
 # make lint   style, types, layers, conflict markers
 #             PYTEST_ARGS='-n 0 -k word' passes arguments to pytest: here, the tests with that word, in one process
@@ -26,7 +28,7 @@ ifndef SEED
 SEED := $(shell date +%s)
 endif
 
-.PHONY: run check quick-tests test soak bench bench-compare lint docs docs-diagrams docs-options notebook-screenshots conformance
+.PHONY: run check quick-tests test test-matrix soak bench bench-compare lint docs docs-diagrams docs-options notebook-screenshots conformance
 .PHONY: python-there java-there clean
 .DELETE_ON_ERROR:
 
@@ -40,7 +42,7 @@ check: $(VENV)/.ready-test
 
 # a test that starts Java without the mark for it must fail here, also on a machine that has Java
 quick-tests: $(VENV)/.ready-test
-	JAVA_HOME=/nonexistent $(BIN)/python tests/support/run_tests.py --plan quick --processes 5 --hypothesis-profile check \
+	JAVA_HOME=/nonexistent $(BIN)/python tests/support/run_tests.py --plan quick --processes 4 --hypothesis-profile check \
 	  -m 'not java and not kafka and not spark and not slow' $(PYTEST_ARGS)
 
 # the tests with every variant, then their scenarios with random seeds and many more events; hours, stops at the first
@@ -73,6 +75,9 @@ bench-compare: $(VENV)/.ready-test
 
 test: java-there lint
 	$(BIN)/python tests/support/run_tests.py $(PYTEST_ARGS)
+
+test-matrix: java-there python-there
+	$(PYTHON) tests/support/run_matrix.py $(MATRIX_ARGS)
 
 lint: $(VENV)/.ready-test
 	@! grep -rnIE '^(<<<<<<<|>>>>>>>)( |$$)' --exclude-dir=.git --exclude-dir=.venv --exclude-dir='.*_cache' . || { \

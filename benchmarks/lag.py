@@ -18,7 +18,7 @@ from coordinator import embedded  # puts jobs/ on the path
 from real_kafka import RealKafka
 
 from spark_groupsource.client.admin import NewTopic, create_partitions, create_topics
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import BrokerError
@@ -37,13 +37,13 @@ OFFSETS = COLUMNS.difference(ESTIMATES)
 VARIANTS = {"offsets": OFFSETS, "with time": OFFSETS | {"lag_ms"}, "all columns": COLUMNS}
 
 
-def wait_for_partitions(cluster: Cluster, topic: str, count: int) -> None:
+def wait_for_partitions(cluster: ClusterClient, topic: str, count: int) -> None:
     """Returns when the topic has the partitions."""
     while len(cluster.metadata([topic], refresh=True).partitions_of(topic)) < count:
         time.sleep(1)
 
 
-def prepare(cluster: Cluster, topic: str, group: str, partitions: int) -> None:
+def prepare(cluster: ClusterClient, topic: str, group: str, partitions: int) -> None:
     """Creates the topic, writes a batch of five records to each partition and commits offset 1 of each."""
     # Kafka changes at most 10,000 records of metadata per request
     first = min(partitions, 5_000)
@@ -66,7 +66,7 @@ def prepare(cluster: Cluster, topic: str, group: str, partitions: int) -> None:
         cluster.commit(group, {TopicPartition(topic, number): OffsetAndMetadata(1) for number in numbers})
 
 
-def measure(cluster: Cluster, group: str, partitions: int) -> None:
+def measure(cluster: ClusterClient, group: str, partitions: int) -> None:
     """Prints the best time of each variant."""
     for name, columns in VARIANTS.items():
         best = best_cpu = float("inf")
@@ -80,7 +80,7 @@ def measure(cluster: Cluster, group: str, partitions: int) -> None:
         print(f"{name:<12} {partitions:,} partitions: {best:.2f} s, {best_cpu:.2f} s processor time")
 
 
-def compare(kafka: RealKafka, cluster: Cluster, group: str) -> None:
+def compare(kafka: RealKafka, cluster: ClusterClient, group: str) -> None:
     """Compares the offsets and the lag of every partition with the output of Kafka's tool."""
     arguments = ("--bootstrap-server", kafka.bootstrap_servers, "--describe", "--group", group, "--timeout", "600000")
     tool = kafka.tool("org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", *arguments, timeout_s=900)
@@ -96,7 +96,7 @@ def run(address: str, partitions: int, kafka: RealKafka | None = None) -> None:
     """Measures against one cluster."""
     settings = ClientSettings.parse({"bootstrap.servers": address})
     topic, group = f"lag-{uuid4().hex[:8]}", f"lag-{uuid4().hex[:8]}"
-    with Cluster(settings.bootstrap, settings) as cluster:
+    with ClusterClient(settings.bootstrap, settings) as cluster:
         prepare(cluster, topic, group, partitions)
         measure(cluster, group, partitions)
         if kafka is not None:

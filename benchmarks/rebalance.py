@@ -114,7 +114,7 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 120)
 def measure(servers: str, assignor: str, slow_s: float) -> tuple[float, float, float]:
     """Returns the longest gap of `a` before `c` joined and during the rebalance, and the seconds until `c` read."""
     from spark_groupsource.client.admin import NewTopic, create_topics, describe_groups
-    from spark_groupsource.client.cluster.client import Cluster
+    from spark_groupsource.client.cluster.client import ClusterClient
     from spark_groupsource.client.settings import ClientSettings
 
     topic = group = f"rebalance-{assignor}"
@@ -130,7 +130,7 @@ def measure(servers: str, assignor: str, slow_s: float) -> tuple[float, float, f
         "kafka.partition.assignment.strategy": assignor,
     }
     settings = ClientSettings.parse({"bootstrap.servers": servers})
-    with Cluster(servers, settings) as cluster:
+    with ClusterClient(servers, settings) as cluster:
         create_topics(cluster, [NewTopic(topic, PARTITIONS, 1)])
 
         def shared_by(count: int) -> bool:

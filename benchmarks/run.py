@@ -1,7 +1,7 @@
 """All benchmarks: ourselves beside rivals, in alternating rounds, written into docs/performance.md.
 
-    python benchmarks/run.py                 # all measures, about 12 minutes
-    python benchmarks/run.py --quick         # fewer records and rounds, about 3 minutes
+    python benchmarks/run.py                 # all measures; one takes up to several minutes
+    python benchmarks/run.py --quick         # fewer records and rounds
     python benchmarks/run.py --only decode   # one measure; the page is not written
     python benchmarks/run.py --list
 

@@ -1,10 +1,13 @@
-"""Typed values beside Spark's Kafka source with from_json and from_avro.
+"""Typed values beside Spark's Kafka source with from_json, from_avro and from_protobuf.
 
-    python benchmarks/typed_values.py [--records 2000000] [--rounds 5] [--local 2]
+    python benchmarks/typed_values.py [--only TEXT] [--records 2000000] [--rounds 5] [--local 2] [--document]
 
-Starts an embedded broker with topics of JSON and Avro values: flat records of ten fields, the same with 1 % malformed
-values, and nested records with arrays. Batch reads of both sources to the sink `noop` alternate; every row has the
-medians and the ratio of groupsource to Spark's source. On a busy machine compare the processor seconds.
+Starts an embedded broker with topics of JSON, Avro and Protobuf values: flat records of ten fields, the same with 1 %
+malformed values, and nested records with arrays. Batch reads to the sink `noop` alternate; every row is printed as soon
+as it is measured, with the medians and the ratio of the rival's seconds to those of groupsource. The rival of a topic
+with malformed values is groupsource's read of the good ones. Where from_avro or from_protobuf cannot be downloaded, the
+rival reads the same bytes without decoding them, which takes less time than decoding them. On a busy machine compare
+the processor seconds. --document writes the rows into docs/performance.md, where rows of earlier runs remain.
 """
 
 from __future__ import annotations
@@ -17,12 +20,12 @@ import statistics
 import sys
 import tempfile
 import time
+from base64 import b64encode
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Mapping, NamedTuple
 
 import fastavro
-from rich.console import Console
-from rich.table import Table
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "jobs"), str(HERE)]
@@ -35,7 +38,13 @@ from kafka_jars import SPARK_CONNECTOR, Artifact, UnavailableError, fetch, spark
 
 from spark_groupsource.records.encode import Record  # noqa: E402
 
-_NOW = int(time.time() * 1000)
+PAGE = HERE.parent / "docs" / "performance.md"
+BEGIN, END = "<!-- typed values: begin -->", "<!-- typed values: end -->"
+HEAD = [
+    "| values | rival | groupsource, records/s | rival, records/s | ratio | ratio of processor time | goal |",
+    "|---|---|---:|---:|---:|---:|---:|",
+]
+_NOW = 1_700_000_000_000
 FLAT = [
     ("id", "long"), ("name", "string"), ("city", "string"), ("amount", "double"), ("quantity", "int"),
     ("is_paid", "boolean"), ("code", "string"), ("latitude", "double"), ("longitude", "double"), ("created", "long"),
@@ -55,32 +64,49 @@ DDL = {
     "nested": "id bigint, name string, city string, amount double, items array<struct<sku: string, n: int>>",
 }
 TWO = "id bigint, city string"
+_MALFORMED = 0.01
 
 
 class Case(NamedTuple):
-    """One row: a shape of `SCHEMAS`, its format, the fields that are read, and the share of malformed values."""
+    """One row: a shape of `SCHEMAS`, its format, the fields that are read, how values are malformed, and the goal."""
 
     shape: str
     format: str
     fields: str
-    malformed: float = 0.0
+    goal: float
+    malformed: str = ""
 
     @property
     def topic(self) -> str:
-        return f"{self.shape}-{self.format}-{'malformed' if self.malformed else 'good'}"
+        return f"{self.shape}-{self.format}-{self.malformed.replace(' ', '-') or 'good'}"
 
     def __str__(self) -> str:
         extent = "two fields" if self.fields == TWO else "all fields"
-        return f"{self.shape} {self.format}, {extent}" + (f", {self.malformed:.0%} malformed" * bool(self.malformed))
+        return f"{self.shape} {self.format}, {extent}" + (f", 1 % {self.malformed}" if self.malformed else "")
 
 
+# 1 % malformed values may cost 10 %
 CASES = [
-    Case(shape, form, fields, malformed)
-    for form in ("json", "avro")
-    for shape, fields, malformed in (
-        ("flat", DDL["flat"], 0), ("flat", TWO, 0), ("nested", DDL["nested"], 0), ("flat", DDL["flat"], 0.01),
+    Case(shape, form, fields, goal, malformed)
+    for form in ("json", "avro", "protobuf")
+    for shape, fields, goal, malformed in (
+        ("flat", DDL["flat"], 2 if form == "protobuf" else 3, ""), ("flat", TWO, 5, ""),
+        ("nested", DDL["nested"], 2, ""), ("flat", DDL["flat"], 0.91, "truncated"),
+        *([("flat", DDL["flat"], 0.91, "of a wrong type"), ("flat", DDL["flat"], 0.91, "no json")] * (form == "json")),
     )
 ]  # fmt: skip
+
+
+def proto_file() -> descriptor_pb2.FileDescriptorProto:
+    """Returns the Protobuf messages of both shapes."""
+    types = {"long": 3, "string": 9, "double": 1, "int": 5, "boolean": 8}
+    file = descriptor_pb2.FileDescriptorProto(name="values.proto", syntax="proto3")
+    for shape, names in (("item", [("sku", "string"), ("n", "int")]), ("flat", FLAT), ("nested", FLAT[:4])):
+        message = file.message_type.add(name=shape)
+        for number, (name, kind) in enumerate(names, 1):
+            message.field.add(name=name, number=number, type=types[kind], label=1)
+    message.field.add(name="items", number=5, type=11, label=3, type_name=".item")
+    return file
 
 
 def datum(rng: random.Random, number: int, shape: str) -> dict[str, Any]:
@@ -98,39 +124,65 @@ def datum(rng: random.Random, number: int, shape: str) -> dict[str, Any]:
 
 def topic(case: Case, records: int) -> Topic:
     parsed = fastavro.parse_schema(SCHEMAS[case.shape])
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(proto_file())
+    message = message_factory.GetMessageClass(pool.FindMessageTypeByName(case.shape))
+
+    def encode(value: Mapping[str, Any]) -> bytes:
+        if case.format == "json":
+            return json.dumps(value).encode()
+        if case.format == "protobuf":
+            return bytes(message(**value).SerializeToString())
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, parsed, value)
+        return out.getvalue()
 
     def make(rng: random.Random, number: int) -> Record:
         value = datum(rng, number, case.shape)
-        if case.format == "json":
-            data = json.dumps(value).encode()
-        else:
-            out = io.BytesIO()
-            fastavro.schemaless_writer(out, parsed, value)
-            data = out.getvalue()
-        return Record(None, data[:-3] if rng.random() < case.malformed else data, _NOW)
+        data = encode(value)
+        if case.malformed and rng.random() < _MALFORMED:
+            wrong = encode(value | {"id": "x"}) if case.format == "json" else b""
+            data = {"truncated": data[:-3], "of a wrong type": wrong, "no json": b"no json"}[case.malformed]
+        return Record(None, data, _NOW)
 
     return Topic(case.topic, records, make)
 
 
-def frame(spark: Any, source: str, bootstrap_servers: str, case: Case) -> Any:
-    """Returns the DataFrame with the decoded value of a topic."""
+def own(spark: Any, bootstrap_servers: str, case: Case) -> Any:
+    """Returns the DataFrame with the decoded value by groupsource."""
+    reader = spark.read.format(OWN).option("kafka.bootstrap.servers", bootstrap_servers)
+    reader = reader.option("subscribe", case.topic).option("value.format", case.format).option("mode", "PERMISSIVE")
+    if case.format == "avro":
+        reader = reader.option("value.schema", json.dumps(SCHEMAS[case.shape]))
+    if case.format == "protobuf":
+        files = descriptor_pb2.FileDescriptorSet(file=[proto_file()]).SerializeToString()
+        reader = reader.option("value.schema", b64encode(files).decode()).option("value.message.name", case.shape)
+    return reader.schema(f"value struct<{case.fields}>").load()
+
+
+def theirs(spark: Any, bootstrap_servers: str, case: Case, available: set[str]) -> tuple[str, Any]:
+    """Returns the name of the rival, and its DataFrame with the decoded value."""
     from pyspark.sql import functions as f
 
-    reader = spark.read.format(source).option("kafka.bootstrap.servers", bootstrap_servers)
-    reader = reader.option("subscribe", case.topic)
-    schema = json.dumps(SCHEMAS[case.shape])
-    if source == OWN:
-        reader = reader.option("value.format", case.format).option("mode", "PERMISSIVE")
-        reader = reader.option("value.schema", schema) if case.format == "avro" else reader
-        return reader.schema(f"value struct<{case.fields}>").load()
-    loaded = reader.load()
+    loaded = spark.read.format(KAFKA).option("kafka.bootstrap.servers", bootstrap_servers)
+    loaded = loaded.option("subscribe", case.topic).load()
     if case.format == "json":
-        return loaded.select(f.from_json(f.col("value").cast("string"), case.fields).alias("value"))
-    from pyspark.sql.avro.functions import from_avro
+        return "from_json", loaded.select(f.from_json(f.col("value").cast("string"), case.fields).alias("value"))
+    if case.format not in available:
+        return "kafka, not decoded", loaded.select("value")
+    if case.format == "avro":
+        from pyspark.sql.avro.functions import from_avro
 
-    value = from_avro(loaded["value"], schema, {"mode": "PERMISSIVE"})
+        value = from_avro(loaded["value"], json.dumps(SCHEMAS[case.shape]), {"mode": "PERMISSIVE"})
+    else:
+        from pyspark.sql.protobuf.functions import from_protobuf
+
+        files = descriptor_pb2.FileDescriptorSet(file=[proto_file()]).SerializeToString()
+        value = from_protobuf(
+            loaded["value"], case.shape, options={"mode": "PERMISSIVE"}, binaryDescriptorSet=bytes(files)
+        )
     names = [each.split()[0] for each in case.fields.split(", ")] if case.fields == TWO else []
-    return loaded.select(*[value[name] for name in names] or [value.alias("value")])
+    return f"from_{case.format}", loaded.select(*[value[name] for name in names] or [value.alias("value")])
 
 
 def timed(rows: Any) -> Took:
@@ -139,53 +191,73 @@ def timed(rows: Any) -> Took:
     return Took(time.perf_counter() - begin, processor_seconds() - spent)
 
 
-def jars() -> tuple[list[Path], bool]:
-    """Returns the jars of Spark's Kafka source and of from_avro, and whether these exist."""
-    found = spark_connector_jars()
+def jars() -> tuple[list[Path], set[str]]:
+    """Returns the jars of Spark's Kafka source and of from_avro and from_protobuf, and which of these exist."""
+    found, available = spark_connector_jars(), set()
     revision = SPARK_CONNECTOR[0].revision
-    try:
-        avro = fetch(f"spark-avro-{revision}", (Artifact("org.apache.spark", "spark-avro_2.13", revision, True),))
-    except UnavailableError:
-        return found, False
-    return [*found, *sorted(avro.glob("*.jar"))], True
+    for name in ("avro", "protobuf"):
+        artifact = Artifact("org.apache.spark", f"spark-{name}_2.13", revision, True)
+        try:
+            found = [*found, *sorted(fetch(f"spark-{name}-{revision}", (artifact,)).glob("*.jar"))]
+            available.add(name)
+        except UnavailableError as error:
+            print(f"No from_{name}: {str(error).splitlines()[0]}", file=sys.stderr)
+    return found, available
+
+
+def row(spark: Any, bootstrap_servers: str, case: Case, arguments: argparse.Namespace, available: set[str]) -> str:
+    """Measures a case; returns its row of the table."""
+    ensure(bootstrap_servers, topic(case, arguments.records))
+    if case.malformed:
+        good = case._replace(malformed="")
+        ensure(bootstrap_servers, topic(good, arguments.records))
+        rival, other = "groupsource, no malformed values", own(spark, bootstrap_servers, good)
+    else:
+        rival, other = theirs(spark, bootstrap_servers, case, available)
+    pairs: list[tuple[Took, Took]] = []
+    for number in range(arguments.rounds + 1):
+        pair = timed(own(spark, bootstrap_servers, case)), timed(other)
+        # the first round warms up
+        pairs += [pair] if number else []
+    rates = [arguments.records / statistics.median(each.seconds for each in runs) for runs in zip(*pairs)]
+    ratio = statistics.median(b.seconds / a.seconds for a, b in pairs)
+    spent = statistics.median(b.processor_s / a.processor_s for a, b in pairs)
+    return f"| {case} | {rival} | {rates[0]:,.0f} | {rates[1]:,.0f} | {ratio:.2f} | {spent:.2f} | {case.goal} |"
+
+
+def document(line: str) -> None:
+    """Writes a row into the page, in place of that of the same values."""
+    text = PAGE.read_text()
+    before, _, rest = text.partition(BEGIN)
+    section, _, after = rest.partition(END)
+    rows = {each.split(" | ")[0]: each for each in section.splitlines() if each.startswith("| ") and each != HEAD[0]}
+    rows[line.split(" | ")[0]] = line
+    order = [f"| {case}" for case in CASES]
+    listed = [rows[name] for name in order if name in rows]
+    PAGE.write_text("\n".join([f"{before}{BEGIN}", "", *HEAD, *listed, "", f"{END}{after}"]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="measure the rows whose name has this text")
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--local", type=int, default=2)
+    parser.add_argument("--document", action="store_true", help="write the rows into docs/performance.md")
     arguments = parser.parse_args()
-    found, has_avro = jars()
-    table = Table("values", "groupsource records/s", "kafka records/s", "ratio", "ratio of processor s")
+    found, available = jars()
     with tempfile.TemporaryDirectory(prefix="groupsource-benchmark-") as directory:
         broker = EmbeddedBroker(directory)
         try:
             with session(arguments.local, {"spark.jars": ",".join(map(str, found))}) as spark:
-                for case in CASES:
-                    table.add_row(str(case), *row(spark, broker.bootstrap_servers, case, arguments, has_avro))
+                print("\n".join(HEAD), flush=True)
+                for case in (case for case in CASES if arguments.only in str(case)):
+                    line = row(spark, broker.bootstrap_servers, case, arguments, available)
+                    print(line, flush=True)
+                    if arguments.document:
+                        document(line)
         finally:
             broker.kill()
-    Console().print(table)
-
-
-def row(spark: Any, bootstrap_servers: str, case: Case, arguments: argparse.Namespace, has_avro: bool) -> list[str]:
-    """Returns the figures of one case."""
-    ensure(bootstrap_servers, topic(case, arguments.records))
-    sources = (OWN, KAFKA) if case.format == "json" or has_avro else (OWN,)
-    took: dict[str, list[Took]] = {source: [] for source in sources}
-    for number in range(arguments.rounds + 1):
-        for source in sources:
-            each = timed(frame(spark, source, bootstrap_servers, case))
-            if number:
-                took[source].append(each)
-    seconds = {source: statistics.median(each.seconds for each in runs) for source, runs in took.items()}
-    spent = {source: statistics.median(each.processor_s for each in runs) for source, runs in took.items()}
-    figures = [f"{arguments.records / seconds[OWN]:,.0f}"]
-    if KAFKA not in seconds:
-        return [*figures, "no from_avro", "", ""]
-    ratio, processor = seconds[KAFKA] / seconds[OWN], spent[OWN] / spent[KAFKA]
-    return [*figures, f"{arguments.records / seconds[KAFKA]:,.0f}", f"{ratio:.2f}", f"{processor:.2f}"]
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from spark_groupsource.config_def import (
 from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.source.options import BOTH, UNSUPPORTED_OPTIONS, SourceOptions
 from spark_groupsource.source.table_options import TABLE_OPTIONS
-from spark_groupsource.source.value_options import ValueKeys
+from spark_groupsource.source.value_options import VALUE_OPTIONS
 from spark_groupsource.storage.topic_config import TopicConfig
 
 _INTRODUCTION = """\
@@ -49,7 +49,7 @@ def options_page() -> str:
 
 
 def _source_section() -> Iterator[str]:
-    keys = [*config_keys(SourceOptions).values(), *config_keys(ValueKeys).values()]
+    keys = [*config_keys(SourceOptions).values(), *VALUE_OPTIONS.values()]
     yield from (
         "## Source options",
         "",
@@ -61,6 +61,11 @@ def _source_section() -> Iterator[str]:
     yield from _table(
         ["Option", "Default", "Values", "Queries", "Description"],
         ([f"`{key.name}`", _default(key), _values(key), _queries(key), key.doc] for key in keys),
+    )
+    yield from (
+        "`key.schema.registry.ssl.*` and `value.schema.registry.ssl.*` are the settings `ssl.*` of",
+        "[TLS](#tls-and-sasl), for the connections to a schema registry.",
+        "",
     )
     yield from ("With the option `table` ([tables.md](tables.md)) the options are these, and `kafka.*`:", "")
     yield from _table(

@@ -22,16 +22,17 @@ from child_processes import start_process, stop_process
 from demo_application import DRAIN_TIMEOUT_S, DemoApplication
 from demo_checks import Check, carrier_means, check_lag, check_means, check_rows, group_positions, read_outputs
 from demo_producer import FlightProducer
-from flights import encode_flights, load_flights
+from flights import SCHEMA_FILE, encode_flights, load_flights
 from kafka_jars import UnavailableError, java
 from real_kafka import RealKafka
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from schema_registry import SchemaRegistryServer
 
 from spark_groupsource.client.admin import GroupDescription, NewTopic, create_topics, describe_groups
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import GroupSourceError
@@ -61,8 +62,9 @@ class Demo:
         self._clock = SystemClock()
         self._started_ms = self._clock.now_ms()
         self._settings = ClientSettings.parse({"bootstrap.servers": bootstrap_servers, "client.id": "demo"})
-        self._cluster = Cluster(self._settings.bootstrap, self._settings)
+        self._cluster = ClusterClient(self._settings.bootstrap, self._settings)
         self._topic, self._group = "flights", "flight-delays"
+        self._registry = SchemaRegistryServer()
         self._applications: list[DemoApplication] = []
         self._progress = Progress(
             TextColumn("{task.description:<9}"),
@@ -85,16 +87,19 @@ class Demo:
         self._choose_names()
         create_topics(self._cluster, [NewTopic(self._topic, PARTITIONS)])
         self._report(f"topic [bold]{self._topic}[/] with {PARTITIONS} partitions on {self._bootstrap}")
-        self._report(f"producing {len(flights):,} flights: Avro records of conf/flights.avsc, keyed by carrier")
         with ExitStack() as stack:
             stack.callback(self._cluster.close)
+            stack.enter_context(self._registry)
+            schema_id = self._registry.register(f"{self._topic}-value", SCHEMA_FILE.read_text())
+            self._report(f"schema registry at {self._registry.url}: conf/flights.avsc is schema {schema_id}")
+            self._report(f"producing {len(flights):,} flights: Avro records of this schema, keyed by carrier")
             stack.callback(self._kill_applications)
             self._producer = stack.enter_context(
                 FlightProducer(
                     self._settings,
                     self._topic,
                     PARTITIONS,
-                    encode_flights(flights),
+                    encode_flights(flights, schema_id),
                     len(flights),
                     duration_s=PRODUCE_S,
                 )
@@ -145,6 +150,7 @@ class Demo:
             name,
             DIRECTORY / f"application-{name.lower()}",
             bootstrap_servers=self._bootstrap,
+            registry=self._registry.url,
             topic=self._topic,
             group=self._group,
             verbose=self._verbose,

@@ -23,7 +23,15 @@ class DemoApplication:
     """
 
     def __init__(
-        self, name: str, directory: Path, *, bootstrap_servers: str, topic: str, group: str, verbose: bool
+        self,
+        name: str,
+        directory: Path,
+        *,
+        bootstrap_servers: str,
+        registry: str,
+        topic: str,
+        group: str,
+        verbose: bool,
     ) -> None:
         self.name = name
         self.output = directory / "output"
@@ -38,7 +46,7 @@ class DemoApplication:
         environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         arguments = ["--bootstrap-servers", bootstrap_servers, "--topic", topic, "--group", group, "--members", "2"]
         arguments += ["--output", str(self.output), "--checkpoint", str(directory / "checkpoint")]
-        arguments += ["--schema", str(JOBS.parent / "conf" / "flights.avsc"), "--rebalance-log", str(self._rebalances)]
+        arguments += ["--schema-registry", registry, "--rebalance-log", str(self._rebalances)]
         arguments += ["--log-level", "INFO" if verbose else "WARN"]
         self._process = start_process(
             [

@@ -9,7 +9,7 @@ from itertools import islice
 
 from flights import Flight
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.clock import SystemClock
@@ -77,13 +77,13 @@ class FlightProducer:
 
     def _run(self) -> None:
         try:
-            with Cluster(self._settings.bootstrap, self._settings) as cluster:
+            with ClusterClient(self._settings.bootstrap, self._settings) as cluster:
                 self._produce(cluster)
         except Exception as error:
             # raised in the main thread by raise_error
             self._error = error
 
-    def _produce(self, cluster: Cluster) -> None:
+    def _produce(self, cluster: ClusterClient) -> None:
         clock = SystemClock()
         producer = BatchProducer(cluster, codec=LZ4)
         due_ms = clock.now_ms()

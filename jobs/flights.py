@@ -38,15 +38,20 @@ def load_flights() -> DataFrame:
     return pandas.read_csv(Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip")
 
 
-def encode_flights(flights: DataFrame) -> Iterator[Flight]:
-    """Each flight with the carrier as its key; the value is a schemaless Avro record of ``conf/flights.avsc``."""
+def encode_flights(flights: DataFrame, schema_id: int | None = None) -> Iterator[Flight]:
+    """Each flight with the carrier as its key; the value is an Avro record of ``conf/flights.avsc``.
+
+    Args:
+        schema_id: id of the schema in a registry, which precedes the record; None for a bare record.
+    """
+    header = b"" if schema_id is None else b"\0" + schema_id.to_bytes(4, "big")
     schema = parse_schema(json.loads(SCHEMA_FILE.read_text()))
     columns = {name: [_python_value(value) for value in flights[name].tolist()] for name in flights.columns}
     for row in zip(*columns.values()):
         buffer = io.BytesIO()
         record = dict(zip(columns, row))
         schemaless_writer(buffer, schema, record)
-        yield Flight(record["carrier"].encode(), buffer.getvalue())
+        yield Flight(record["carrier"].encode(), header + buffer.getvalue())
 
 
 def _python_value(value: Any) -> Any:

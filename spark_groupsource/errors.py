@@ -9,6 +9,7 @@ The class of an exception shows its cause:
 * a rebalance: `GenerationMismatchError`;
 * retention, deletion, damage: `DataLossError`, `CorruptRecordError`, `StorageError`;
 * a producer whose values are not of the format of the query: `MalformedRecordError`;
+* a newer schema in a schema registry: `SchemaChangedError`;
 * the Spark application: `ApplicationEndedError`.
 
 Every other exception is a defect of this package.
@@ -370,6 +371,10 @@ class CorruptRecordError(GroupSourceError):
 
 class MalformedRecordError(GroupSourceError):
     """A key or value is not of its format or schema, and the option mode is FAILFAST."""
+
+
+class SchemaChangedError(GroupSourceError):
+    """A registry has a newer schema than the columns of the query, and the option onSchemaChange ends the query."""
 
 
 class StorageError(GroupSourceError):

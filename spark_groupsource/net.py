@@ -24,7 +24,6 @@ from spark_groupsource.tls import (
     handshake_remedy,
     is_certificate_alert,
     is_lost_in_handshake,
-    tls_context,
 )
 
 Socket = socket.socket
@@ -121,7 +120,12 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
     Raises: NetworkError, also if the peer ends the TLS handshake; AuthenticationError if TLS verification fails;
         ConfigurationError if the files of `tls` cannot be loaded.
     """
-    context = None if tls is None else tls_context(tls)
+    context = None
+    if tls is not None:
+        # imported where TLS is used
+        from spark_groupsource.tls_contexts import tls_context
+
+        context = tls_context(tls)
     try:
         connection = _connect(address, timeout_ms)
     except NetworkError:

@@ -1,13 +1,12 @@
-"""TLS settings, contexts, and the meaning of failed handshakes.
+"""TLS settings, and the meaning of failed handshakes.
 
 `ssl` is imported where TLS is used, because it takes as long as all other imports of a connection.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-from spark_groupsource.errors import ConfigurationError
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import ssl
@@ -34,19 +33,41 @@ _CERTIFICATE_ALERTS = frozenset(
     }
 )
 CLIENT_CERTIFICATE = (
-    "Set kafka.ssl.certificate.location and kafka.ssl.key.location to a certificate that the broker trusts "
-    "(ssl.client.auth)."
+    "Set kafka.ssl.certificate.location and kafka.ssl.key.location, or kafka.ssl.keystore.location, to a certificate "
+    "that the broker trusts (ssl.client.auth)."
 )
+ClientAuth = Literal["none", "requested", "required"]
+"""Whether a listener asks for the certificate of a client (ssl.client.auth)."""
+STORE_TYPES = ("PEM", "PKCS12", "JKS")
+"""The accepted values of `ssl.keystore.type` and `ssl.truststore.type`."""
 
 
-class TlsSettings(NamedTuple):
-    """TLS files of one client, in PEM; None for the system's defaults."""
+@dataclass(frozen=True)
+class TlsSettings:
+    """TLS settings of one client or listener; `repr` omits passwords and keys.
+
+    Attributes:
+        ca_file: certificate authorities: a file in PEM, PKCS12 or JKS, or a directory as of `c_rehash`; `ca_pem`: the
+            same as PEM text. Without both, the system's.
+        cert_file: own certificate with its chain, and the key if `key_file` is None: PEM, PKCS12 or JKS; `cert_pem`
+            and `key_pem`: as PEM text.
+        ca_password, cert_password: of the stores. key_password: of the private key; None if it is `cert_password`.
+        protocols: enabled versions; the default of Python's `ssl` if empty.
+        ciphers: enabled cipher suites of TLS 1.2 and earlier in OpenSSL's names; OpenSSL's default if empty.
+    """
 
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
-    key_password: str | None = None
+    key_password: str | None = field(default=None, repr=False)
     check_hostname: bool = True
+    ca_pem: str | None = field(default=None, repr=False)
+    cert_pem: str | None = field(default=None, repr=False)
+    key_pem: str | None = field(default=None, repr=False)
+    ca_password: str | None = field(default=None, repr=False)
+    cert_password: str | None = field(default=None, repr=False)
+    protocols: tuple[str, ...] = ()
+    ciphers: tuple[str, ...] = ()
 
 
 def handshake_remedy(error: ssl.SSLError) -> str:
@@ -62,7 +83,7 @@ def handshake_remedy(error: ssl.SSLError) -> str:
         return "Renew the certificate of the broker, or correct the clock of this machine."
     if is_certificate_alert(error):
         return CLIENT_CERTIFICATE
-    return "Check kafka.ssl.ca.location and the broker's listener."
+    return "Check kafka.ssl.ca.location or kafka.ssl.truststore.location, and the broker's listener."
 
 
 def is_certificate_alert(error: BaseException | None) -> bool:
@@ -78,30 +99,3 @@ def is_lost_in_handshake(error: ssl.SSLError) -> bool:
 
     ended = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
     return isinstance(error, ended) or (error.reason or "") in _LOST_IN_HANDSHAKE
-
-
-def tls_context(tls: TlsSettings) -> ssl.SSLContext:
-    """Returns the context of a client. Raises: ConfigurationError if a file cannot be loaded."""
-    import ssl
-
-    def key_password() -> str:
-        # called for an encrypted key; without a function, Python would read the password from the terminal
-        if not tls.key_password:
-            raise ConfigurationError(
-                f"Option kafka.ssl.key.password is not set, but the private key in {tls.key_file or tls.cert_file} is "
-                "encrypted. Set it to the password of the key."
-            )
-        return tls.key_password
-
-    try:
-        context = ssl.create_default_context(cafile=tls.ca_file)
-        context.check_hostname = tls.check_hostname
-        if tls.cert_file:
-            context.load_cert_chain(tls.cert_file, tls.key_file, key_password)
-    except (OSError, ssl.SSLError) as error:
-        files = ", ".join(filter(None, (tls.ca_file, tls.cert_file, tls.key_file)))
-        raise ConfigurationError(
-            f"Loading TLS files failed ({files}): {error}. Give them in PEM format, and the password of an encrypted "
-            "key as kafka.ssl.key.password."
-        ) from error
-    return context

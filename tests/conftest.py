@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from spark_groupsource.broker.embedded import EmbeddedBroker
 
-# a deadline per example would fail on a busy machine
+# a deadline per example would fail on a busy machine; only the profile `soak` draws other examples in each run
 hypothesis.settings.register_profile("soak", deadline=None, max_examples=50)
-hypothesis.settings.register_profile("suite", deadline=None, max_examples=15)
-hypothesis.settings.register_profile("check", deadline=None, max_examples=5)
+hypothesis.settings.register_profile("suite", deadline=None, max_examples=15, derandomize=True)
+hypothesis.settings.register_profile("check", deadline=None, max_examples=5, derandomize=True)
 hypothesis.settings.load_profile("suite")
 
 startup.configure()
@@ -151,6 +151,8 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
+        # an idle query asks for its end every 10 ms otherwise
+        .config("spark.sql.streaming.pollingDelay", "50ms")
         .config("spark.python.unix.domain.socket.enabled", "true")
         .getOrCreate()
     )

@@ -12,7 +12,7 @@ import time
 from typing import Callable, Iterator, Mapping, NamedTuple
 
 from spark_groupsource.client.admin import NewTopic, create_topics
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.network.connection import BrokerConnection, InFlight
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import BrokerError, ErrorCode
@@ -72,9 +72,9 @@ class Topic(NamedTuple):
         return self.batch_records * self.partitions
 
 
-def client(bootstrap_servers: str) -> Cluster:
+def client(bootstrap_servers: str) -> ClusterClient:
     addresses = parse_addresses(bootstrap_servers)
-    return Cluster(addresses, ClientSettings(bootstrap=addresses))
+    return ClusterClient(addresses, ClientSettings(bootstrap=addresses))
 
 
 def ensure(bootstrap_servers: str, topic: Topic) -> None:
@@ -87,7 +87,7 @@ def ensure(bootstrap_servers: str, topic: Topic) -> None:
         _produce(cluster, topic, itertools.islice(itertools.cycle(batches), rounds))
 
 
-def create(cluster: Cluster, name: str, partitions: int, config: Mapping[str, str] = {}) -> bool:
+def create(cluster: ClusterClient, name: str, partitions: int, config: Mapping[str, str] = {}) -> bool:
     """Creates a topic; returns False if it exists."""
     try:
         create_topics(cluster, [NewTopic(name, partitions, 1, {**config, "retention.ms": "-1"})])
@@ -120,7 +120,7 @@ def _encoded(topic: Topic) -> list[bytes]:
     ]
 
 
-def _produce(cluster: Cluster, topic: Topic, batches: Iterator[bytes]) -> None:
+def _produce(cluster: ClusterClient, topic: Topic, batches: Iterator[bytes]) -> None:
     """Appends each batch to every partition, with several requests in flight."""
     view = cluster.metadata([topic.name])
     leader = view.leader(TopicPartition(topic.name, 0))

@@ -11,7 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Iterator, Mapping, NamedTuple
 
+from spark_groupsource.broker.security_config import SecurityConfig
 from spark_groupsource.config_def import INT32_MAX, INT64_MAX, BrokerConfigKey, ConfigType, config_keys, setting
+from spark_groupsource.config_providers import resolve
 from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.storage.topic_config import TopicConfig, unknown_setting
 
@@ -32,14 +34,18 @@ def _segment_bytes(name: str, topic: str) -> Any:
 
 @dataclass(frozen=True)
 class BrokerConfig:
-    """Settings of the broker; `group` has those of its group coordinator, `topic` the defaults of its topics."""
+    """Settings of the broker; `group` has those of its group coordinator, `topic` the defaults of its topics.
+
+    `security` has those of its listeners.
+    """
 
     node_id: int = _broker_setting(
         "node.id", ConfigType.INT, 1, "Id of this broker in the metadata.", low=0, high=INT32_MAX, is_per_node=True
     )
     advertised_listeners: tuple[str, ...] = _broker_setting(
         "advertised.listeners", ConfigType.LIST, (),
-        "Addresses (host:port) that clients connect to, one per node; by default the addresses listened on.",
+        "Addresses (host:port) that clients connect to, one per node, or PROTOCOL://host:port for each listener; by "
+        "default the addresses listened on.",
         is_per_node=True,
     )
     auto_create_topics_enable: bool = _broker_setting(
@@ -145,17 +151,9 @@ class BrokerConfig:
         "log.cleaner.backoff.ms", ConfigType.LONG, 15_000,
         "Time between two checks for logs to compact, in milliseconds.", unit="ms", low=0, high=INT64_MAX, dynamic=True,
     )
-    sasl_enabled_mechanisms: tuple[str, ...] = _broker_setting(
-        "sasl.enabled.mechanisms", ConfigType.LIST, (),
-        "SASL mechanisms that clients may authenticate with (PLAIN, SCRAM-SHA-256, SCRAM-SHA-512); an empty list "
-        "disables authentication.",
-    )
-    sasl_plain_jaas_config: str = _broker_setting(
-        "listener.name.sasl_plaintext.plain.sasl.jaas.config", ConfigType.PASSWORD, "",
-        "Users of mechanism PLAIN: PlainLoginModule with a user_NAME=password for each user.",
-    )
     group: GroupConfig = field(default_factory=GroupConfig)
     topic: TopicConfig = field(default_factory=TopicConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
 
     def value(self, name: str) -> Any:
         """Returns the value of the setting `name` of `BROKER_SETTINGS`."""
@@ -179,6 +177,8 @@ def _rows() -> Iterator[tuple[_Place, BrokerConfigKey]]:
             yield _Place("topic", attribute), replace(key, name=key.broker_name)
     for attribute, key in config_keys(BrokerConfig).items():
         yield _Place("", attribute), key
+    for attribute, key in config_keys(SecurityConfig).items():
+        yield _Place("security", attribute), key
 
 
 _PLACES: Mapping[str, _Place] = {key.name: place for place, key in _rows()}
@@ -200,12 +200,13 @@ def changed_config(settings: Mapping[str, str], base: BrokerConfig) -> BrokerCon
 
     Raises: ConfigurationError for an unknown name and for a value out of bounds.
     """
-    values: dict[str, dict[str, Any]] = {"": {}, "group": {}, "topic": {}}
-    for name, text in settings.items():
+    values: dict[str, dict[str, Any]] = {"": {}, "group": {}, "topic": {}, "security": {}}
+    for name, text in resolve(settings).items():
         key = BROKER_SETTINGS.get(name)
         if key is None:
             raise unknown_setting(name, BROKER_SETTINGS, "broker")
         section, attribute = _PLACES[name]
         values[section][attribute] = key.parse(str(text))
     group, topic = replace(base.group, **values["group"]), replace(base.topic, **values["topic"])
-    return replace(base, group=group, topic=topic, **values[""])
+    security = replace(base.security, **values["security"])
+    return replace(base, group=group, topic=topic, security=security, **values[""])

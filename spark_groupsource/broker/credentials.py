@@ -16,17 +16,22 @@ import secrets
 import threading
 from base64 import b64decode, b64encode
 from pathlib import Path
-from typing import Iterable, Mapping, Sequence
+from typing import Callable, Iterable, Mapping, Sequence
 
 from spark_groupsource.broker.config import BrokerConfig
+from spark_groupsource.broker.security_config import SecurityConfig, listener_specs
+from spark_groupsource.broker.token_validation import TokenValidator
 from spark_groupsource.errors import ConfigurationError, StorageError
+from spark_groupsource.net import Address
 from spark_groupsource.storage.files import replace_file
 from spark_groupsource.wire.sasl_server import (
     MAX_ITERATIONS,
     MECHANISMS,
     MIN_ITERATIONS,
+    OAUTHBEARER,
     PLAIN,
     SCRAM_HASHES,
+    BearerSaslServer,
     PlainSaslServer,
     SaslServer,
     ScramCredential,
@@ -38,20 +43,24 @@ from spark_groupsource.wire.sasl_server import (
 MAX_USERS = 1_000
 """SCRAM users that clients can add, because the file is replaced with each change. Kafka has no such limit."""
 _FILE = "scram-credentials.json"
-_JAAS = "listener.name.sasl_plaintext.plain.sasl.jaas.config"
+_JAAS = "listener.name.{}.plain.sasl.jaas.config"
 _JAAS_USER = re.compile(r'user_([^\s=]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^\s;]+)')
 _ADD_SCRAM = re.compile(r"([A-Z0-9-]+)=\[(.*)\]")
 
 
 class CredentialStore:
-    """The users of one broker. `mechanisms`: enabled SASL mechanisms; without one, clients do not authenticate.
+    """The users of one broker. `mechanisms`: enabled SASL mechanisms.
+
+    Args: `now_ms`, milliseconds since 1970.
 
     Raises: ConfigurationError.
     """
 
-    def __init__(self, config: BrokerConfig) -> None:
-        self.mechanisms = _mechanisms(config.sasl_enabled_mechanisms)
-        self._passwords = _plain_users(config.sasl_plain_jaas_config) if PLAIN in self.mechanisms else {}
+    def __init__(self, config: BrokerConfig, now_ms: Callable[[], int]) -> None:
+        security = config.security
+        self.mechanisms = _mechanisms(security.sasl_enabled_mechanisms)
+        self._passwords = _passwords(security) if PLAIN in self.mechanisms else {}
+        self._tokens = TokenValidator(security, now_ms) if OAUTHBEARER in self.mechanisms else None
         self._scram: dict[str, dict[str, ScramCredential]] = {}
         self._path: Path | None = None
         self._lock = threading.Lock()
@@ -68,10 +77,13 @@ class CredentialStore:
             user, mechanism, credential = _parse_added(text)
             self.put(user, mechanism, credential)
 
-    def new_exchange(self, mechanism: str) -> SaslServer:
-        """Creates the server side of one SASL exchange."""
+    def new_exchange(self, mechanism: str, listener: str) -> SaslServer:
+        """Creates the server side of one SASL exchange on a listener, which has its own users of PLAIN."""
         if mechanism == PLAIN:
-            return PlainSaslServer(self._passwords.get)
+            return PlainSaslServer(self._passwords.get(listener, {}).get)
+        if mechanism == OAUTHBEARER:
+            assert self._tokens is not None
+            return BearerSaslServer(self._tokens.validate)
         nonce = secrets.token_urlsafe(24)
         return ScramSaslServer(mechanism, lambda user: self._scram.get(user, {}).get(mechanism), nonce)
 
@@ -144,7 +156,14 @@ def _mechanisms(setting: Sequence[str]) -> tuple[str, ...]:
     return mechanisms
 
 
-def _plain_users(jaas: str) -> dict[str, str]:
+def _passwords(security: SecurityConfig) -> dict[str, dict[str, str]]:
+    """Returns the passwords of PLAIN by listener and user. Raises: ConfigurationError for a listener without users."""
+    protocols = [each.protocol for each in listener_specs(security, Address("", 0)) if each.has_sasl]
+    jaas = {"SASL_PLAINTEXT": security.sasl_plaintext_jaas_config, "SASL_SSL": security.sasl_ssl_jaas_config}
+    return {each: _plain_users(jaas[each], _JAAS.format(each.lower())) for each in protocols}
+
+
+def _plain_users(jaas: str, option: str) -> dict[str, str]:
     """Parses ``... required user_alice="..." user_bob="...";`` into passwords by user."""
     users = {
         name: re.sub(r"\\(.)", r"\1", value[1:-1]) if value.startswith('"') else value
@@ -152,7 +171,7 @@ def _plain_users(jaas: str) -> dict[str, str]:
     }
     if not users:
         raise ConfigurationError(
-            f"Option sasl.enabled.mechanisms contains PLAIN, but {_JAAS} defines no user. Set it to "
+            f"Option sasl.enabled.mechanisms contains PLAIN, but {option} defines no user. Set it to "
             '\'org.apache.kafka.common.security.plain.PlainLoginModule required user_NAME="PASSWORD";\'.'
         )
     return users

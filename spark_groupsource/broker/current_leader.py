@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any, Iterable, TypeVar
 
 from spark_groupsource.broker.leaders import Leaders
-from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.wire.messages import FetchResponse, ProduceResponse
 
 _FetchPartition = FetchResponse.FetchableTopicResponse.PartitionData
@@ -23,12 +22,12 @@ def add_current_leaders(
     response: FetchResponse | ProduceResponse,
     failed: Iterable[tuple[TopicPartition, _Entry]],
     leaders: Leaders,
-    nodes: RunningNodes,
+    nodes: Iterable[Node],
 ) -> None:
     """Adds the current leader to each partition of `failed` whose leader has changed, and its endpoint to `response`.
 
-    `response` is a Fetch response of version 16 or later, or a Produce response (older versions do not encode the
-    fields).
+    `nodes` are the running ones. `response` is a Fetch response of version 16 or later, or a Produce response (older
+    versions do not encode the fields).
     """
     leader_ids = set()
     for topic_partition, entry in failed:

@@ -87,6 +87,7 @@ class EmbeddedBroker:
         self._write_line: ReportWriter | None = None
         self.data_dir: Path | None = None
         self._bootstrap_servers = ""
+        self._addresses: dict[str, str] = {}
         self.reports: deque[str] = deque(maxlen=1000)
 
     def start(self) -> EmbeddedBroker:
@@ -117,10 +118,25 @@ class EmbeddedBroker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """``host:port`` of the nodes, separated by commas; starts a broker that has not been started."""
+        """``host:port`` of the nodes, separated by commas; starts a broker that has not been started.
+
+        Of the first listener, where the setting `listeners` has several.
+        """
         if not self._bootstrap_servers:
             self.start()
         return self._bootstrap_servers
+
+    def address(self, protocol: str) -> str:
+        """Returns `bootstrap_servers` of the listener of a protocol, for example SASL_SSL; see the setting `listeners`.
+
+        Raises: ConfigurationError if the broker has no such listener.
+        """
+        self.bootstrap_servers  # noqa: B018
+        if protocol not in self._addresses:
+            raise ConfigurationError(
+                f"The broker has no listener {protocol}, but {', '.join(self._addresses)}. Add it to listeners."
+            )
+        return self._addresses[protocol]
 
     def produce(self, topic: str, records: Iterable[Any], partition: int | None = None) -> int:
         """Appends records made from Python objects and returns their number.
@@ -192,7 +208,7 @@ class EmbeddedBroker:
 
     def coordinator(self, group_id: str) -> int:
         """Returns the node that coordinates a group. Raises: ApiError."""
-        return self.call(lambda broker: broker.group_coordinator.shards.coordinator_node(group_id).node_id)
+        return self.call(lambda broker: broker.group_coordinator.shards.coordinator_node(group_id))
 
     def pause_loading(self, paused: bool = True) -> None:
         """Pauses the loading of group coordinators, so that they return COORDINATOR_LOAD_IN_PROGRESS; or resumes it."""
@@ -259,7 +275,8 @@ class EmbeddedBroker:
         self._stopped = asyncio.Event()
         addresses = await self._server.start()
         self._loop = asyncio.get_running_loop()
-        ready.set_result(",".join(map(str, addresses)))
+        self._addresses = {protocol: ",".join(map(str, each)) for protocol, each in addresses.items()}
+        ready.set_result(next(iter(self._addresses.values())))
         try:
             await self._stopped.wait()
         finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Collection, Iterable, Mapping, Sequence
 
+from spark_groupsource.broker.acls import Authorizer
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.coordinators.group_runtime import GroupRuntime
 from spark_groupsource.broker.coordinators.services import CoordinatorServices
@@ -41,12 +42,12 @@ from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.timers import Timers
 
 _PARTITIONS_PER_STEP = 100
-_STATE_BYTES = 83_886_080
+_STATE_BYTES = 67_108_864
 _DEFAULTS = BrokerConfig()
 
 
 def _state_budget(config: BrokerConfig) -> StateBudget:
-    """Returns the memory of all state: 80 MB, and what settings permit in addition to their defaults."""
+    """Returns the memory of all state: 64 MB, and what settings permit in addition to their defaults."""
     limit = config.group.group_coordinator_max_state_bytes
     groups = max(limit - _DEFAULTS.group.group_coordinator_max_state_bytes, 0)
     partitions = max(config.max_broker_partitions - _DEFAULTS.max_broker_partitions, 0)
@@ -71,13 +72,12 @@ class Broker:
         add_scram: Collection[str] = (),
     ) -> None:
         self.config = config
-        self.clock = clock
-        self.report = report
-        self.data = data
+        self.clock, self.report, self.data = clock, report, data
         self.is_altering_config = False
         self.nodes = RunningNodes()
         self.leaders = Leaders(range(config.node_id, config.node_id + node_count), report)
-        self.credentials = CredentialStore(config)
+        self.credentials = CredentialStore(config, clock.timestamp_ms)
+        self.authorizer = Authorizer(config.security) if config.security.authorizer_class_name else None
         self._add_scram = add_scram
         self.dynamic = DynamicSettings(data, config, self.leaders.node_ids)
         self.partitions = LogManager(data, config.topic, report)
@@ -128,6 +128,8 @@ class Broker:
         self.data.open(self.config.node_id, save_leader_epoch=partial(save_first_epoch, self.data.path))
         try:
             self.credentials.open(self.data.path, self._add_scram)
+            if self.authorizer is not None:
+                self.authorizer.open(self.data.path)
             self.leaders.open(self.data.path)
             self.apply_dynamic_config()
             self.partitions.open_all()
@@ -305,10 +307,10 @@ class Broker:
         if self.leaders.move(topic_partition, node_id):
             self._on_new_leaders((topic_partition,))
 
-    def node_started(self, node: Node) -> None:
-        """Adds a running node to the metadata and elects it for partitions without a running leader."""
-        self.leaders.running.add(node.node_id)
-        self.nodes.add(node)
+    def node_started(self, node_id: int, endpoints: Mapping[str, Node]) -> None:
+        """Adds a running node to the metadata, by listener, and elects it for partitions without a running leader."""
+        self.leaders.running.add(node_id)
+        self.nodes.add(node_id, endpoints)
         self._elect()
 
     def node_stopped(self, node_id: int) -> None:

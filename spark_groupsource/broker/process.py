@@ -70,6 +70,14 @@ async def _repeat(function: Callable[[], object], interval_s: float) -> None:
         function()
 
 
+def _printed(addresses: Mapping[str, tuple[Address, ...]]) -> str:
+    """Returns ``host:port`` of the nodes; with their protocols if there are several."""
+    prefixed = len(addresses) > 1
+    return ",".join(
+        f"{protocol}://{each}" if prefixed else str(each) for protocol, nodes in addresses.items() for each in nodes
+    )
+
+
 def serve_forever(
     data_dir: Path,
     address: Address,
@@ -102,7 +110,7 @@ def serve_forever(
         addresses = await server.start()
         gc.collect()
         gc.freeze()  # collections do not traverse modules, topics and partitions
-        ready(",".join(map(str, addresses)))
+        ready(_printed(addresses))
         if server.warning:
             write_line(server.warning)
         trimming = asyncio.create_task(_repeat(trim_heap, _TRIM_INTERVAL_S))

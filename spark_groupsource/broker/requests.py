@@ -13,12 +13,19 @@ TopicId = uuid.UUID
 ZERO_UUID = uuid.UUID(int=0)
 """The topic id of a topic that a request names."""
 
+ANONYMOUS = "User:ANONYMOUS"
+"""The principal of a client that has not authenticated."""
+
+SMALL_RESPONSE_BYTES = 16_384
+"""A response that is sent also while clients have not read the responses that memory permits."""
+
 
 class ApiRequestContext(NamedTuple):
     """A request's origin and version.
 
     Attributes: `token`, identifies the request when its response is sent; `client_host`, address of the client;
-    `node_id`, the node that received the request; `connection_id`, of the connection, 0 if unknown.
+    `node_id`, the node that received the request; `connection_id`, of the connection, 0 if unknown; `listener`, name of
+    the listener that received it; `principal`, ``User:NAME``.
     """
 
     token: int
@@ -28,6 +35,8 @@ class ApiRequestContext(NamedTuple):
     client_host: str
     node_id: int
     connection_id: int = 0
+    listener: str = "PLAINTEXT"
+    principal: str = ANONYMOUS
 
 
 class ResponseAction(Enum):
@@ -54,4 +63,7 @@ state. ``return`` gives the result of the handler. The steps are dropped when th
 
 
 def in_a_slice() -> None:
-    """Yielded by steps that are to continue in a time slice, after the requests of other clients."""
+    """Yielded by short steps that are to continue in a time slice, after the requests of other clients.
+
+    They take little memory, so they do not wait for the end of long requests.
+    """

@@ -10,7 +10,7 @@ import logging
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Collection, TypeVar
+from typing import Collection, Iterator, TypeVar
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
 from spark_groupsource.broker.api.versions import SERVED
@@ -18,17 +18,20 @@ from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.network.limits import ConnectionLimits
 from spark_groupsource.broker.network.listener import Listener, ResponseRouter
 from spark_groupsource.broker.network.scheduler import Scheduler
+from spark_groupsource.broker.network.server_tls import ServerTls
 from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.security_config import ListenerSpec, advertised_addresses, listener_specs
+from spark_groupsource.broker.timed_steps import PeriodicSteps
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.log_text import describe_error, log_line
-from spark_groupsource.net import Address, parse_addresses
+from spark_groupsource.net import Address
 from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.reporter import Reporter
 
 _LOGGER = logging.getLogger(__name__)
 _EMBEDDED_DEFAULTS = {"group.initial.rebalance.delay.ms": "0"}
-_CONNECTION_CHECK_S = 1.0
+_CONNECTION_CHECK_MS = 1_000
 # a timer that is later than this shows that the process was suspended
 _SUSPENDED_MS = 1_000
 _RESUME_S = 0.1
@@ -71,77 +74,106 @@ class BrokerServer:
         router = ResponseRouter(self._scheduler)
         data = DataDirectory(data_dir, adopt, report)
         self.broker = Broker(config, data, clock, router.send, report, node_count, add_scram)
-        dispatcher = RequestDispatcher(self.broker, SERVED, router.send, router.run_steps)
+        dispatcher = RequestDispatcher(
+            self.broker, SERVED, router.send, router.run_steps, router.complete_with
+        )
         self._clock = clock
         self._report = report
-        self._listeners: dict[int, Listener] = {}
-        if address.port + node_count > 65_536:
-            raise ConfigurationError(
-                f"Option {listen_option} must have a port of at most {65_536 - node_count} for {node_count} nodes, got "
-                f"{address.port}."
-            )
+        self._specs = listener_specs(config.security, address)
+        tls = ServerTls(config.security) if any(spec.has_tls for spec in self._specs) else None
+        self._listeners: dict[int, tuple[Listener, ...]] = {}
         for index, node_id in enumerate(self.broker.leaders.node_ids):
-            own = Address(address.host, address.port + index if address.port else 0)
-            self._listeners[node_id] = self._new_listener(dispatcher, router, node_id, own)
+            self._listeners[node_id] = tuple(
+                self._new_listener(dispatcher, router, node_id, self._of_node(spec, index, node_count), tls)
+                for spec in self._specs
+            )
         self._limit_fetches(router)
         self._timer_handle: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
         self._timers_run_ms = clock.now_ms()
-        self._connection_check: asyncio.TimerHandle | None = None
+        self._connection_check = PeriodicSteps(
+            self.broker.timers, clock, self._check_connections, self._connection_check_interval_ms
+        )
         self.warning = ""
 
+    def _of_node(self, spec: ListenerSpec, index: int, node_count: int) -> ListenerSpec:
+        """Returns a listener of the node `index`, which follows that of the first node."""
+        host, port = spec.address
+        if port + node_count > 65_536:
+            option = "listeners" if self.config.security.listeners else self._listen_option
+            raise ConfigurationError(
+                f"Option {option} must have a port of at most {65_536 - node_count} for {node_count} nodes, got {port}."
+            )
+        return spec._replace(address=Address(host, port + index if port else 0))
+
     def _new_listener(
-        self, dispatcher: RequestDispatcher, router: ResponseRouter, node_id: int, address: Address
+        self,
+        dispatcher: RequestDispatcher,
+        router: ResponseRouter,
+        node_id: int,
+        spec: ListenerSpec,
+        tls: ServerTls | None,
     ) -> Listener:
         return Listener(
             self.broker,
             dispatcher,
             router,
             node_id,
-            address,
+            spec,
             self._clock,
             self._scheduler,
             self._limits,
             self._schedule_timers,
+            tls if spec.has_tls else None,
         )
 
     def _limit_fetches(self, router: ResponseRouter) -> None:
         """Lets the fetch manager read within the limit of all responses, in steps of the scheduler."""
         fetch_manager = self.broker.fetch_manager
         fetch_manager.available_bytes = lambda: self._limits.responses.largest_bytes
+        fetch_manager.may_exceed = lambda: not self._limits.responses.is_full
         fetch_manager.run_steps = lambda token, steps: router.run_steps(
             token, steps, None, lambda response: router.send(token, response), False
         )
 
-    async def start(self) -> tuple[Address, ...]:
-        """Opens the data directory and the listeners; returns the advertised addresses.
+    async def start(self) -> dict[str, tuple[Address, ...]]:
+        """Opens the data directory and the listeners; returns the advertised addresses of the nodes by protocol.
 
         Raises: ConfigurationError when a port is in use; StorageError when the directory cannot be used.
         """
         _import_libraries()
         self._advertise()
-        listeners = tuple(self._listeners.values())
+        option = "listeners" if self.config.security.listeners else self._listen_option
         try:
-            for listener in listeners:
-                listener.bind(self._listen_option)
+            for listener in self._all_listeners():
+                listener.bind(option)
             self.broker.start()
         except BaseException:
             await self._close_listeners()
             raise
-        for listener in listeners:
-            self.broker.node_started(listener.node)
-        for listener in listeners:
+        for node_id in self._listeners:
+            self._node_started(node_id)
+        for listener in self._all_listeners():
             await listener.serve()
-        self._check_connections()
+        self._connection_check.start()
         self._schedule_timers()
         self.warning = self._warning()
-        return tuple(Address(node.host, node.port) for node in self.broker.nodes)
+        return {
+            spec.protocol: tuple(Address(node.host, node.port) for node in self.broker.nodes.at(spec.protocol))
+            for spec in self._specs
+        }
+
+    def _node_started(self, node_id: int) -> None:
+        self.broker.node_started(node_id, {each.protocol: each.node for each in self._listeners[node_id]})
+
+    def _all_listeners(self) -> Iterator[Listener]:
+        for listeners in self._listeners.values():
+            yield from listeners
 
     async def stop(self) -> None:
         """Closes all connections and logs; acknowledged records are on disk on return."""
-        for handle in (self._timer_handle, self._connection_check):
-            if handle is not None:
-                handle.cancel()
+        if self._timer_handle is not None:
+            self._timer_handle.cancel()
         await self._close_listeners()
         self._scheduler.close()
         for _ in self.broker.group_coordinator.stop():  # thousands of events take a second
@@ -153,36 +185,39 @@ class BrokerServer:
 
         Raises: ConfigurationError if the port is in use; ValueError for an unknown node.
         """
-        listener = self._listener(node_id)
-        if not listener.is_open:
-            listener.bind(self._listen_option)
-            self.broker.node_started(listener.node)
-            await listener.serve()
+        listeners = self._of(node_id)
+        if not listeners[0].is_open:
+            for listener in listeners:
+                listener.bind(self._listen_option)
+            self._node_started(node_id)
+            for listener in listeners:
+                await listener.serve()
             self._schedule_timers()
 
     async def stop_node(self, node_id: int) -> None:
         """Closes a node's listener and connections; other nodes become leaders. Raises: ValueError."""
-        await self._listener(node_id).close()
+        for listener in self._of(node_id):
+            await listener.close()
         self.broker.node_stopped(node_id)
         self._schedule_timers()
 
     @property
     def unsent_bytes(self) -> int:
         """Response bytes that clients have not read yet."""
-        return sum(listener.unsent_bytes for listener in self._listeners.values())
+        return sum(listener.unsent_bytes for listener in self._all_listeners())
 
     @property
     def connection_count(self) -> int:
         """Number of connected clients."""
-        return sum(listener.connection_count for listener in self._listeners.values())
+        return sum(listener.connection_count for listener in self._all_listeners())
 
-    def _listener(self, node_id: int) -> Listener:
+    def _of(self, node_id: int) -> tuple[Listener, ...]:
         if node_id not in self._listeners:
             raise ValueError(f"Unknown node {node_id}: the broker has nodes {sorted(self._listeners)}.")
         return self._listeners[node_id]
 
     async def _close_listeners(self) -> None:
-        for listener in self._listeners.values():
+        for listener in self._all_listeners():
             await listener.close()
 
     # --- timers ---
@@ -219,43 +254,40 @@ class BrokerServer:
             self._report(f"[broker] Unexpected error in a timer callback: {describe_error(error)}.", logging.ERROR)
         self._schedule_timers()
 
-    def _check_connections(self) -> None:
-        for listener in self._listeners.values():
-            listener.close_idle()
-        self._limits.close_stalled(self._clock.now_ms())
+    def _check_connections(self) -> Iterator[None]:
+        for listener in self._all_listeners():
+            yield from listener.close_idle_steps()
+        yield from self._limits.close_stalled(self._clock.now_ms())
+
+    def _connection_check_interval_ms(self) -> int:
         shortest_ms = min(self.config.connections_max_idle_ms, self.config.authentication_timeout_ms)
-        delay_s = min(shortest_ms / 2000, _CONNECTION_CHECK_S)
-        self._connection_check = asyncio.get_running_loop().call_later(delay_s, self._check_connections)
+        return max(min(shortest_ms // 2, _CONNECTION_CHECK_MS), 1)
 
     def _warning(self) -> str:
-        listener = next(iter(self._listeners.values()))
-        if listener.is_loopback or self.broker.credentials.mechanisms:
-            return ""
-        return (
-            f"[broker] Clients need no authentication, and the broker listens on {listener.address}: any client "
-            "that reaches this address can read, write and delete all topics, groups and users. Set "
-            "sasl.enabled.mechanisms, or listen on 127.0.0.1."
-        )
+        auth = self.config.security.client_auth
+        for listener in self._all_listeners():
+            is_open = listener.protocol == "PLAINTEXT" or (listener.protocol == "SSL" and auth != "required")
+            if is_open and not listener.is_loopback:
+                return (
+                    f"[broker] Clients need no authentication, and the broker listens on {listener.address}: any "
+                    "client that reaches this address can read, write and delete all topics, groups and users. Set "
+                    "sasl.enabled.mechanisms, or listen on 127.0.0.1."
+                )
+        return ""
 
     def _advertise(self) -> None:
-        setting = self.config.advertised_listeners
-        if not setting:
-            host = next(iter(self._listeners.values())).address.host
-            if host in _WILDCARDS:
+        protocols = [spec.protocol for spec in self._specs]
+        found = advertised_addresses(self.config.advertised_listeners, protocols, len(self._listeners))
+        for spec in self._specs:
+            if spec.protocol not in found and spec.address.host in _WILDCARDS:
                 raise ConfigurationError(
-                    f"Option advertised.listeners is required: the broker listens on {host}. Set it to the host:port "
-                    "that clients connect to."
+                    f"Option advertised.listeners is required: the broker listens on {spec.address.host}. Set it to "
+                    "the host:port that clients connect to."
                 )
-            return
-        without_protocol = ",".join(part.rpartition("://")[2] for part in setting)
-        addresses = parse_addresses(without_protocol, "advertised.listeners")
-        if len(addresses) != len(self._listeners):
-            raise ConfigurationError(
-                f"Option advertised.listeners must have {len(self._listeners)} addresses, one per node, got "
-                f"{len(addresses)}."
-            )
-        for listener, address in zip(self._listeners.values(), addresses):
-            listener.advertised = address
+        for index, listeners in enumerate(self._listeners.values()):
+            for listener in listeners:
+                if listener.protocol in found:
+                    listener.advertised = found[listener.protocol][index]
 
 
 def _import_libraries() -> None:

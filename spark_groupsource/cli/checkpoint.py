@@ -14,6 +14,7 @@ from spark_groupsource.cli.group_tables import reset_csv
 from spark_groupsource.clock import format_timestamp_ms
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.source.checkpoint import Checkpoint, ComparedRow, SourceCheckpoint, compare, read_checkpoint
+from spark_groupsource.source.kafka_checkpoint import export_checkpoint
 
 _PLANNED_COLUMNS = ("TOPIC", "PARTITION", "PLANNED", "COMMITTED-BATCH")
 _COLUMNS = (*_PLANNED_COLUMNS, "GROUP-OFFSET", "LOG-START", "LOG-END", "RESTART", "LAG")
@@ -21,7 +22,7 @@ _COLUMNS = (*_PLANNED_COLUMNS, "GROUP-OFFSET", "LOG-START", "LOG-END", "RESTART"
 
 @click.group(cls=CommandGroup, context_settings=HELP)
 def checkpoint() -> None:
-    """Shows the offsets of a Spark checkpoint, and where a restart of its query continues.
+    """Shows the offsets of a Spark checkpoint and where a restart of its query continues, or exports it.
 
     DIR is the checkpointLocation of a query in a local directory, also of Spark's own Kafka source.
     """
@@ -47,6 +48,28 @@ def show(directory: str, as_json: bool, export: bool, index: int | None) -> None
         click.echo(reset_csv({"": dict(sorted(done.positions.items()))}, with_group=False), nl=False)
         return
     click.echo(json.dumps(_as_json(found), indent=1) if as_json else _as_text(found))
+
+
+@checkpoint.command()
+@click.argument("directory", metavar="DIR")
+@click.argument("target", metavar="TARGET", type=click.Path(path_type=Path))
+def export(directory: str, target: Path) -> None:
+    """Copies a checkpoint to TARGET for Spark's Kafka source, format kafka.
+
+    The query must have been stopped gracefully, and must have read every partition: Spark's source reads a partition
+    without a position from its earliest offset.
+    """
+    found = read_checkpoint(directory)
+    if found.planned_batch is None or found.planned_batch != found.committed_batch:
+        raise ConfigurationError(
+            f"Exporting checkpoint {directory} failed: batch {found.planned_batch} is not committed. Start the query "
+            "once more and stop it gracefully."
+        )
+    offsets = {source.index: source.planned for source in found.sources if source.kind == "groupsource"}
+    if not offsets:
+        raise ConfigurationError(f"Exporting checkpoint {directory} failed: none of its sources is groupsource.")
+    export_checkpoint(found.path, target, offsets)
+    click.echo(f"Wrote {target}, at batch {found.committed_batch}. Start the query with format kafka on it.")
 
 
 @checkpoint.command("compare")

@@ -14,9 +14,9 @@ import click
 from click.core import ParameterSource
 
 from spark_groupsource.cli.ignored_settings import is_ignored
-from spark_groupsource.client.cluster.client import Cluster
-from spark_groupsource.client.network.security import check_stores
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings, without_prefix
+from spark_groupsource.config_providers import resolve
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.model import bounded_names
 
@@ -93,7 +93,7 @@ def cluster_options(command: F) -> F:
 @contextmanager
 def open_cluster(
     bootstrap: str, command_config: Path | None, timeout_ms: int | None = None
-) -> Iterator[Cluster]:
+) -> Iterator[ClusterClient]:
     """A client of the cluster, closed at exit.
 
     Args:
@@ -101,7 +101,7 @@ def open_cluster(
     Raises: SettingsError for an unreadable file, an unknown setting or an invalid address.
     """
     parsed = client_settings(bootstrap, command_config, timeout_ms)
-    with Cluster(parsed.bootstrap, parsed) as cluster:
+    with ClusterClient(parsed.bootstrap, parsed) as cluster:
         yield cluster
 
 
@@ -131,12 +131,10 @@ def client_properties(path: Path) -> dict[str, str]:
     Raises: ConfigurationError.
     """
     settings = read_properties(path)
-    # a store that must be converted is reported before its password is skipped
-    check_stores(settings)
     skipped = sorted(name for name in settings if is_ignored(name))
     if skipped:
         click.echo(f"Warning: Settings of {path} without effect here are skipped: {bounded_names(skipped)}.", err=True)
-    return {name: value for name, value in settings.items() if not is_ignored(name)}
+    return resolve({name: value for name, value in settings.items() if not is_ignored(name)})
 
 
 def read_properties(path: Path, option: str = "--command-config") -> dict[str, str]:

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,10 +18,11 @@ from typing import Any
 import click
 
 from spark_groupsource.cli.common import HELP, cluster_options, open_cluster
+from spark_groupsource.cli.decoded_rows import DecodedRows, avro_decoder, parse_properties
 from spark_groupsource.cli.progress import Progress
 from spark_groupsource.cli.record_lines import Row, Writer, encoded, format_writer, json_writer, value_writer
 from spark_groupsource.cli.serdes import FORMATS, serde
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, ClusterClient
 from spark_groupsource.client.membership.group_client import GroupClient
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.client.settings import GroupSettings
@@ -36,6 +37,8 @@ _POLL_MS = 200
 _JOIN_MS = 1_000
 # offsets of a partition that a member reads before it commits and polls
 _ROUND_OFFSETS = 10_000
+
+_TEXT = serde("--value-format", "text", None)
 
 Positions = dict[TopicPartition, int]
 
@@ -81,6 +84,19 @@ Positions = dict[TopicPartition, int]
 @click.option("--schema", type=click.Path(dir_okay=False, path_type=Path), help="Avro schema of the values, as JSON.")
 @click.option("--key-schema", type=click.Path(dir_okay=False, path_type=Path), help="Avro schema of the keys.")
 @click.option("--schema-header", is_flag=True, help="Skip the five bytes of a schema registry before each Avro datum.")
+@click.option(
+    "--property",
+    "properties",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Property of a schema registry, for format avro: schema.registry.url, basic.auth.user.info and others of the "
+    "source without key. and value.; may be repeated. Without --schema, records are printed as they were written.",
+)
+@click.option(
+    "--formatter-config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with properties as of --property.",
+)
 def consume(bootstrap: str, command_config: Path | None, **given: Any) -> None:
     """Prints the values of the records of a topic, one per line.
 
@@ -88,10 +104,10 @@ def consume(bootstrap: str, command_config: Path | None, **given: Any) -> None:
     """
     options = _ConsumeOptions(**given)
     options.check()
-    write = _writer(options)
+    write, rows = _writer(options), options.rows()
     with open_cluster(bootstrap, command_config) as cluster:
         printed: Positions = {}
-        records = _records(cluster, options, printed)
+        records = _records(cluster, options, rows, printed)
         is_live = options.follow or options.group is not None
         try:
             with _terminates_as_ctrl_c(is_live):
@@ -126,6 +142,8 @@ class _ConsumeOptions:
     schema: Path | None
     key_schema: Path | None
     schema_header: bool
+    properties: tuple[str, ...]
+    formatter_config: Path | None
 
     def check(self) -> None:
         """Raises: click.UsageError for options that exclude each other."""
@@ -139,17 +157,33 @@ class _ConsumeOptions:
             raise click.UsageError("Option --until is not for --group, --last and --follow.")
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that are printed; the others cost as much as the value."""
+    def formats(self) -> dict[str, str]:
+        """Column -> format."""
+        return {"key": self.key_format, "value": self.value_format or ("avro" if self.schema else "text")}
+
+    def rows(self) -> DecodedRows:
+        """Returns how records become rows; columns that are not needed would cost as much as the value.
+
+        Raises: ConfigurationError for an invalid schema or property.
+        """
         is_plain = not (self.show or self.as_json or self.template is not None or self.key_separator is not None)
-        return ("value",) if is_plain else _COLUMNS
+        # a member commits offsets, and the last records are sorted
+        is_plain = is_plain and self.group is None and self.last is None
+        properties = parse_properties(self.properties, self.formatter_config)
+        schemas = {"key": self.key_schema, "value": self.schema}
+        decoders = {
+            column: avro_decoder(column, schemas[column], self.schema_header, properties)
+            for column, name in self.formats.items()
+            if name == "avro"
+        }
+        return DecodedRows(_COLUMNS if decoders or not is_plain else ("value",), decoders)
 
 
 def _writer(options: _ConsumeOptions) -> Writer:
-    header = 0 if options.schema_header else None
-    key = serde("--key-format", options.key_format, options.key_schema, header)
-    value_format = options.value_format or ("avro" if options.schema else "text")
-    value = serde("--value-format", value_format, options.schema, header)
+    # Avro is decoded by block
+    key, value = (
+        _TEXT if name == "avro" else serde(f"--{column}-format", name, None) for column, name in options.formats.items()
+    )
     if options.template is not None:
         return format_writer(options.template, value, key)
     if options.as_json:
@@ -157,7 +191,9 @@ def _writer(options: _ConsumeOptions) -> Writer:
     return value_writer(value, key, options.show, options.null_marker, options.key_separator)
 
 
-def _records(cluster: Cluster, options: _ConsumeOptions, printed: Positions) -> Generator[Row, None, None]:
+def _records(
+    cluster: ClusterClient, options: _ConsumeOptions, rows: DecodedRows, printed: Positions
+) -> Generator[Row, None, None]:
     """Returns the chosen records; a member commits the offsets in `printed`.
 
     Raises: ConfigurationError, BrokerError, NetworkError.
@@ -168,12 +204,12 @@ def _records(cluster: Cluster, options: _ConsumeOptions, printed: Positions) -> 
         raise ConfigurationError(f"Option --partition must be a partition of topic {options.topic}, got {unknown[0]}.")
     partitions = [TopicPartition(options.topic, number) for number in sorted(options.numbers or info.partitions)]
     if options.group is not None:
-        return _read_as_member(cluster, options.group, options.topic, options.begin, options.follow, printed)
+        return _read_as_member(cluster, options.group, options.topic, options.begin, options.follow, rows, printed)
     if options.last is not None:
-        return _read_last(cluster, partitions, options.last)
+        return _read_last(cluster, partitions, options.last, rows)
     ends = None if options.until is None else start_positions(cluster, partitions, options.until, "--until")
     starts = start_positions(cluster, partitions, options.begin)
-    return _read_all(cluster, starts, options.follow, ends, options.columns)
+    return _read_all(cluster, starts, options.follow, rows, ends)
 
 
 @contextmanager
@@ -210,7 +246,7 @@ def _print(records: Iterator[Row], write: Writer, printed: Positions, is_flushed
 
 
 def start_positions(
-    cluster: Cluster, partitions: list[TopicPartition], begin: str, option: str = "--from"
+    cluster: ClusterClient, partitions: list[TopicPartition], begin: str, option: str = "--from"
 ) -> Positions:
     """Returns the offsets of ``--from`` or ``--until``; one outside the log is moved to its nearest end.
 
@@ -229,7 +265,7 @@ def start_positions(
     return {tp: offset if offset >= 0 else ends[tp] for tp, offset in found.items()}
 
 
-def _timestamp_ms(cluster: Cluster, begin: str, option: str) -> int:
+def _timestamp_ms(cluster: ClusterClient, begin: str, option: str) -> int:
     if re.fullmatch(r"s@\d{1,18}", begin):
         return int(begin[2:])
     back_ms = match_duration_ms(begin[1:]) if begin.startswith("-") else None
@@ -244,23 +280,23 @@ def _timestamp_ms(cluster: Cluster, begin: str, option: str) -> int:
         ) from None
 
 
-def _offsets(cluster: Cluster, partitions: list[TopicPartition], timestamp: int) -> Positions:
+def _offsets(cluster: ClusterClient, partitions: list[TopicPartition], timestamp: int) -> Positions:
     return {tp: found.offset for tp, found in cluster.list_offsets(dict.fromkeys(partitions, timestamp)).items()}
 
 
 def _read_all(
-    cluster: Cluster,
+    cluster: ClusterClient,
     positions: Positions,
     follow: bool,
+    rows: DecodedRows,
     until: Positions | None = None,
-    columns: Sequence[str] = _COLUMNS,
 ) -> Generator[Row, None, None]:
     """Yields the records from the positions to `until` (None: the log end offsets), one partition after the other."""
     while True:
         ends = until or _offsets(cluster, list(positions), LATEST)
         for tp in sorted(positions):
             if positions[tp] < ends[tp]:
-                yield from _read(cluster, OffsetRange(tp, positions[tp], ends[tp]), columns)
+                yield from _read(cluster, OffsetRange(tp, positions[tp], ends[tp]), rows)
         if not follow:
             return
         if all(positions[tp] >= ends[tp] for tp in positions):
@@ -268,17 +304,19 @@ def _read_all(
         positions = {tp: max(positions[tp], ends[tp]) for tp in positions}
 
 
-def _read_last(cluster: Cluster, partitions: list[TopicPartition], count: int) -> Generator[Row, None, None]:
+def _read_last(
+    cluster: ClusterClient, partitions: list[TopicPartition], count: int, rows: DecodedRows
+) -> Generator[Row, None, None]:
     """Yields the last records of all partitions, sorted by time."""
     kept: list[Row] = []
     for tp, start in start_positions(cluster, partitions, f"-{count}").items():
-        found = deque(_read_all(cluster, {tp: start}, follow=False), maxlen=count)
+        found = deque(_read_all(cluster, {tp: start}, False, rows), maxlen=count)
         kept = sorted([*kept, *found], key=lambda row: (row["timestamp"], row["partition"], row["offset"]))[-count:]
     yield from kept
 
 
 def _read_as_member(
-    cluster: Cluster, group_id: str, topic: str, begin: str, follow: bool, printed: Positions
+    cluster: ClusterClient, group_id: str, topic: str, begin: str, follow: bool, rows: DecodedRows, printed: Positions
 ) -> Generator[Row, None, None]:
     """Yields the records of the partitions that the group assigns; commits those in `printed`.
 
@@ -298,7 +336,7 @@ def _read_as_member(
                 for tp in owned:
                     end = min(ends[tp], positions[tp] + _ROUND_OFFSETS)
                     if positions[tp] < end:
-                        yield from _read(cluster, OffsetRange(tp, positions[tp], end))
+                        yield from _read(cluster, OffsetRange(tp, positions[tp], end), rows)
                     # also past records that are not delivered, control records for example
                     positions[tp] = max(positions[tp], end)
             finally:
@@ -312,7 +350,7 @@ def _read_as_member(
 
 
 def _owned_positions(
-    cluster: Cluster, group: GroupClient, owned: list[TopicPartition], positions: Positions, begin: str
+    cluster: ClusterClient, group: GroupClient, owned: list[TopicPartition], positions: Positions, begin: str
 ) -> Positions:
     new = [tp for tp in owned if tp not in positions]
     committed = {tp: c.offset for tp, c in group.committed(new).items() if c is not None} if new else {}
@@ -321,9 +359,7 @@ def _owned_positions(
     return known | committed | (start_positions(cluster, initial, begin) if initial else {})
 
 
-def _read(
-    cluster: Cluster, part: OffsetRange, columns: Sequence[str] = _COLUMNS
-) -> Iterator[dict[str, Any]]:
+def _read(cluster: ClusterClient, part: OffsetRange, rows: DecodedRows) -> Iterator[dict[str, Any]]:
     """Yields the records of one range, each as a mapping of column names to values."""
     tp, position = part.topic_partition, part.start
     for block in PartitionFetcher(cluster).fetch_blocks([part]):
@@ -332,12 +368,12 @@ def _read(
         decoded = decode_fetched(
             block.data,
             topic_partition=tp,
-            columns=columns,
+            columns=rows.columns,
             start_offset=position,
             end_offset=part.end,
             read_committed=cluster.settings.read_committed,
             aborted=block.aborted,
         )
         for batch in decoded.batches:
-            yield from batch.to_pylist()
+            yield from rows.of(batch)
         position = block.next_offset

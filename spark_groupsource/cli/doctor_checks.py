@@ -9,7 +9,7 @@ from typing import Any, Mapping, NamedTuple
 from spark_groupsource import net
 from spark_groupsource.cli.doctor_findings import Check, CheckResult, Facts, Status, each, outcome
 from spark_groupsource.client.admin import GroupDescription, describe_groups
-from spark_groupsource.client.cluster.client import Cluster, TopicInfo
+from spark_groupsource.client.cluster.client import ClusterClient, TopicInfo
 from spark_groupsource.client.cluster.metadata import MAX_TIMESTAMP
 from spark_groupsource.client.network.connection import VERSION_CAPS, BrokerConnection
 from spark_groupsource.client.network.security import SecuritySettings
@@ -73,7 +73,7 @@ class Target:
         self.group = group
         self.checkpoint = checkpoint
         self.timeout_ms = timeout_ms
-        self._cluster: Cluster | None = None
+        self._cluster: ClusterClient | None = None
 
     def __enter__(self) -> Target:
         return self
@@ -93,13 +93,13 @@ class Target:
             connect_timeout_ms=self.timeout_ms,
         )
 
-    def open_cluster(self, addresses: Iterable[Address]) -> Cluster:
+    def open_cluster(self, addresses: Iterable[Address]) -> ClusterClient:
         """Creates `cluster`, which uses only addresses that respond."""
-        self._cluster = Cluster(tuple(addresses), replace(self.settings, connect_timeout_ms=self.timeout_ms))
+        self._cluster = ClusterClient(tuple(addresses), replace(self.settings, connect_timeout_ms=self.timeout_ms))
         return self._cluster
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterClient:
         assert self._cluster is not None  # the checks that use it need the check that opens it
         return self._cluster
 
@@ -194,7 +194,8 @@ def _evaluate_versions(outcomes: dict[Address, Any]) -> list[CheckResult]:
 
 def _read_login(target: Target, facts: Facts) -> dict[Address, Any]:
     security = target.settings.security
-    user = f"user {security.username!r} by {security.sasl_mechanism}" if security.sasl_mechanism else "no login"
+    name = f"user {security.username!r}" if security.username else security.principal
+    user = f"{name} by {security.sasl_mechanism}" if security.sasl_mechanism else "no login"
 
     def login(address: Address) -> str:
         connection = target.connect(address, security)

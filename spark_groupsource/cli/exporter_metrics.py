@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from spark_groupsource.client.admin import GroupDescription, describe_groups, list_topics
-from spark_groupsource.client.cluster.client import Cluster, TopicInfo
+from spark_groupsource.client.cluster.client import ClusterClient, TopicInfo
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor.cluster_reads import group_lag, log_end_offsets, log_start_offsets, selected_groups
 from spark_groupsource.monitor.lag import LagRow
@@ -105,7 +105,7 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
-def lag_samples(cluster: Cluster, topics: NameSelection | None, groups: NameSelection | None) -> list[Sample]:
+def lag_samples(cluster: ClusterClient, topics: NameSelection | None, groups: NameSelection | None) -> list[Sample]:
     """Reads brokers, topics and groups. Raises: BrokerError, NetworkError."""
     found = [t for t in list_topics(cluster, internal=True).values() if topics is None or topics.matches(t.name)]
     partitions = [TopicPartition(topic.name, number) for topic in found for number in topic.partitions]

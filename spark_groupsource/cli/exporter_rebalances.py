@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from spark_groupsource.cli.exporter_metrics import Sample
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.monitor.cluster_reads import selected_groups
 from spark_groupsource.monitor.group_history import GroupLog, GroupLogReader
 from spark_groupsource.monitor.rebalance import Rebalance
@@ -82,7 +82,7 @@ def _is_known(rebalance: Rebalance, known: _Completed) -> bool:
 class RebalanceMetrics:
     """Rebalances of the selected groups; reads only what is new."""
 
-    def __init__(self, cluster: Cluster, groups: NameSelection | None) -> None:
+    def __init__(self, cluster: ClusterClient, groups: NameSelection | None) -> None:
         self._cluster = cluster
         self._selection = groups
         self._totals: dict[str, RebalanceTotals] = {}

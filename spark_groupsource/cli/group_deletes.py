@@ -17,7 +17,7 @@ from spark_groupsource.cli.groups import (
 )
 from spark_groupsource.cli.tool_form import is_tool_form, java_error, java_message, print_error, reject_command_line
 from spark_groupsource.client.admin import delete_groups, try_delete_offsets
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.errors import REMEDIES, BrokerError, ErrorCode, error_name
 from spark_groupsource.log_text import escaped
 from spark_groupsource.model import TopicPartition
@@ -126,7 +126,9 @@ def delete_offsets(
         click.echo(deletions_table(statuses), nl=False)
 
 
-def _partitions(cluster: Cluster, topics: tuple[str, ...], codes: dict[TopicPartition, int]) -> list[TopicPartition]:
+def _partitions(
+    cluster: ClusterClient, topics: tuple[str, ...], codes: dict[TopicPartition, int]
+) -> list[TopicPartition]:
     """Returns the given partitions; adds topics that cannot be described to `codes`."""
     scope = parse_scope(topics)
     partitions = set(scope.partitions)

@@ -26,7 +26,7 @@ from spark_groupsource.cli.groups import (
 )
 from spark_groupsource.cli.tool_form import ReportedError, is_tool_form, print_error, reject_command_line
 from spark_groupsource.client.admin import GroupDescription, describe_groups, list_groups
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.monitor.cluster_reads import group_lag
 from spark_groupsource.monitor.estimates import ESTIMATES, estimates
@@ -177,7 +177,7 @@ def validate_regex(bootstrap: str, command_config: Path | None, regex: str) -> N
         click.echo(f"The regular expression `{regex}` is valid.")
 
 
-def _show(cluster: Cluster, group: GroupDescription, view: str, verbose: bool, with_estimates: bool) -> None:
+def _show(cluster: ClusterClient, group: GroupDescription, view: str, verbose: bool, with_estimates: bool) -> None:
     rows = group_lag(cluster, [group])[group.group_id] if view == "offsets" else []
     note = state_note(group)
     if note is not None:
@@ -191,12 +191,12 @@ def _show(cluster: Cluster, group: GroupDescription, view: str, verbose: bool, w
         click.echo(state_table(group, verbose), nl=False)
 
 
-def _estimates(cluster: Cluster, group: GroupDescription, rows: Sequence[LagRow]) -> list[list[Any]]:
+def _estimates(cluster: ClusterClient, group: GroupDescription, rows: Sequence[LagRow]) -> list[list[Any]]:
     found = estimates(cluster, {group.group_id: rows}, ESTIMATES)
     return [[row[name] for name in ESTIMATES] for row in found]
 
 
-def _rows(cluster: Cluster, group: GroupDescription, view: str, with_estimates: bool) -> Iterable[dict[str, Any]]:
+def _rows(cluster: ClusterClient, group: GroupDescription, view: str, with_estimates: bool) -> Iterable[dict[str, Any]]:
     """Yields the objects of ``--json``, with the columns of the tables `lag`, `members` and `groups`."""
     if view == "members":
         return _member_rows(group)
@@ -207,7 +207,7 @@ def _rows(cluster: Cluster, group: GroupDescription, view: str, with_estimates: 
     return [row | {"assignment_strategy": group.protocol, "state": group.state, "members": len(group.members)}]
 
 
-def _offset_rows(cluster: Cluster, group: GroupDescription, with_estimates: bool) -> Iterator[dict[str, Any]]:
+def _offset_rows(cluster: ClusterClient, group: GroupDescription, with_estimates: bool) -> Iterator[dict[str, Any]]:
     rows = group_lag(cluster, [group])[group.group_id]
     more = _estimates(cluster, group, rows) if with_estimates else [[] for _ in rows]
     for row, values in zip(rows, more):

@@ -23,7 +23,7 @@ from spark_groupsource.cli.groups import (
 )
 from spark_groupsource.cli.tool_form import JavaLong, ReportedError, java_error, print_error, reject_command_line
 from spark_groupsource.client.admin import describe_groups
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.config_def import INT64_MAX
 from spark_groupsource.errors import ErrorCode, GroupSourceError
@@ -179,7 +179,9 @@ class _ResetOptions:
         return given[0]
 
 
-def _plan(cluster: Cluster, group_id: str, options: _ResetOptions, rule_of: _RuleOf, as_json: bool) -> ResetPlan | None:
+def _plan(
+    cluster: ClusterClient, group_id: str, options: _ResetOptions, rule_of: _RuleOf, as_json: bool
+) -> ResetPlan | None:
     """Plans the reset of one group and executes it with --execute; None, with an error, where it is not possible."""
     try:
         (group,) = describe_groups(cluster, [group_id]).values()
@@ -301,7 +303,7 @@ def _print_notes(found: ResetPlan, target: ResetTarget, to_stderr: bool) -> None
         click.echo(f"WARN: {warning}", err=True)
 
 
-def _restart_rules(cluster: Cluster, checkpoint: Path | None) -> _RuleOf:
+def _restart_rules(cluster: ClusterClient, checkpoint: Path | None) -> _RuleOf:
     if checkpoint is None:
         return lambda group_id: None
     # imported here: the other commands do not need the source

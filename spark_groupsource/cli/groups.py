@@ -12,7 +12,7 @@ from spark_groupsource import __version__
 from spark_groupsource.cli.common import HELP, F, cluster_options
 from spark_groupsource.cli.tool_form import JavaLong, ToolGroup, reject_command_line
 from spark_groupsource.client.admin import list_groups
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 
 
 class _Groups(ToolGroup):
@@ -70,7 +70,7 @@ def check_group_options(names: tuple[str, ...], all_groups: bool, action: str) -
         reject_command_line(text, f"Option [{action}] takes one of these options: [group], [all-groups]")
 
 
-def consumer_groups(cluster: Cluster) -> list[str]:
+def consumer_groups(cluster: ClusterClient) -> list[str]:
     """Returns the ids of all groups with the consumer protocol or without one, sorted."""
     return [g.group_id for g in list_groups(cluster) if g.protocol_type in ("consumer", "")]
 

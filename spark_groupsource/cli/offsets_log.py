@@ -18,7 +18,7 @@ from spark_groupsource.cli.offsets_log_formats import (
     table_header,
     table_row,
 )
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.errors import ConfigurationError, CorruptRecordError, StorageError
 from spark_groupsource.monitor.offsets_log import (
     OFFSETS_TOPIC,
@@ -184,7 +184,7 @@ def _read_file(path: Path) -> Iterator[Batch | Corruption]:
 # --- a running cluster ---
 
 
-def _live_sources(cluster: Cluster) -> Iterator[Source]:
+def _live_sources(cluster: ClusterClient) -> Iterator[Source]:
     """Yields each partition from its log start offset to its current log end offset, open transactions included.
 
     Raises: BrokerError.

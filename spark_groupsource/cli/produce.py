@@ -19,7 +19,7 @@ from spark_groupsource.cli.input_blocks import BLOCK_BYTES, LineForm, blocks_of,
 from spark_groupsource.cli.progress import Progress
 from spark_groupsource.cli.record_lines import unescaped
 from spark_groupsource.cli.serdes import FORMATS, Serde, serde
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.config_def import INT64_MAX
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
@@ -160,7 +160,7 @@ def _with_permission(error: BrokerError, topic: str) -> BrokerError:
 
 
 def _write(
-    cluster: Cluster, topic: str, partition: int | None, stream: BinaryIO, lines: _Lines, codec: int
+    cluster: ClusterClient, topic: str, partition: int | None, stream: BinaryIO, lines: _Lines, codec: int
 ) -> int:
     """Writes each block of lines; returns their number.
 

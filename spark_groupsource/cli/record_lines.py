@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any
 
 from spark_groupsource.cli.serdes import Serde, decode_text
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.monitor.offset_reset import datetime_ms
+from spark_groupsource.values.python_values import time_text
 
 Row = dict[str, Any]
-"""One record: column -> value, with key and value as bytes."""
+"""One record: column -> value, with key and value as bytes and the timestamp in epoch ms."""
 Writer = Callable[[Row], str]
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
@@ -39,12 +38,13 @@ def value_writer(value: Serde, key: Serde, with_position: bool, null: str, separ
     """Returns a function that prints the value, after the position or the key if it is requested."""
 
     def write(row: Row) -> str:
-        text = null if row["value"] is None else as_text(value, row["value"])
+        text = null if row["value"] is None else as_text(row, "value", value)
         if not with_position and separator is None:
             return f"{text}\n"
-        shown = "-" if row["key"] is None else as_text(key, row["key"])
+        shown = "-" if row["key"] is None else as_text(row, "key", key)
         if with_position:
-            return f"{row['timestamp']} {row['partition']}:{row['offset']} {shown} {text}\n"
+            time = None if row["timestamp"] is None else time_text(row["timestamp"] * 1000)
+            return f"{time} {row['partition']}:{row['offset']} {shown} {text}\n"
         return f"{null if row['key'] is None else shown}{separator}{text}\n"
 
     return write
@@ -58,9 +58,9 @@ def json_writer(value: Serde, key: Serde) -> Writer:
             "topic": row["topic"],
             "partition": row["partition"],
             "offset": row["offset"],
-            "timestamp": _epoch_ms(row["timestamp"]),
-            "key": None if row["key"] is None else key.decode(row["key"]),
-            "value": None if row["value"] is None else value.decode(row["value"]),
+            "timestamp": row["timestamp"],
+            "key": None if row["key"] is None else decoded(row, "key", key),
+            "value": None if row["value"] is None else decoded(row, "value", value),
             "headers": [
                 [header["key"], None if header["value"] is None else decode_text(header["value"])]
                 for header in row["headers"] or ()
@@ -80,15 +80,15 @@ def format_writer(template: str, value: Serde, key: Serde) -> Writer:
     Raises: ConfigurationError for another token.
     """
     tokens: dict[str, Writer] = {
-        "s": lambda row: "" if row["value"] is None else as_text(value, row["value"]),
+        "s": lambda row: "" if row["value"] is None else as_text(row, "value", value),
         "S": lambda row: str(-1 if row["value"] is None else len(row["value"])),
         "R": lambda row: _int32(-1 if row["value"] is None else len(row["value"])),
-        "k": lambda row: "" if row["key"] is None else as_text(key, row["key"]),
+        "k": lambda row: "" if row["key"] is None else as_text(row, "key", key),
         "K": lambda row: str(-1 if row["key"] is None else len(row["key"])),
         "t": lambda row: str(row["topic"]),
         "p": lambda row: str(row["partition"]),
         "o": lambda row: str(row["offset"]),
-        "T": lambda row: str(_epoch_ms(row["timestamp"])),
+        "T": lambda row: str(row["timestamp"]),
         "h": _headers_text,
         "%": lambda row: "%",
     }
@@ -110,22 +110,24 @@ def format_writer(template: str, value: Serde, key: Serde) -> Writer:
     return lambda row: "".join(part if isinstance(part, str) else part(row) for part in parts)
 
 
-def as_text(converter: Serde, data: bytes) -> str:
+def decoded(row: Row, column: str, converter: Serde) -> Any:
+    """Returns a key or value that is not null, as `DecodedRows` has decoded it, or else as `converter` does."""
+    name = f"{column}_decoded"
+    return row[name] if name in row else converter.decode(row[column])
+
+
+def as_text(row: Row, column: str, converter: Serde) -> str:
     """Returns a decoded key or value as text; bytes that are not UTF-8 are escaped."""
-    found = converter.decode(data)
+    found = decoded(row, column, converter)
     if isinstance(found, str):
         return found
     if isinstance(found, dict) and found.keys() == {"base64"}:
-        return bytes(data).decode("utf-8", "backslashreplace")
+        return bytes(row[column]).decode("utf-8", "backslashreplace")
     return json.dumps(found, ensure_ascii=False)
 
 
 def _int32(number: int) -> str:
     return number.to_bytes(4, "big", signed=True).decode("utf-8", "surrogateescape")
-
-
-def _epoch_ms(time: datetime | None) -> int | None:
-    return None if time is None else datetime_ms(time)
 
 
 def _headers_text(row: Row) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.values.framed_json import parse_json
 
 # format -> struct of Kafka's serializer; all are big-endian
 _NUMBERS = {"short": ">h", "int": ">i", "long": ">q", "float": ">f", "double": ">d"}
@@ -49,7 +50,7 @@ def serde(option: str, name: str, schema: Path | None, schema_id: int | None = N
             "text": (_text_bytes, decode_text),
             # as they are: `encoded` of record_lines writes the same bytes
             "raw": (_text_bytes, lambda data: str(data, "utf-8", "surrogateescape")),
-            "json": (_json_bytes, json.loads),
+            "json": (_json_bytes, lambda data: parse_json(bytes(data))),
             "hex": (lambda value: bytes.fromhex(_text(value)), lambda data: bytes(data).hex()),
             "base64": (lambda value: b64decode(value, validate=True), lambda data: b64encode(data).decode()),
         }
@@ -108,6 +109,7 @@ def _checked(function: Callable[[Any], Any], option: str, name: str) -> Callable
 
 
 def _avro(schema: Path | None, schema_id: int | None) -> tuple[Encode, Decode]:
+    """Returns the encoder of fastavro; consumed records are decoded by block (`cli.decoded_rows`)."""
     try:
         import fastavro
     except ModuleNotFoundError as error:
@@ -129,14 +131,4 @@ def _avro(schema: Path | None, schema_id: int | None) -> tuple[Encode, Decode]:
         fastavro.schemaless_writer(out, parsed, datum, strict_allow_default=True)
         return out.getvalue()
 
-    def decode(data: bytes) -> Any:
-        begin = _SCHEMA_HEADER.size if schema_id is not None else 0
-        # through JSON: times, decimals and bytes become text
-        found = fastavro.schemaless_reader(io.BytesIO(data[begin:]), parsed, None)
-        return json.loads(json.dumps(found, default=_avro_text))
-
-    return encode, decode
-
-
-def _avro_text(value: Any) -> Any:
-    return decode_text(value) if isinstance(value, bytes) else str(value)
+    return encode, decode_text

@@ -8,7 +8,7 @@ import click
 
 from spark_groupsource.cli.common import HELP, CommandGroup, cluster_options, key_values, open_cluster
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster, TopicInfo
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, ClusterClient, TopicInfo
 from spark_groupsource.client.cluster.configs import TOPIC_RESOURCE, alter_config, describe_config
 from spark_groupsource.model import TopicPartition
 
@@ -111,7 +111,7 @@ def alter(
             click.echo(f"Altered topic {name}.")
 
 
-def _topic_text(cluster: Cluster, topic: TopicInfo) -> str:
+def _topic_text(cluster: ClusterClient, topic: TopicInfo) -> str:
     """Returns the output of ``kafka-topics --describe``, without the columns of leader election."""
     config = describe_config(cluster, TOPIC_RESOURCE, topic.name)
     overrides = ",".join(f"{entry.name}={entry.value}" for entry in config.values() if not entry.is_default)
@@ -131,7 +131,7 @@ def _topic_text(cluster: Cluster, topic: TopicInfo) -> str:
     return "\n".join(lines)
 
 
-def _offsets_text(cluster: Cluster, topic: TopicInfo) -> str:
+def _offsets_text(cluster: ClusterClient, topic: TopicInfo) -> str:
     partitions = [TopicPartition(topic.name, number) for number in sorted(topic.partitions)]
     starts = cluster.list_offsets({tp: EARLIEST for tp in partitions})
     ends = cluster.list_offsets({tp: LATEST for tp in partitions})

@@ -16,7 +16,7 @@ import click
 
 from spark_groupsource.cli.common import F, cluster_options, open_cluster
 from spark_groupsource.client.admin import describe_groups
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.log_text import escaped
 from spark_groupsource.monitor.arrow_tables import arrow_schema, record_batches
@@ -104,14 +104,14 @@ def watch(bootstrap: str, command_config: Path | None, group: str) -> None:
             reader.close()
 
 
-def _read(cluster: Cluster, group: str) -> GroupHistory:
+def _read(cluster: ClusterClient, group: str) -> GroupHistory:
     found = read_history(cluster, group)
     if not found.rebalances and describe_groups(cluster, [group])[group].state == "Dead":
         raise GroupSourceError(f"Consumer group {group!r} does not exist. Run: groupsource groups list.")
     return found
 
 
-def _follow(cluster: Cluster, group: str, last: int, is_json: bool) -> None:
+def _follow(cluster: ClusterClient, group: str, last: int, is_json: bool) -> None:
     """Prints the last rebalances, then each new one, until interrupted."""
     follower = GroupWatch(cluster, group)
     is_first = True

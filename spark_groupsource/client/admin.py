@@ -5,9 +5,10 @@ Every function raises NetworkError, and BrokerError for the first topic, group o
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.cluster.metadata import TopicInfo
 from spark_groupsource.errors import (
     BrokerError,
@@ -32,10 +33,8 @@ from spark_groupsource.wire.messages import (
     ListGroupsRequest,
     OffsetDeleteRequest,
     Request,
-    Response,
 )
 
-R = TypeVar("R", bound="Response")
 Described = TypeVar("Described", DescribeGroupsResponse, ConsumerGroupDescribeResponse)
 
 _GROUPS_PER_REQUEST = 200
@@ -94,7 +93,7 @@ class GroupDescription(NamedTuple):
     target_assignment_epoch: int | None = None
 
 
-def create_topics(cluster: Cluster, topics: Iterable[NewTopic], *, validate_only: bool = False) -> None:
+def create_topics(cluster: ClusterClient, topics: Iterable[NewTopic], *, validate_only: bool = False) -> None:
     """Creates topics."""
     creatable = CreateTopicsRequest.CreatableTopic
     request = CreateTopicsRequest(
@@ -111,20 +110,18 @@ def create_topics(cluster: Cluster, topics: Iterable[NewTopic], *, validate_only
         timeout_ms=cluster.settings.request_timeout_ms,
         validate_only=validate_only,
     )
-    response = _call_controller(cluster, request, lambda a: [t.error_code for t in a.topics])
-    for topic in response.topics:
+    for topic in _call_controller(cluster, request, "topics", "topics"):
         _check(topic.error_code, f"Creating topic '{topic.name}'", topic.error_message)
 
 
-def delete_topics(cluster: Cluster, names: Iterable[str]) -> None:
+def delete_topics(cluster: ClusterClient, names: Iterable[str]) -> None:
     """Deletes topics."""
     request = DeleteTopicsRequest(topic_names=list(names), timeout_ms=cluster.settings.request_timeout_ms)
-    response = _call_controller(cluster, request, lambda a: [t.error_code for t in a.responses])
-    for topic in response.responses:
+    for topic in _call_controller(cluster, request, "topic_names", "responses"):
         _check(topic.error_code, f"Deleting topic '{topic.name}'", topic.error_message)
 
 
-def create_partitions(cluster: Cluster, counts: Mapping[str, int]) -> None:
+def create_partitions(cluster: ClusterClient, counts: Mapping[str, int]) -> None:
     """Increases the number of partitions of topics to the given totals."""
     row = CreatePartitionsRequest.CreatePartitionsTopic
     request = CreatePartitionsRequest(
@@ -132,24 +129,23 @@ def create_partitions(cluster: Cluster, counts: Mapping[str, int]) -> None:
         timeout_ms=cluster.settings.request_timeout_ms,
         validate_only=False,
     )
-    response = _call_controller(cluster, request, lambda a: [t.error_code for t in a.results])
-    for topic in response.results:
+    for topic in _call_controller(cluster, request, "topics", "results"):
         _check(topic.error_code, f"Adding partitions to topic '{topic.name}'", topic.error_message)
 
 
-def delete_records(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+def delete_records(cluster: ClusterClient, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
     """Deletes the records before the given offset of each partition (-1: all); returns the new log start offsets."""
     cluster.describe_topics({tp.topic for tp in offsets}, refresh=True)
     return cluster.delete_records(offsets)
 
 
-def list_topics(cluster: Cluster, *, internal: bool = False) -> dict[str, TopicInfo]:
+def list_topics(cluster: ClusterClient, *, internal: bool = False) -> dict[str, TopicInfo]:
     """Lists topics by name, sorted; internal topics only with `internal`."""
     topics = cluster.metadata(None, refresh=True).topics
     return {name: topics[name] for name in sorted(topics) if internal or not topics[name].is_internal}
 
 
-def list_groups(cluster: Cluster, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[GroupListing]:
+def list_groups(cluster: ClusterClient, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[GroupListing]:
     """Lists the groups of every broker, sorted by group id.
 
     Args:
@@ -179,7 +175,7 @@ def list_groups(cluster: Cluster, states: Sequence[str] = (), types: Sequence[st
     return sorted(listed)
 
 
-def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, GroupDescription]:
+def describe_groups(cluster: ClusterClient, group_ids: Iterable[str]) -> dict[str, GroupDescription]:
     """Describes groups, many with one request; the state of a group that does not exist is ``Dead``."""
     names = list(dict.fromkeys(group_ids))
     described = _describe(
@@ -201,7 +197,7 @@ def describe_groups(cluster: Cluster, group_ids: Iterable[str]) -> dict[str, Gro
 
 
 def _describe(
-    cluster: Cluster,
+    cluster: ClusterClient,
     group_ids: Sequence[str],
     request_of: Callable[[list[str]], Request[Described]],
     description: Callable[[Any, Node], GroupDescription],
@@ -226,7 +222,7 @@ def _describe(
     return found
 
 
-def batches_by_coordinator(cluster: Cluster, group_ids: Sequence[str]) -> Iterator[tuple[Node, list[str]]]:
+def batches_by_coordinator(cluster: ClusterClient, group_ids: Sequence[str]) -> Iterator[tuple[Node, list[str]]]:
     """Yields the groups of each coordinator, at most `_GROUPS_PER_REQUEST` at a time."""
     by_node: dict[Node, list[str]] = {}
     for group_id, node in cluster.find_coordinators(group_ids).items():
@@ -276,7 +272,7 @@ def _new_protocol_description(
     )
 
 
-def delete_groups(cluster: Cluster, group_ids: Iterable[str]) -> None:
+def delete_groups(cluster: ClusterClient, group_ids: Iterable[str]) -> None:
     """Deletes groups with their offsets."""
     for group_id in group_ids:
         request = DeleteGroupsRequest(groups_names=[group_id])
@@ -291,7 +287,7 @@ class DeletedOffsets(NamedTuple):
     partitions: Mapping[TopicPartition, int]
 
 
-def try_delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition]) -> DeletedOffsets:
+def try_delete_offsets(cluster: ClusterClient, group_id: str, partitions: Iterable[TopicPartition]) -> DeletedOffsets:
     """Deletes committed offsets of partitions that no member subscribes to; returns the errors.
 
     Raises: NetworkError; BrokerError if the coordinator is not available.
@@ -312,7 +308,7 @@ def try_delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[Top
     return DeletedOffsets(response.error_code, codes)
 
 
-def delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[TopicPartition]) -> None:
+def delete_offsets(cluster: ClusterClient, group_id: str, partitions: Iterable[TopicPartition]) -> None:
     """As `try_delete_offsets`, but raises BrokerError for the first error."""
     deleted = try_delete_offsets(cluster, group_id, partitions)
     _check(deleted.group, f"Deleting offsets of group '{group_id}'")
@@ -321,7 +317,7 @@ def delete_offsets(cluster: Cluster, group_id: str, partitions: Iterable[TopicPa
 
 
 def remove_members(
-    cluster: Cluster,
+    cluster: ClusterClient,
     group_id: str,
     member_ids: Sequence[str] = (),
     *,
@@ -360,15 +356,27 @@ def _member(
     )
 
 
-def _call_controller(cluster: Cluster, request: Request[R], errors: Callable[[R], Sequence[int]]) -> R:
-    """Sends a request to the controller; retries while the controller moves."""
+def _call_controller(cluster: ClusterClient, request: Any, asked: str, answered: str) -> list[Any]:
+    """Sends a request to the controller; returns the results of its topics.
+
+    Retries while the controller moves, and topics that exceed the quota of controller mutations (KIP-599).
+
+    Args: `asked`, the field of the request with the topics or their names; `answered`, that of the response.
+    """
     retry = cluster.retry()
+    found: list[Any] = []
     while True:
-        response = cluster.call_controller(request, retry.remaining_ms)
-        codes = errors(response)
-        if ErrorCode.NOT_CONTROLLER not in codes:
-            return response
-        retry.backoff_or_raise(BrokerError(ErrorCode.NOT_CONTROLLER, "Request to the controller"))
+        results = getattr(cluster.call_controller(request, retry.remaining_ms), answered)
+        code = ErrorCode.NOT_CONTROLLER
+        if all(each.error_code != code for each in results):
+            code = ErrorCode.THROTTLING_QUOTA_EXCEEDED
+            found += [each for each in results if each.error_code != code]
+            throttled = {each.name for each in results if each.error_code == code}
+            if not throttled:
+                return found
+            request = copy(request)
+            setattr(request, asked, [t for t in getattr(request, asked) if getattr(t, "name", t) in throttled])
+        retry.backoff_or_raise(BrokerError(code, "Request to the controller"))
 
 
 def _check(code: int, operation: str, message: str | None = None) -> None:

@@ -13,7 +13,6 @@ from spark_groupsource.client.network.security import (
     OPTION_PREFIX,
     SECURITY_KEYS,
     SecuritySettings,
-    check_stores,
 )
 from spark_groupsource.config_def import (
     INT32_MAX,
@@ -181,7 +180,6 @@ class ClientSettings:
 
         Raises: ConfigurationError for missing, malformed, unknown and rejected settings.
         """
-        check_stores(settings)
         check_names(settings)
         values = parse_given(config_keys(cls), settings, OPTION_PREFIX)
         parse_given(FIXED_KEYS, settings, OPTION_PREFIX)
@@ -338,7 +336,6 @@ ACCEPTED_SETTINGS: Mapping[str, ConfigKey] = {
 
 _COMMITS = "offsets are committed when Spark has checkpointed a batch. Remove the option."
 _SOCKET_BUFFERS = "the operating system sizes socket buffers. Remove the option."
-_PEM_TEXT = "PEM text in a setting is not read. Write it to a file and set kafka.ssl.{}.location instead."
 _CLASSIC_ONLY = "only the classic group protocol is supported. Remove the option."
 REJECTED_SETTINGS: Mapping[str, str] = {
     "auto.offset.reset": "the source decides where partitions start. Set the option startingOffsets instead.",
@@ -364,14 +361,6 @@ REJECTED_SETTINGS: Mapping[str, str] = {
     ),
     "allow.auto.create.topics": "the source never creates topics. Remove the option.",
     "socket.keepalive.enable": "lost connections are replaced. Remove the option.",
-    "enable.ssl.certificate.verification": (
-        "certificates are always verified. Set ssl.ca.location to the certificate authority."
-    ),
-    "ssl.truststore.password": "a PEM file of certificates has no password. Remove the option.",
-    "ssl.keystore.password": "the password of a PEM key is kafka.ssl.key.password. Set that instead.",
-    "ssl.truststore.certificates": _PEM_TEXT.format("truststore"),
-    "ssl.keystore.certificate.chain": _PEM_TEXT.format("keystore"),
-    "ssl.keystore.key": _PEM_TEXT.format("keystore"),
 }
 """Settings that are rejected: name -> reason and what to do instead."""
 

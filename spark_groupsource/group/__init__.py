@@ -12,6 +12,7 @@ from spark_groupsource.group.outcome import (
     Reply,
     RequestContext,
     SetTimer,
+    StoreAssignment,
 )
 from spark_groupsource.group.request_splitting import merge_responses, split_request
 from spark_groupsource.group.requests import GroupRequest
@@ -35,6 +36,7 @@ __all__ = [
     "RequestContext",
     "SessionTimer",
     "SetTimer",
+    "StoreAssignment",
     "SyncTimer",
     "error_response",
     "coordinator_partition",

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Iterable, Mapping, Sequence
 
 from spark_groupsource.client.admin import GroupDescription, batches_by_coordinator, list_groups, list_topics
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster, ClusterMetadata, TopicInfo
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, ClusterClient, ClusterMetadata, TopicInfo
 from spark_groupsource.client.cluster.metadata import MAX_TIMESTAMP
 from spark_groupsource.client.records.partition_fetch import (
     FETCH_BY_NAME,
@@ -33,7 +33,7 @@ _BUDGET_BYTES_PER_PARTITION = 32 << 10
 _PARTITIONS_PER_FETCH = 2_000
 
 
-def selected_topics(cluster: Cluster, selection: NameSelection | None) -> list[TopicInfo]:
+def selected_topics(cluster: ClusterClient, selection: NameSelection | None) -> list[TopicInfo]:
     """Describes the selected topics, sorted; internal ones only if they are selected.
 
     Raises: BrokerError for a named topic that does not exist.
@@ -45,7 +45,7 @@ def selected_topics(cluster: Cluster, selection: NameSelection | None) -> list[T
     return [found[name] for name in sorted(found) if selection is None or selection.matches(name)]
 
 
-def selected_groups(cluster: Cluster, selection: NameSelection | None) -> list[str]:
+def selected_groups(cluster: ClusterClient, selection: NameSelection | None) -> list[str]:
     """Returns the ids of the selected groups, sorted; named ones without a request."""
     if selection is not None and selection.names is not None:
         return sorted(selection.names)
@@ -54,7 +54,7 @@ def selected_groups(cluster: Cluster, selection: NameSelection | None) -> list[s
 
 
 def committed_offsets(
-    cluster: Cluster, group_ids: Sequence[str], partitions: Sequence[TopicPartition] | None = None
+    cluster: ClusterClient, group_ids: Sequence[str], partitions: Sequence[TopicPartition] | None = None
 ) -> dict[str, Commits]:
     """Fetches the committed offsets of groups, many with one request, without waiting for open transactions.
 
@@ -81,7 +81,7 @@ def committed_offsets(
 
 
 def group_lag(
-    cluster: Cluster, groups: Sequence[GroupDescription], topics: NameSelection | None = None
+    cluster: ClusterClient, groups: Sequence[GroupDescription], topics: NameSelection | None = None
 ) -> dict[str, list[LagRow]]:
     """Returns the assigned or committed partitions of each group, of the selected topics, with their lag.
 
@@ -103,31 +103,33 @@ def group_lag(
     }
 
 
-def log_end_offsets(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+def log_end_offsets(cluster: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
     """Returns the high watermarks of the partitions that exist and have a leader."""
     return _offsets(cluster, with_leader(cluster, partitions, refresh=True), LATEST)
 
 
-def log_start_offsets(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+def log_start_offsets(cluster: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
     """Returns the log start offsets of the partitions that exist and have a leader."""
     return _offsets(cluster, with_leader(cluster, partitions), EARLIEST)
 
 
 def offsets_at(
-    cluster: Cluster, partitions: Iterable[TopicPartition], timestamp_ms: int
+    cluster: ClusterClient, partitions: Iterable[TopicPartition], timestamp_ms: int
 ) -> dict[TopicPartition, int]:
     """Returns the offset of the first record with the timestamp or a later one, -1 if there is none."""
     return _offsets(cluster, with_leader(cluster, partitions), timestamp_ms)
 
 
-def newest_timestamps(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+def newest_timestamps(cluster: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
     """Returns the largest timestamp of the partitions with records. Raises: UnsupportedVersionError."""
     wanted = with_leader(cluster, partitions)
     found = cluster.list_offsets(dict.fromkeys(wanted, MAX_TIMESTAMP), read_committed=False)
     return {tp: entry.timestamp_ms for tp, entry in found.items() if entry.timestamp_ms >= 0}
 
 
-def with_leader(cluster: Cluster, partitions: Iterable[TopicPartition], refresh: bool = False) -> list[TopicPartition]:
+def with_leader(
+    cluster: ClusterClient, partitions: Iterable[TopicPartition], refresh: bool = False
+) -> list[TopicPartition]:
     """Returns those of the partitions that exist and have a leader, each once."""
     wanted = dict.fromkeys(partitions)
     if not wanted:
@@ -143,7 +145,7 @@ def _led(view: ClusterMetadata, partitions: Iterable[TopicPartition]) -> list[To
     return [tp for tp in partitions if tp.partition in leaders.get(tp.topic, ())]
 
 
-def log_sizes(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+def log_sizes(cluster: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
     """Returns the bytes of the log on each leader; empty without permission (DESCRIBE on the cluster)."""
     sizes: dict[TopicPartition, int] = {}
     wanted = dict.fromkeys(partitions)
@@ -163,7 +165,7 @@ def log_sizes(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[To
     return sizes
 
 
-def first_batches(cluster: Cluster, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, FirstBatch]:
+def first_batches(cluster: ClusterClient, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, FirstBatch]:
     """Reads the record at a position of each partition, or at the log start offset if that is after the position.
 
     Larger batches are requested again with a larger limit, until the budget has been read. Partitions that cannot be
@@ -186,7 +188,7 @@ def first_batches(cluster: Cluster, positions: Mapping[TopicPartition, int]) -> 
 
 
 def _fetch_once(
-    cluster: Cluster,
+    cluster: ClusterClient,
     view: ClusterMetadata,
     pending: dict[TopicPartition, int],
     found: dict[TopicPartition, FirstBatch],
@@ -247,7 +249,7 @@ def _first_batch(records: memoryview, position: int, log_start_offset: int) -> F
     return None
 
 
-def _offsets(cluster: Cluster, partitions: Sequence[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
+def _offsets(cluster: ClusterClient, partitions: Sequence[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
     found = cluster.list_offsets({tp: timestamp for tp in partitions}, read_committed=False)
     return {tp: entry.offset for tp, entry in found.items()}
 

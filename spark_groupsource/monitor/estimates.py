@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import AbstractSet, Any, Collection, Container, Iterator, Mapping, Sequence
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.errors import CorruptRecordError, GroupSourceError, UnsupportedVersionError
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.monitor.cluster_reads import (
@@ -44,7 +44,7 @@ _Commits = dict[tuple[str, TopicPartition], tuple[int, int]]
 
 
 def estimates(
-    cluster: Cluster, lags: Mapping[str, Sequence[LagRow]], columns: Collection[str]
+    cluster: ClusterClient, lags: Mapping[str, Sequence[LagRow]], columns: Collection[str]
 ) -> Iterator[dict[str, Any]]:
     """Yields the requested columns of each row of each group, in the order of `lags`.
 
@@ -82,7 +82,10 @@ def estimates(
 
 
 def _first_batches(
-    cluster: Cluster, lags: Mapping[str, Sequence[LagRow]], columns: AbstractSet[str], sizes: Container[TopicPartition]
+    cluster: ClusterClient,
+    lags: Mapping[str, Sequence[LagRow]],
+    columns: AbstractSet[str],
+    sizes: Container[TopicPartition],
 ) -> dict[str, dict[TopicPartition, FirstBatch]]:
     """Reads the first record that is not read, by group and partition, where a column needs it.
 
@@ -104,7 +107,9 @@ def _first_batches(
 
 
 def _newest(
-    cluster: Cluster, lags: Mapping[str, Sequence[LagRow]], batches: Mapping[str, Mapping[TopicPartition, FirstBatch]]
+    cluster: ClusterClient,
+    lags: Mapping[str, Sequence[LagRow]],
+    batches: Mapping[str, Mapping[TopicPartition, FirstBatch]],
 ) -> dict[TopicPartition, int]:
     """Returns the largest timestamp of each log; that of the batch which was read if it is the last one.
 
@@ -134,7 +139,7 @@ def _appended(at_start: int | None, end: int | None) -> float | None:
     return 0.0 if at_start < 0 else max(0, end - at_start) * 1_000 / _WINDOW_MS
 
 
-def _commits_since(cluster: Cluster, since_ms: int, group_ids: set[str]) -> _Commits | None:
+def _commits_since(cluster: ClusterClient, since_ms: int, group_ids: set[str]) -> _Commits | None:
     """Returns the first commit of each group and partition since a time; None if the log cannot be read."""
     found: _Commits = {}
     try:
@@ -150,7 +155,7 @@ def _commits_since(cluster: Cluster, since_ms: int, group_ids: set[str]) -> _Com
     return found
 
 
-def _read_commits(cluster: Cluster, part: OffsetRange, group_ids: set[str], found: _Commits, limit: int) -> int:
+def _read_commits(cluster: ClusterClient, part: OffsetRange, group_ids: set[str], found: _Commits, limit: int) -> int:
     """Adds the first commit of each partition to `found`; returns the number of records read."""
     count = 0
     for batch in fetch_batches(cluster, part) if part.start < part.end else ():

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.monitor.group_history import read_groups
 from spark_groupsource.monitor.offsets_log import Corruption, fetch_batches, log_ranges
@@ -18,7 +18,7 @@ from spark_groupsource.wire.group_events import GROUP_EVENTS_TOPIC, GroupEvent, 
 _log = logging.getLogger(__name__)
 
 
-def group_events(cluster: Cluster, groups: NameSelection | None = None) -> dict[str, list[GroupEvent]]:
+def group_events(cluster: ClusterClient, groups: NameSelection | None = None) -> dict[str, list[GroupEvent]]:
     """Returns the events of the selected groups that the embedded coordinator has recorded, in order.
 
     The coordinator writes them about 100 ms later. Empty on other brokers, which do not record them.
@@ -42,7 +42,7 @@ def group_events(cluster: Cluster, groups: NameSelection | None = None) -> dict[
     return found
 
 
-def application_events(cluster: Cluster, groups: NameSelection | None = None) -> dict[str, list[GroupEvent]]:
+def application_events(cluster: ClusterClient, groups: NameSelection | None = None) -> dict[str, list[GroupEvent]]:
     """Returns what applications of this package reported of the selected groups in the metadata of their commits.
 
     On any Kafka, as far back as `__consumer_offsets` is not compacted.

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Collection
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.membership.offsets_topic import OffsetsTopicReader
 from spark_groupsource.errors import CorruptRecordError, GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition, coordinator_partition
@@ -41,7 +41,7 @@ _REPORT = b' {"g":'
 _LENGTH = struct.Struct(">h")
 
 
-def last_group_records(cluster: Cluster, group_ids: Collection[str]) -> dict[str, GroupValue]:
+def last_group_records(cluster: ClusterClient, group_ids: Collection[str]) -> dict[str, GroupValue]:
     """Returns the last record of groups, as far as it is found within `_TIMEOUT_MS`."""
     found: dict[str, GroupValue | None] = {}
     try:
@@ -82,7 +82,7 @@ class GroupLog:
 class GroupLogReader:
     """Reads what is new of the selected groups at each call; the first call reads all."""
 
-    def __init__(self, cluster: Cluster, selection: NameSelection | None) -> None:
+    def __init__(self, cluster: ClusterClient, selection: NameSelection | None) -> None:
         self._cluster = cluster
         self._selection = selection
         self._ends: dict[TopicPartition, int] = {}
@@ -139,12 +139,12 @@ class GroupLogReader:
                 log.reports += decode_report(decoded.group_id, decode_offset_value(value).metadata)
 
 
-def read_groups(cluster: Cluster, selection: NameSelection | None) -> dict[str, GroupLog]:
+def read_groups(cluster: ClusterClient, selection: NameSelection | None) -> dict[str, GroupLog]:
     """Returns what the log has of the selected groups. Raises: BrokerError, NetworkError."""
     return GroupLogReader(cluster, selection).read()
 
 
-def group_records(cluster: Cluster, selection: NameSelection | None) -> dict[str, list[GroupRecord]]:
+def group_records(cluster: ClusterClient, selection: NameSelection | None) -> dict[str, list[GroupRecord]]:
     """Returns the records of the selected groups in the order of the log, with the commits between them.
 
     Raises: BrokerError, NetworkError.

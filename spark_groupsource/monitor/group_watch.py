@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from spark_groupsource.client.admin import GroupDescription, describe_groups
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.model import bounded_names
 from spark_groupsource.monitor.event_sources import group_events
 from spark_groupsource.monitor.group_history import GroupLog, GroupLogReader
@@ -30,7 +30,7 @@ class WatchUpdate(NamedTuple):
 class GroupWatch:
     """Reads what is new of one group at each call."""
 
-    def __init__(self, cluster: Cluster, group: str) -> None:
+    def __init__(self, cluster: ClusterClient, group: str) -> None:
         self._cluster = cluster
         self._group = group
         self._reader = GroupLogReader(cluster, NameSelection((group,)))

@@ -12,7 +12,7 @@ from html import escape
 from typing import Iterable, Mapping, NamedTuple, Protocol, Sequence
 
 from spark_groupsource.client.admin import GroupDescription, describe_groups
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.config_def import match_duration_ms
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
@@ -109,7 +109,7 @@ class ResetPlan:
         warnings: sentences about members and the checkpoint.
     """
 
-    def __init__(self, cluster: Cluster, group: GroupDescription, rows: Sequence[ResetRow]) -> None:
+    def __init__(self, cluster: ClusterClient, group: GroupDescription, rows: Sequence[ResetRow]) -> None:
         self._cluster = cluster
         self.group_id = group.group_id
         self.rows = tuple(rows)
@@ -163,7 +163,7 @@ class ResetPlan:
 
 
 def plan(
-    cluster: Cluster,
+    cluster: ClusterClient,
     group_id: str,
     scope: ResetScope,
     target: ResetTarget,
@@ -264,7 +264,7 @@ def _partition_number(text: str, argument: str) -> int:
 
 
 def _partitions(
-    cluster: Cluster, scope: ResetScope, target: ResetTarget, committed: Mapping[TopicPartition, int]
+    cluster: ClusterClient, scope: ResetScope, target: ResetTarget, committed: Mapping[TopicPartition, int]
 ) -> list[TopicPartition]:
     if target.kind is TargetKind.OFFSETS:
         return sorted(target.offsets)
@@ -275,7 +275,7 @@ def _partitions(
     return sorted(listed.union(scope.partitions))
 
 
-def _check_partitions(cluster: Cluster, partitions: Sequence[TopicPartition]) -> None:
+def _check_partitions(cluster: ClusterClient, partitions: Sequence[TopicPartition]) -> None:
     """Raises: GroupSourceError with the words of Kafka's tool; BrokerError for a topic that does not exist."""
     if not partitions:
         return

@@ -6,7 +6,7 @@ import struct
 from dataclasses import replace
 from typing import Any, Iterator, NamedTuple, Sequence
 
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, ClusterClient
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.errors import BrokerError, CorruptRecordError
 from spark_groupsource.model import OffsetRange, TopicPartition, coordinator_partition
@@ -103,7 +103,7 @@ def _marker(partition: int, header: BatchHeader, record: StoredRecord) -> Entry:
     return Entry(partition, header, record, marker=_MARKERS.get(kind, f"type {kind}"), coordinator_epoch=epoch)
 
 
-def log_partitions(cluster: Cluster, selection: NameSelection | None = None) -> list[TopicPartition]:
+def log_partitions(cluster: ClusterClient, selection: NameSelection | None = None) -> list[TopicPartition]:
     """Returns the partitions of `__consumer_offsets` that have records of the selected groups; none without the topic.
 
     Raises: NetworkError.
@@ -114,7 +114,7 @@ def log_partitions(cluster: Cluster, selection: NameSelection | None = None) -> 
     return sorted({TopicPartition(OFFSETS_TOPIC, coordinator_partition(g, len(found))) for g in selection.names})
 
 
-def log_ranges(cluster: Cluster, partitions: Sequence[TopicPartition]) -> list[OffsetRange]:
+def log_ranges(cluster: ClusterClient, partitions: Sequence[TopicPartition]) -> list[OffsetRange]:
     """Returns the readable range of each partition that is not empty, records of open transactions included.
 
     Raises: BrokerError, NetworkError.
@@ -142,7 +142,7 @@ def _contains(data: bytes, header: BatchHeader, containing: Sequence[bytes]) -> 
 
 
 def fetch_batches(
-    cluster: Cluster, part: OffsetRange, containing: Sequence[bytes] = ()
+    cluster: ClusterClient, part: OffsetRange, containing: Sequence[bytes] = ()
 ) -> Iterator[Batch | Corruption]:
     """Yields the record batches of a range with a valid checksum.
 

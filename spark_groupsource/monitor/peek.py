@@ -8,12 +8,13 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import pyarrow as pa
 
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, ClusterClient
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.errors import BrokerError, ConfigurationError
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.monitor.record_decoding import Decoder
 from spark_groupsource.records.arrow import decode_fetched
+from spark_groupsource.values.python_values import python_values
 
 MAX_RECORDS, MAX_BYTES = 10_000, 64 << 20
 _COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
@@ -21,6 +22,8 @@ _FETCH_BYTES = 4 << 20
 _GROWTH = 8
 
 Row = dict[str, Any]
+# timestamp in epoch microseconds, and the row
+_TimedRow = tuple[int, Row]
 Filter = Callable[[Row], Any]
 
 
@@ -41,7 +44,7 @@ class PeekQuery(NamedTuple):
     matches: Filter | None
 
 
-def peek(cluster: Cluster, query: PeekQuery, decoders: Mapping[str, Decoder]) -> pa.Table:
+def peek(cluster: ClusterClient, query: PeekQuery, decoders: Mapping[str, Decoder]) -> pa.Table:
     """Reads records of a topic in the order of their timestamps; joins no group and commits nothing.
 
     At most `MAX_RECORDS` records and about `MAX_BYTES` bytes are read, which bounds a filter, too.
@@ -85,20 +88,21 @@ def _ranges(
 
 
 def _rows(
-    cluster: Cluster, query: PeekQuery, ranges: Sequence[OffsetRange], decoders: Mapping[str, Decoder]
-) -> list[Row]:
+    cluster: ClusterClient, query: PeekQuery, ranges: Sequence[OffsetRange], decoders: Mapping[str, Decoder]
+) -> list[_TimedRow]:
     batches = list(_batches(cluster, ranges))
     if not batches:
         return []
     table = pa.Table.from_batches(batches)
-    columns = {name: table.column(name).to_pylist() for name in _COLUMNS}
+    columns = {name: python_values(table.column(name)) for name in _COLUMNS}
     for name, decoder in decoders.items():
         columns[name] = decoder(name, columns[name])
-    rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
-    return rows if query.matches is None else [row for row in rows if query.matches(row)]
+    rows = (dict(zip(columns, values)) for values in zip(*columns.values()))
+    timed = zip(table.column("timestamp").cast(pa.int64()).to_pylist(), rows)
+    return [(time, row) for time, row in timed if query.matches is None or query.matches(row)]
 
 
-def _batches(cluster: Cluster, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+def _batches(cluster: ClusterClient, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
     by_partition = {part.topic_partition: part for part in ranges}
     positions = {part.topic_partition: part.start for part in ranges}
     settings = replace(cluster.settings, fetch_max_bytes=_FETCH_BYTES, max_partition_fetch_bytes=_FETCH_BYTES // 4)
@@ -124,23 +128,22 @@ def _batches(cluster: Cluster, ranges: Sequence[OffsetRange]) -> Iterator[pa.Rec
         positions[tp] = block.next_offset
 
 
-def _chosen(rows: list[Row], query: PeekQuery) -> list[Row]:
-    rows.sort(key=lambda row: (row["timestamp"], row["partition"], row["offset"]))
+def _chosen(rows: list[_TimedRow], query: PeekQuery) -> list[_TimedRow]:
+    rows.sort(key=lambda timed: (timed[0], timed[1]["partition"], timed[1]["offset"]))
     if query.timestamp_ms is not None:
         return rows[: query.limit]
     return rows[-query.limit :] if query.limit else []
 
 
-def _table(rows: list[Row]) -> pa.Table:
-    return pa.table({name: _column([row[name] for row in rows], name) for name in _ORDER})
+def _table(rows: list[_TimedRow]) -> pa.Table:
+    columns = {name: _column([row[name] for _, row in rows]) for name in _ORDER}
+    return pa.table({**columns, "timestamp": pa.array([time for time, _ in rows], pa.timestamp("us", "UTC"))})
 
 
 _ORDER = ("partition", "offset", "timestamp", "key", "value")
 
 
-def _column(values: list[Any], name: str) -> pa.Array:
-    if name == "timestamp":
-        return pa.array(values, pa.timestamp("us", "UTC"))
+def _column(values: list[Any]) -> pa.Array:
     if not any(isinstance(value, (dict, list)) for value in values):
         try:
             return pa.array(values, None if any(value is not None for value in values) else pa.string())

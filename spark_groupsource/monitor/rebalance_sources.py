@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Sequence
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.monitor.application_reports import reported_members
 from spark_groupsource.monitor.epoch_history import epoch_facts, epoch_rebalances
 from spark_groupsource.monitor.event_rebalances import rebalances_from_events
@@ -27,7 +27,7 @@ from spark_groupsource.wire.group_events import GroupEvent
 from spark_groupsource.wire.group_records import MemberValue
 
 
-def group_rebalances(cluster: Cluster, selection: NameSelection | None) -> dict[str, list[Rebalance]]:
+def group_rebalances(cluster: ClusterClient, selection: NameSelection | None) -> dict[str, list[Rebalance]]:
     """Returns the rebalances of the selected groups by time.
 
     Raises: BrokerError, NetworkError.
@@ -58,7 +58,7 @@ class GroupHistory(NamedTuple):
         return Explanation(self.facts, chosen, findings(chosen, self.facts))
 
 
-def read_history(cluster: Cluster, group: str, log: GroupLog | None = None) -> GroupHistory:
+def read_history(cluster: ClusterClient, group: str, log: GroupLog | None = None) -> GroupHistory:
     """Reads the rebalances of one group.
 
     Args:

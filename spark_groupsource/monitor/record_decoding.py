@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import io
-import json
+from functools import partial
 from typing import Any, Callable, Mapping, Sequence
 
+import pyarrow as pa
+
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.values.framed_json import parse_json, seems_json
+from spark_groupsource.values.options import AVRO, CONFLUENT, ColumnFormat
+from spark_groupsource.values.plain_values import Malformed, PlainDecoder, plain_decoder, schema_text
 
 Decoder = Callable[[str, Sequence["bytes | None"]], "list[Any]"]
 """Decodes a column, given its name and values."""
 
-_CONFLUENT_HEADER = 5
 
-
-def decoders(decode: str | Mapping[str, str], schema: Any = None) -> dict[str, Decoder]:
+def decoders(
+    decode: str | Mapping[str, str], schema: Any = None, written: Mapping[str, ColumnFormat] = {}
+) -> dict[str, Decoder]:
     """Returns the decoder of the columns key and value.
 
     Args:
         decode: ``auto``, ``utf-8``, ``json``, ``avro`` or ``hex``, for both columns or by column.
         schema: Avro schema (JSON text or parsed) of the column with ``avro``.
-    Raises: ConfigurationError; ModuleNotFoundError for Avro without fastavro.
+        written: column -> a registry with the writers' schemas.
+    Raises: ConfigurationError.
     """
     if isinstance(decode, str):
         names: Mapping[str, str] = {"value": decode} if decode == "avro" else {"key": decode, "value": decode}
@@ -33,22 +38,36 @@ def decoders(decode: str | Mapping[str, str], schema: Any = None) -> dict[str, D
                 f"Argument decode must be one of {', '.join([*_DECODERS, 'avro'])}, or a mapping from key and value to "
                 f"one of them, got {decode!r}."
             )
-        found[column] = _avro(schema) if name == "avro" else _DECODERS[name]
-    return {"key": _auto, "value": _auto, **found}
+        found[column] = _avro(column, schema, written.get(column)) if name == "avro" else _DECODERS[name]
+    automatic = {column: partial(_auto_written, plain_decoder(given)) for column, given in written.items()}
+    chosen: dict[str, Decoder] = {"key": _auto, "value": _auto, **found}
+    return {
+        column: automatic[column] if decoder is _auto and column in automatic else decoder
+        for column, decoder in chosen.items()
+    }
+
+
+def _auto_written(decode: PlainDecoder, name: str, values: Sequence[bytes | None]) -> list[Any]:
+    """Avro if all values name a schema of the registry, else as `_auto`."""
+    if all(value is None or value[:1] == b"\0" for value in values):
+        found = list(decode(pa.array(values, pa.binary()), None))
+        if not any(isinstance(each, Malformed) for each in found):
+            return found
+    return _auto(name, values)
 
 
 def _auto(name: str, values: Sequence[bytes | None]) -> list[Any]:
     """JSON if all values are objects or arrays, text if all are printable UTF-8, else hexadecimal."""
     present = [value for value in values if value is not None]
+    if present and all(map(seems_json, present)):
+        try:
+            return _json(name, values)
+        except ConfigurationError:
+            pass
     try:
         texts = [value.decode() for value in present]
     except UnicodeDecodeError:
         return _hex(name, values)
-    if present and all(text[:1] in "{[" and text for text in texts):
-        try:
-            return _json(name, values)
-        except ConfigurationError:
-            return _text(name, values)
     if all(char.isprintable() or char in "\t\r\n" for text in texts for char in text):
         return _text(name, values)
     return _hex(name, values)
@@ -64,45 +83,36 @@ def _hex(name: str, values: Sequence[bytes | None]) -> list[Any]:
 
 def _json(name: str, values: Sequence[bytes | None]) -> list[Any]:
     try:
-        return [None if value is None else json.loads(value) for value in values]
+        return [None if value is None else parse_json(value) for value in values]
     except ValueError as error:
         raise ConfigurationError(
             f"Decoding column {name} as JSON failed: {error}. Set decode to auto, utf-8 or hex."
         ) from error
 
 
-def _avro(schema: Any) -> Decoder:
-    if schema is None:
+def _avro(column: str, schema: Any, written: ColumnFormat | None) -> Decoder:
+    if schema is not None:
+        text = schema_text(schema)
+        formats = [ColumnFormat(column, AVRO, text, header=CONFLUENT), ColumnFormat(column, AVRO, text)]
+    elif written is not None:
+        formats = [written]
+    else:
         raise ConfigurationError(
             "Option decode is avro, which requires a schema. Set argument schema to the JSON text of an Avro schema."
         )
-    try:
-        import fastavro
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "Decoding Avro failed: fastavro is not installed. Run: pip install fastavro.", name="fastavro"
-        ) from error
-    parsed = fastavro.parse_schema(json.loads(schema) if isinstance(schema, str) else schema)
+    attempts = [plain_decoder(given) for given in formats]
 
     def decode(name: str, values: Sequence[bytes | None]) -> list[Any]:
-        return [None if value is None else _record(name, value) for value in values]
-
-    def _record(name: str, value: bytes) -> Any:
-        # the header of Confluent's serializers: 0 and the id of the schema
-        starts = (_CONFLUENT_HEADER, 0) if value[:1] == b"\0" and len(value) >= _CONFLUENT_HEADER else (0,)
-        for start in starts:
-            data = io.BytesIO(value[start:])
-            try:
-                record = fastavro.schemaless_reader(data, parsed, None)
-            except Exception as error:  # fastavro has no base class of errors
-                failure: Exception = error
-                continue
-            if not data.read(1):
-                return record
-            failure = ValueError("bytes are left after the record")
-        raise ConfigurationError(
-            f"Decoding column {name} as Avro failed: {failure}. Give the schema that the records were written with."
-        ) from failure
+        # a value without the header of a registry is bare
+        found = [attempt(pa.array(values, pa.binary()), None) for attempt in attempts]
+        chosen = [next((each for each in row if not isinstance(each, Malformed)), row[-1]) for row in zip(*found)]
+        for each in chosen:
+            if isinstance(each, Malformed):
+                raise ConfigurationError(
+                    f"Decoding column {name} as Avro failed: {each}. Give the schema that the records were written "
+                    "with."
+                )
+        return chosen
 
     return decode
 

@@ -15,6 +15,7 @@ from spark_groupsource.log_text import escaped, shortened
 from spark_groupsource.monitor.arrow_tables import arrow_schema, record_batches
 from spark_groupsource.monitor.definitions import TableDefinition
 from spark_groupsource.monitor.tables import Row
+from spark_groupsource.values.python_values import python_rows
 
 if TYPE_CHECKING:
     import pandas
@@ -86,7 +87,7 @@ class Result:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for batch in self._table.to_batches():
-            yield from batch.to_pylist()
+            yield from python_rows(batch)
 
     def __repr__(self) -> str:
         names, rows = self._table.column_names, self._shown()
@@ -107,7 +108,7 @@ class Result:
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
 
     def _shown(self) -> list[list[str]]:
-        return [[_cell(value) for value in row.values()] for row in self._table.slice(0, _SHOWN_ROWS).to_pylist()]
+        return [[_cell(value) for value in row.values()] for row in python_rows(self._table.slice(0, _SHOWN_ROWS))]
 
     def _rest(self) -> list[str]:
         omitted = len(self) - _SHOWN_ROWS

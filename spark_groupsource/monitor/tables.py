@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Mapping
 
 from spark_groupsource.client.admin import GroupDescription, describe_groups
-from spark_groupsource.client.cluster.client import Cluster, TopicInfo
+from spark_groupsource.client.cluster.client import ClusterClient, TopicInfo
 from spark_groupsource.client.cluster.configs import describe_topic_overrides
 from spark_groupsource.errors import CorruptRecordError, GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition
@@ -50,7 +50,7 @@ class TableQuery:
     topic: NameSelection | None = None
 
 
-def read_rows(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
+def read_rows(cluster: ClusterClient, query: TableQuery) -> Iterator[Row]:
     """Yields the rows of a table, with at least the selected columns.
 
     Raises: BrokerError, NetworkError; GroupSourceError for a group that does not exist.
@@ -58,7 +58,7 @@ def read_rows(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
     return _READERS[query.table](cluster, query)
 
 
-def _topics(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
+def _topics(cluster: ClusterClient, query: TableQuery) -> Iterator[Row]:
     topics = selected_topics(cluster, query.topic)
     names = [topic.name for topic in topics]
     overrides = describe_topic_overrides(cluster, names) if names and "configs" in query.columns else {}
@@ -74,7 +74,7 @@ def _topics(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
         }
 
 
-def _partitions(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
+def _partitions(cluster: ClusterClient, query: TableQuery) -> Iterator[Row]:
     topics = selected_topics(cluster, query.topic)
     partitions = [TopicPartition(topic.name, number) for topic in topics for number in sorted(topic.partitions)]
     starts = log_start_offsets(cluster, partitions) if "log_start_offset" in query.columns else {}
@@ -96,7 +96,7 @@ def _partitions(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
         }
 
 
-def _groups(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
+def _groups(cluster: ClusterClient, query: TableQuery) -> Iterator[Row]:
     described = existing_groups(cluster, query.group)
     records = last_group_records(cluster, described) if "generation" in query.columns else {}
     for group in described.values():
@@ -112,7 +112,7 @@ def _groups(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
         }
 
 
-def _members(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
+def _members(cluster: ClusterClient, query: TableQuery) -> Iterator[Row]:
     described = existing_groups(cluster, query.group)
     records = last_group_records(cluster, described) if "is_leader" in query.columns else {}
     for group in described.values():
@@ -127,7 +127,7 @@ def _members(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
             }
 
 
-def _offsets(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
+def _offsets(cluster: ClusterClient, query: TableQuery) -> Iterator[Row]:
     partitions = None
     if query.topic is not None:
         partitions = [TopicPartition(t.name, n) for t in selected_topics(cluster, query.topic) for n in t.partitions]
@@ -143,7 +143,7 @@ def _offsets(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
             }
 
 
-def _lag(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
+def _lag(cluster: ClusterClient, query: TableQuery) -> Iterator[Row]:
     lags = group_lag(cluster, list(existing_groups(cluster, query.group).values()), query.topic)
     wanted = query.columns.intersection(ESTIMATES)
     more = estimates(cluster, lags, wanted) if wanted else None
@@ -163,7 +163,7 @@ def _lag(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
             yield found if more is None else found | next(more)
 
 
-def _rebalances(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
+def _rebalances(cluster: ClusterClient, query: TableQuery) -> Iterator[Row]:
     for found in group_rebalances(cluster, query.group).values():
         yield from map(rebalance_row, found)
 
@@ -202,12 +202,12 @@ def _inferred(rebalance: Rebalance) -> str | None:
     return ",".join(columns.get(name, name) for name in names) or None
 
 
-def _offsets_log(cluster: Cluster, query: TableQuery) -> Iterator[Row]:
+def _offsets_log(cluster: ClusterClient, query: TableQuery) -> Iterator[Row]:
     for part in log_ranges(cluster, log_partitions(cluster, query.group)):
         yield from offsets_log_rows(cluster, part, query.group)
 
 
-def offsets_log_rows(cluster: Cluster, part: OffsetRange, group: NameSelection | None = None) -> Iterator[Row]:
+def offsets_log_rows(cluster: ClusterClient, part: OffsetRange, group: NameSelection | None = None) -> Iterator[Row]:
     """Yields the rows of table offsets_log of a range of one partition.
 
     Raises: BrokerError, NetworkError; DataLossError for records that retention or compaction has removed.
@@ -252,7 +252,7 @@ def _entry_row(entry: Entry) -> Row:
     return row
 
 
-def existing_groups(cluster: Cluster, selection: NameSelection | None) -> Mapping[str, GroupDescription]:
+def existing_groups(cluster: ClusterClient, selection: NameSelection | None) -> Mapping[str, GroupDescription]:
     """Describes the selected groups.
 
     Raises: GroupSourceError for a named group that does not exist.
@@ -281,7 +281,7 @@ def _json(form: Any) -> str:
     return json.dumps(form, ensure_ascii=False, separators=(",", ":"))
 
 
-_READERS: Mapping[str, Callable[[Cluster, TableQuery], Iterator[Row]]] = {
+_READERS: Mapping[str, Callable[[ClusterClient, TableQuery], Iterator[Row]]] = {
     "topics": _topics,
     "partitions": _partitions,
     "groups": _groups,

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
-from spark_groupsource.client.cluster.client import Cluster as ClusterClient
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.monitor.definitions import TABLES
@@ -27,6 +27,7 @@ from spark_groupsource.monitor.results import Result
 from spark_groupsource.monitor.row_filter import parse_filter
 from spark_groupsource.monitor.selection import parse_selection
 from spark_groupsource.monitor.tables import TableQuery, read_rows
+from spark_groupsource.source.value_options import avro_format
 
 
 def connect(bootstrap: Any, **kafka: Any) -> Cluster:
@@ -87,6 +88,7 @@ class Cluster:
         decode: str | Mapping[str, str] = "auto",
         *,
         schema: Any = None,
+        registry: Mapping[str, str] | None = None,
         partition: int | None = None,
     ) -> Result:
         """Returns the last records of a topic, or the first ones since a time; joins no group, commits nothing.
@@ -100,8 +102,10 @@ class Cluster:
             where: function of a row (a dictionary with key, value, topic, partition, offset and timestamp), or an
                 expression such as ``delay > 60 and carrier == 'UA'`` over columns and fields of decoded values.
             decode: ``auto``, ``utf-8``, ``json``, ``avro`` or ``hex``; ``{"key": "utf-8", "value": "json"}`` by
-                column. ``auto`` chooses JSON, text or hexadecimal by the bytes.
-            schema: Avro schema, with ``decode="avro"``.
+                column. ``auto`` chooses JSON, text or hexadecimal by the bytes, and Avro with `registry`.
+            schema: Avro schema, with ``decode="avro"``; without it the writers' schemas of the registry.
+            registry: options of a schema registry, for example ``{"schema.registry.url": "http://localhost:8081"}``;
+                names are those of the source without ``value.``.
             partition: None for all partitions.
         Raises: ConfigurationError for an invalid argument and records that cannot be decoded; BrokerError,
             NetworkError.
@@ -111,7 +115,8 @@ class Cluster:
         matches = parse_filter(where) if isinstance(where, str) else where
         timestamp_ms = None if at is None else _timestamp_ms(at, self._client.clock.timestamp_ms())
         query = PeekQuery(topic, last, timestamp_ms, partition, matches)
-        return Result.of_table(topic, peek(self._client, query, decoders(decode, schema)))
+        written = {} if registry is None else {name: avro_format(name, registry) for name in ("key", "value")}
+        return Result.of_table(topic, peek(self._client, query, decoders(decode, schema, written)))
 
     def group(self, name: str) -> Group:
         """Returns one consumer group, which need not exist yet."""

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple, Sequence
 
 from spark_groupsource.client.admin import describe_groups
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.log_text import escaped, shortened
@@ -61,7 +61,7 @@ class GroupReader:
 
     def __init__(self, settings: ClientSettings, group: str) -> None:
         # its own connections: the view is read by a thread
-        self._client = Cluster(settings.bootstrap, settings)
+        self._client = ClusterClient(settings.bootstrap, settings)
         self._name = group
         self._rebalances: list[str] = []
         self._follower = GroupWatch(self._client, group)

@@ -15,7 +15,8 @@ from spark_groupsource.records.varint import read_varint
 # more records that are in no run are checked faster by array operations
 _MAX_SINGLE = 200
 _MAX_SINGLE_OF_MANY = 24
-_MIN_RUN = 6
+MIN_RUN = 6
+"""Fewer records are parsed faster one by one."""
 _ALL = bytes(range(256))
 _LAST = _ALL[:128]
 _LAST_EVEN = bytes(range(0, 128, 2))
@@ -125,8 +126,8 @@ def _check(data: bytes, count: int, at: int) -> PlainRecords | None:
             return None
         index += 1
         size = at - begin
-        if size == last_size and not headers and count - index >= _MIN_RUN:
-            run = _run(data, begin, timestamp_at, offset_at, key_at, value_at, at, index, count - index)
+        if size == last_size and not headers and count - index >= MIN_RUN:
+            run = run_of_equal_sizes(data, begin, timestamp_at, offset_at, key_at, value_at, at, index, count - index)
             if run is not None:
                 length, first, last = run
                 index += length
@@ -165,7 +166,7 @@ def _end_of_headers(data: bytes, at: int, headers: int) -> int:
     return at
 
 
-def _run(
+def run_of_equal_sizes(
     data: bytes, begin: int, timestamp_at: int, offset_at: int, key_at: int, value_at: int, end: int, index: int,
     count: int,
 ) -> tuple[int, int, int] | None:  # fmt: skip
@@ -178,11 +179,13 @@ def _run(
         index: number of the first.
         count: their maximum number.
 
-    Returns: their number, and the range of their timestamp deltas; None without any.
+    Returns: their number, and the range of their timestamp deltas; None without any, or without a few of equal length.
 
     Raises: ValueError if their offset deltas are not `index` and the following numbers.
     """
     size, timestamp_bytes = end - begin, offset_at - timestamp_at
+    if data[end : end + size * MIN_RUN : size] != data[begin : begin + 1] * MIN_RUN:
+        return None  # records of random sizes: the columns would take longer than the records
     if timestamp_bytes > 2 or key_at - offset_at != (1 if index < 64 else 2 if index < _BLOCK else 3):
         return None
     count = min(count, (len(data) - end) // size, _BLOCK - index % _BLOCK if index >= 64 else 64 - index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Mapping
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.clock import Clock
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.source.log_end_offsets import LogEndOffsets, ReadableOffsets
@@ -26,7 +26,7 @@ class Limits:
 class BatchPlanner:
     """Plans the batches of one query."""
 
-    def __init__(self, cluster: Cluster, options: SourceOptions, log_ends: LogEndOffsets, clock: Clock) -> None:
+    def __init__(self, cluster: ClusterClient, options: SourceOptions, log_ends: LogEndOffsets, clock: Clock) -> None:
         self._cluster = cluster
         self._max_trigger_delay_ms = options.max_trigger_delay_ms
         self._log_ends = log_ends

@@ -12,7 +12,7 @@ from typing import Any, Iterator, Mapping, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names
 from spark_groupsource.source.data_loss import DataLossPolicy
@@ -21,6 +21,7 @@ from spark_groupsource.source.options import EARLIEST, SourceOptions
 from spark_groupsource.source.planning import pack_tasks, split_tasks
 from spark_groupsource.source.position_spec import PositionSpec
 from spark_groupsource.source.schema import SelectedColumns
+from spark_groupsource.source.schema_changes import SchemaChanges
 from spark_groupsource.source.task_partition import GroupInputPartition
 from spark_groupsource.source.tracebacks import without_traceback
 from spark_groupsource.source.worker_connection import acknowledge_task
@@ -54,9 +55,12 @@ class GroupBatchReader(DataSourceReader):
         for name in options.ignored:
             _log.warning("[option=%s] The option has no effect in a batch query.", name)
         settings = options.client_settings(resolve_bootstrap(options.bootstrap_servers, self._driver))
-        with Cluster(settings.bootstrap, settings) as cluster:
+        with ClusterClient(settings.bootstrap, settings) as cluster:
             ranges = plan_ranges(cluster, options)
-            topic_ids = OffsetLookup(cluster, options).topic_ids({r.topic_partition.topic for r in ranges})
+            SchemaChanges(options.values).check_planned()
+            lookup = OffsetLookup(cluster, options)
+            lookup.check_dead_letter_topic()
+            topic_ids = lookup.topic_ids({r.topic_partition.topic for r in ranges})
             leader_epochs = cluster.cached_leader_epochs(r.topic_partition for r in ranges)
             known_brokers = cluster.known_brokers()
         tasks = pack_tasks(ranges, _TASKS_PER_PROCESSOR * (self._parallelism or os.cpu_count() or 1))
@@ -85,7 +89,7 @@ class GroupBatchReader(DataSourceReader):
         return read_task(partition, self._columns)
 
 
-def plan_ranges(cluster: Cluster, options: SourceOptions) -> list[OffsetRange]:
+def plan_ranges(cluster: ClusterClient, options: SourceOptions) -> list[OffsetRange]:
     """Returns the ranges that a batch query reads.
 
     Raises: ConfigurationError for start and end positions that contradict each other or the topics; DataLossError for a

@@ -12,10 +12,8 @@ from typing import Mapping
 
 from pyspark.sql.types import StructField, StructType
 
-from spark_groupsource.client.network.security import OPTION_PREFIX, SECURITY_KEYS
-from spark_groupsource.config_def import ConfigType, config_keys
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.value_options import ValueKeys
+from spark_groupsource.source.secret_options import SECRET_OPTIONS, is_reference
 
 _METADATA = "groupsource.options"
 # a property that only a table of the catalog has, and the prefix of its options
@@ -44,13 +42,11 @@ def with_options(schema: StructType | str, options: Mapping[str, str]) -> Struct
             "Creating a table of the catalog failed: value.schema or key.schema is DDL, with which Spark stores no "
             "options. Give the schema as the JSON of a StructType (schema.json())."
         )
-    secrets = {f"{OPTION_PREFIX}{key.name}" for key in SECURITY_KEYS.values() if key.type is ConfigType.PASSWORD}
-    secrets |= {key.name for key in config_keys(ValueKeys).values() if key.type is ConfigType.PASSWORD}
-    for name in options:
-        if name.lower() in secrets:
+    for name, value in options.items():
+        if name.lower() in SECRET_OPTIONS and not is_reference(value):
             raise ConfigurationError(
-                f"Option {name} is not stored in a table of the catalog. Create a temporary view, or leave the option "
-                "out and give it with each read: spark.read.option(...).table(...)."
+                f"Option {name} is not stored in a table of the catalog. Give a reference such as ${{env:NAME}}, "
+                "create a temporary view, or give the option with each read: spark.read.option(...).table(...)."
             )
     first, *others = schema.fields
     metadata = {**first.metadata, _METADATA: json.dumps(dict(options))}

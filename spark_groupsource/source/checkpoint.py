@@ -6,12 +6,13 @@ Source: Spark `OffsetSeqLog`, `CommitLog`, `StreamMetadata`; which offset wins i
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.membership.commit_history import find_last_commits
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
@@ -21,6 +22,7 @@ from spark_groupsource.source.offset_json import GROUP_KEY, SourceOffset, decode
 from spark_groupsource.source.planning import PositionSource
 from spark_groupsource.source.position_decisions import checkpointed_positions, decide_positions
 from spark_groupsource.source.stream_positions import StreamPositions
+from spark_groupsource.values.subjects import ReaderSchema
 
 _VERSION = "v1"
 _NO_OFFSET = "-"
@@ -74,7 +76,7 @@ class Checkpoint:
     sources: tuple[SourceCheckpoint, ...]
 
     def restart_rule(
-        self, cluster: Cluster, group_id: str, source: int | None = None, on_group_reset: str = "follow"
+        self, cluster: ClusterClient, group_id: str, source: int | None = None, on_group_reset: str = "follow"
     ) -> GroupRestart:
         """Returns the rule by which a restart of the query in this group finds its positions.
 
@@ -99,7 +101,7 @@ class Checkpoint:
 class GroupRestart:
     """Positions at a restart of a query in a group; see `monitor.offset_reset.RestartRule`."""
 
-    def __init__(self, cluster: Cluster, group_id: str, source: SourceCheckpoint, on_group_reset: str) -> None:
+    def __init__(self, cluster: ClusterClient, group_id: str, source: SourceCheckpoint, on_group_reset: str) -> None:
         self._cluster = cluster
         self._group_id = group_id
         self._source = source
@@ -157,7 +159,7 @@ class ComparedRow(NamedTuple):
         return max(0, self.log_end_offset - max(self.restart.offset, self.log_start_offset or 0))
 
 
-def compare(cluster: Cluster, group_id: str, source: SourceCheckpoint, on_group_reset: str) -> list[ComparedRow]:
+def compare(cluster: ClusterClient, group_id: str, source: SourceCheckpoint, on_group_reset: str) -> list[ComparedRow]:
     """Compares a checkpoint with the committed offsets of a group and with the logs, sorted by partition.
 
     Raises: BrokerError, NetworkError.
@@ -188,13 +190,12 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
     Raises: ConfigurationError for a path that is not a local checkpoint directory, and for files in another format.
     """
-    text = str(path).removeprefix("file://").removeprefix("file:")
-    if "://" in text or text.startswith("dbfs:"):
+    root = local_path(path)
+    if root is None:
         raise ConfigurationError(
             f"Reading checkpoint {path} failed: only local directories can be read. Copy its folders offsets and "
             "commits and its file metadata to a local directory."
         )
-    root = Path(text)
     if not (root / "offsets").is_dir():
         raise ConfigurationError(
             f"Reading checkpoint {root} failed: it has no folder offsets. Give the checkpointLocation of a query that "
@@ -213,6 +214,27 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         {str(k): str(v) for k, v in metadata.get("conf", {}).items()},
         tuple(_sources(last, before, is_committed=planned == done)),
     )
+
+
+def kept_schemas(path: str) -> list[Mapping[str, ReaderSchema]]:
+    """Returns the schemas of the columns of each source of a query; none before its first batch.
+
+    Raises: as `read_checkpoint`.
+    """
+    root = local_path(path)
+    if root is None:
+        raise ConfigurationError(
+            f"Option checkpointLocation of load() must be a local directory, got {path!r}. Leave it out of load(), and "
+            "set value.schema.version to keep the columns."
+        )
+    return [] if _last_batch(root / "offsets") is None else [s.planned.schemas for s in read_checkpoint(root).sources]
+
+
+def local_path(path: str | Path) -> Path | None:
+    """Returns a path as Hadoop names it, with or without the scheme ``file``; None for one of another file system."""
+    text = str(path).removeprefix("file://").removeprefix("file:")
+    # one letter is a drive
+    return None if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text) else Path(text)
 
 
 def _sources(

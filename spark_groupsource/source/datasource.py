@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from spark_groupsource.source.options import QueryKind, SourceOptions
     from spark_groupsource.source.table_options import TableOptions
+    from spark_groupsource.values.subjects import ReaderSchema
 
 _ADDRESSES = ("table", "kafka.bootstrap.servers", "kafka.metadata.broker.list")
 
@@ -54,10 +55,12 @@ class GroupDataSource(DataSource):
         self._options = table_options(options)
         self._is_catalog_table = is_catalog_table(options)
         self._driver = driver_pid()
+        # schemas of a registry, which every copy of this object must use
+        self._reader_schemas: Mapping[str, ReaderSchema] = {}
         # a table of the catalog has no options yet; its schema completes them
         if any(name.lower() in _ADDRESSES for name in self._options):
             # checks what does not depend on the kind of query, so that load() fails and not the start of the query
-            _parse(self._options)
+            self._reader_schemas = _reader_schemas(self._parsed(self._options))
 
     @classmethod
     def name(cls) -> str:
@@ -67,21 +70,27 @@ class GroupDataSource(DataSource):
     def schema(self) -> StructType | str:
         from spark_groupsource.source.catalog_tables import with_options
         from spark_groupsource.source.schema import query_schema, table_schema
+        from spark_groupsource.source.secret_options import warn_of_shown_secrets
         from spark_groupsource.source.table_options import TableOptions
 
-        options = _parse(self._options)
+        options = self._parsed(self._options, is_declared=False)
+        self._reader_schemas = _reader_schemas(options)
         if isinstance(options, TableOptions):
             found: StructType | str = table_schema(options.table)
         else:
             found = query_schema(options.include_headers, options.values)
-        return with_options(found, self._options) if self._is_catalog_table else found
+            warn_of_shown_secrets(self._options)
+        if not self._is_catalog_table:
+            return found
+        versions = {f"{column}.schema.version": str(each.version) for column, each in self._reader_schemas.items()}
+        return with_options(found, {**self._options, **versions})
 
     @without_traceback
     def reader(self, schema: StructType) -> DataSourceReader:
         from spark_groupsource.source.schema import select_columns, select_table_columns
         from spark_groupsource.source.table_options import TableOptions
 
-        options = _parse(self._completed(schema), "batch")
+        options = self._parsed(self._completed(schema), "batch")
         if isinstance(options, TableOptions):
             from spark_groupsource.source.table_reader import TableReader
 
@@ -96,17 +105,18 @@ class GroupDataSource(DataSource):
         from spark_groupsource.errors import ConfigurationError
         from spark_groupsource.source.driver_process import application_label
         from spark_groupsource.source.schema import select_columns, select_table_columns
-        from spark_groupsource.source.stream_reader import GroupStreamReader, InvalidStreamReader
+        from spark_groupsource.source.stream_reader import InvalidStreamReader, stream_reader_class
         from spark_groupsource.source.table_options import TableOptions
 
         try:
             given = self._completed(schema)
-            options = _parse(given, "stream")
+            options = self._parsed(given, "stream")
             if isinstance(options, TableOptions):
                 from spark_groupsource.source.table_reader import OffsetsLogStreamReader
 
                 return OffsetsLogStreamReader(options, select_table_columns(schema, options.table), self._driver)
             columns = select_columns(schema, options.include_headers, options.values)
+            options = _with_columns(options, schema)
             label = application_label(self._driver)
             if label and not any(name.lower() == "kafka.client.id" for name in given):
                 # so that the members of two applications can be distinguished in every tool
@@ -114,7 +124,7 @@ class GroupDataSource(DataSource):
         except ConfigurationError as error:
             # Spark replaces the message of an error raised here, but not that of an error in the first callback
             return InvalidStreamReader(error)
-        return GroupStreamReader(options, columns, self._driver, self.parallelism)
+        return stream_reader_class()(options, columns, self._driver, self.parallelism)
 
     @without_traceback
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
@@ -123,6 +133,19 @@ class GroupDataSource(DataSource):
     @without_traceback
     def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
         _reject_writing()
+
+    def _parsed(
+        self, given: Mapping[str, str], query: QueryKind | None = None, is_declared: bool = True
+    ) -> SourceOptions | TableOptions:
+        """Returns the options, with the schemas of a registry; see `with_reader_schemas`."""
+        from spark_groupsource.source.table_options import TableOptions
+
+        options = _parse(given, query)
+        if isinstance(options, TableOptions) or not options.values.of_subjects:
+            return options
+        from spark_groupsource.source.reader_schemas import with_reader_schemas
+
+        return with_reader_schemas(options, self._reader_schemas, _kept_schemas, is_declared)
 
     def _completed(self, schema: StructType) -> dict[str, str]:
         """Returns the options, with those that are stored with a table of the catalog.
@@ -147,6 +170,35 @@ def _parse(options: Mapping[str, str], query: QueryKind | None = None) -> Source
     from spark_groupsource.source.table_options import is_table, parse_table_options
 
     return parse_table_options(options, query) if is_table(options) else parse_options(options, query)
+
+
+def _reader_schemas(options: SourceOptions | TableOptions) -> dict[str, ReaderSchema]:
+    from spark_groupsource.source.table_options import TableOptions
+
+    if isinstance(options, TableOptions):
+        return {}
+    return {each.column: each.reader for each in options.values.of_subjects if each.reader is not None}
+
+
+def _with_columns(options: SourceOptions, schema: StructType) -> SourceOptions:
+    """Returns the options, which know whether the query declares its columns."""
+    values = options.values
+    # without a schema of the subject, the query declares the columns
+    if not values.of_subjects or any(each.reader is None for each in values.of_subjects):
+        return options
+    from dataclasses import replace
+
+    from spark_groupsource.source.schema import query_schema
+
+    found = query_schema(options.include_headers, values)
+    has_own_columns = not isinstance(found, str) and schema.simpleString() != found.simpleString()
+    return replace(options, values=replace(values, has_own_columns=has_own_columns))
+
+
+def _kept_schemas(path: str) -> list[Mapping[str, ReaderSchema]]:
+    from spark_groupsource.source.checkpoint import kept_schemas
+
+    return kept_schemas(path)
 
 
 def _exempt_from_collection() -> None:

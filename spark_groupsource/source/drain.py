@@ -16,7 +16,7 @@ from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ConfigurationError, NetworkError, RequestTimeoutError
 from spark_groupsource.net import LocalChannel, dial_local
 from spark_groupsource.source.control_socket import control_sockets
-from spark_groupsource.source.offset_json import GROUP_KEY
+from spark_groupsource.source.offset_json import GROUP_KEY, parse_progress_offset
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -36,11 +36,11 @@ def stop_gracefully(query: StreamingQuery, timeout_s: float = 60.0) -> None:
         timeout_s: maximum wait for the batch in flight, in seconds; then the query is stopped without a drain.
 
     Raises: TimeoutError when the query was stopped without a drain, so another member may repeat its last batch.
-        ConfigurationError under Spark Connect, where the driver is in another process.
+        Under Spark Connect, table ``queries`` requests the drain on the server.
     """
     clock = SystemClock()
     deadline_ms = clock.now_ms() + int(timeout_s * 1000)
-    drain = _Drain(query)
+    drain = _RemoteDrain(query) if is_remote(query) else _Drain(query)
     try:
         while query.isActive and not drain.advance():
             if clock.now_ms() > deadline_ms:
@@ -93,7 +93,7 @@ class _Drain:
     def _ends(self) -> dict[str, Any] | None:
         """Returns reader -> end offset of the last batch, of ``groupsource`` sources; None while no reader is named."""
         for progress in reversed(self._query.recentProgress):
-            ends = [_parse(source["endOffset"]) for source in _sources(progress)]
+            ends = [parse_progress_offset(source["endOffset"]) for source in _sources(progress)]
             own = [end for end in ends if isinstance(end, dict) and GROUP_KEY in end]
             # an end offset is null before the first batch, and empty while the group assigns no partition
             if own or (ends and all(ends)):
@@ -135,14 +135,40 @@ class _Drain:
         return True
 
 
+class _RemoteDrain:
+    """Drain of the sources of one query under Spark Connect, whose readers run beside the server."""
+
+    def __init__(self, query: Any) -> None:
+        self._query = query
+        self._table = query._session.read.format("groupsource").option("table", "queries")
+
+    def advance(self) -> bool:
+        """Requests the drain once; True when every ``groupsource`` source has drained."""
+        status, progress = self._query.status, self._query.lastProgress
+        ends = [] if progress is None else [parse_progress_offset(each["endOffset"]) for each in _sources(progress)]
+        own = [end for end in ends if isinstance(end, dict) and GROUP_KEY in end]
+        names = [str(self._query.id), *(end[GROUP_KEY]["reader"] for end in own)]
+        # while no batch runs, the last end offset is checkpointed
+        proofs = [] if status["isTriggerActive"] else own
+        table = self._table.option("drain", ",".join(names)).option("drainedOffsets", json.dumps(proofs))
+        states = [row.state for row in table.load().select("state").collect()]
+        if not states:
+            # without a batch there is nothing to finish
+            return bool(own) or not (status["isTriggerActive"] and status["isDataAvailable"])
+        return all(state == "drained" for state in states)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
 def _sources(progress: Any) -> list[Mapping[str, Any]]:
     sources: list[Mapping[str, Any]] = progress["sources"]
     return sources
 
 
-def _parse(offset: Any) -> Any:
-    """Parses an offset of a progress report: JSON text or an object, ``null`` before the first batch."""
-    return json.loads(offset) if isinstance(offset, str) else offset
+def is_remote(query: Any) -> bool:
+    """True if the query is of Spark Connect, whose driver is in another process."""
+    return type(query).__module__.startswith("pyspark.sql.connect.")
 
 
 def driver_jvm_pid() -> int:

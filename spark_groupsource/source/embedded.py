@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import bounded_names
@@ -54,7 +54,7 @@ def resolve_bootstrap(bootstrap_servers: str, driver: int) -> str:
         return _running(run_dir) or _start(run_dir, data_dir)
 
 
-def create_subscribed(cluster: Cluster, options: SourceOptions) -> None:
+def create_subscribed(cluster: ClusterClient, options: SourceOptions) -> None:
     """Creates the topics of ``subscribe`` that do not exist, with ``num.partitions`` of the broker.
 
     Kafka's consumer does so, unless ``allow.auto.create.topics`` is false; the source does so for ``embedded`` alone.

@@ -25,7 +25,7 @@ from spark_groupsource.source.file_locks import SharedLock, lock_exclusive, lock
 # a stopped query releases its group a moment after query.stop() returns
 _RELEASE_WAIT_MS = 5_000
 _POLL_MS = 100
-_CLAIM, _QUERY = "claim.", "query."
+_CLAIM, _QUERY, _FIRST_RECORD = "claim.", "query.", "first_record."
 _NAME_LENGTH = 100
 
 # query file -> the batch that it names
@@ -68,7 +68,7 @@ class ClaimedGroup:
 
     def release(self) -> None:
         """Permits another reader to claim the group; further calls do nothing."""
-        for path in (self._path, Path(self.query_file)):
+        for path in (self._path, Path(self.query_file), _first_record_file(self.query_file)):
             path.unlink(missing_ok=True)
         for lock in self._locks:
             lock.release()
@@ -108,48 +108,35 @@ def record_query(query_file: str) -> None:
         "id": context.getLocalProperty("sql.streaming.queryId"),
         "batch": None if batch is None else int(batch),
     }
-    first_record = recorded_query(query_file).get("first_record")
-    try:
-        Path(query_file).write_text(json.dumps({**query, "first_record": first_record}))
-    except OSError:
-        # the reader has ended
-        return
+    _replace(Path(query_file), query)
 
 
 def record_first_record(query_file: str, generation_id: int, at_ms: int) -> None:
-    """Adds the time of the first record that a task of this process received in a generation, in epoch milliseconds."""
+    """Records the time of the first record that a task of this process received in a generation, in epoch milliseconds.
+
+    It has a file of its own: tasks of other processes write that of the query.
+    """
     if _first_records.get(query_file, -1) >= generation_id or not os.path.isdir(os.path.dirname(query_file)):
         return
     _first_records[query_file] = generation_id
-    query = dict(recorded_query(query_file))
-    known = query.get("first_record")
-    if known and known[0] >= generation_id:
-        return
-    try:
-        Path(query_file).write_text(json.dumps({**query, "first_record": [generation_id, at_ms]}))
-    except OSError:
-        # the reader has ended
-        return
+    path = _first_record_file(query_file)
+    known = _content(path).get("first_record")
+    if not known or known[0] < generation_id:
+        _replace(path, {"first_record": [generation_id, at_ms]})
 
 
 def recorded_query(query_file: str) -> Mapping[str, Any]:
-    """Returns what the tasks of one reader recorded; empty if nothing, or while it is being written."""
-    try:
-        query: Mapping[str, Any] = json.loads(Path(query_file).read_text())
-    except (OSError, ValueError):
-        return {}
-    return query
+    """Returns what the tasks of one reader recorded; empty if nothing."""
+    return {**_content(Path(query_file)), **_content(_first_record_file(query_file))}
 
 
 def recorded_queries(directory: Path) -> dict[int, Mapping[str, Any]]:
     """Returns the query and batch recorded by the tasks of each running reader, keyed by its process id."""
     found: dict[int, Mapping[str, Any]] = {}
     for path, claim in _claims(directory):
-        try:
-            found[claim.reader_pid] = json.loads(_query_file(path).read_text())
-        except (OSError, ValueError):
-            # it has read nothing yet, or is being written
-            continue
+        query = _content(_query_file(path))
+        if query:
+            found[claim.reader_pid] = query
     return found
 
 
@@ -161,13 +148,40 @@ def _query_file(path: Path) -> Path:
     return path.with_name(_QUERY + path.name.removeprefix(_CLAIM))
 
 
+def _first_record_file(query_file: str) -> Path:
+    path = Path(query_file)
+    return path.with_name(_FIRST_RECORD + path.name.removeprefix(_QUERY))
+
+
+def _content(path: Path) -> Mapping[str, Any]:
+    """Returns what is recorded in a file; empty if nothing."""
+    try:
+        content: Mapping[str, Any] = json.loads(path.read_text())
+    except OSError:
+        return {}
+    return content
+
+
+def _replace(path: Path, content: Mapping[str, Any]) -> None:
+    """Replaces the content of a file atomically: other processes read it at any time."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(content))
+        os.replace(temporary, path)
+    except OSError:
+        # the reader has ended, and its directory is removed
+        temporary.unlink(missing_ok=True)
+
+
 def _claims(directory: Path) -> Iterator[tuple[Path, GroupClaim]]:
     """Yields the claims of running readers and removes those of others."""
     for path in directory.glob(f"{_CLAIM}*"):
         with try_lock_exclusive(path) as is_stale:
             if is_stale:
                 path.unlink()
-                _query_file(path).unlink(missing_ok=True)
+                query_file = _query_file(path)
+                query_file.unlink(missing_ok=True)
+                _first_record_file(str(query_file)).unlink(missing_ok=True)
                 continue
         try:
             fields = json.loads(path.read_text())
@@ -195,9 +209,8 @@ def _conflict(claim: GroupClaim, path: Path, other: GroupClaim) -> Configuration
 
 def _describe(path: Path, other: GroupClaim) -> str:
     started = format_timestamp_ms(other.started_ms)
-    try:
-        query = json.loads(_query_file(path).read_text())
-    except (OSError, ValueError):
+    query = _content(_query_file(path))
+    if not query:
         # it has read nothing yet
         return (
             "another query, load() or side of a self-join of this application "

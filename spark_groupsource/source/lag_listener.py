@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor.event_rebalances import rebalances_from_events
 from spark_groupsource.monitor.rebalance import Rebalance
 from spark_groupsource.source.drain import driver_jvm_pid
-from spark_groupsource.source.offset_json import GROUP_KEY, SourceOffset, decode_offset
+from spark_groupsource.source.offset_json import GROUP_KEY, SourceOffset, decode_offset, parse_progress_offset
 from spark_groupsource.source.queries import query_events
 
 _log = logging.getLogger(__name__)
@@ -110,7 +109,7 @@ class LagListener(StreamingQueryListener):
 
     def _reports(self, progress: Any) -> Iterator[LagReport]:
         for index, source in enumerate(progress.sources):
-            if f'"{GROUP_KEY}"' not in (source.endOffset or ""):
+            if GROUP_KEY not in (source.endOffset or ""):
                 # another source
                 continue
             end = _offset(source.endOffset) or SourceOffset()
@@ -145,7 +144,7 @@ class LagListener(StreamingQueryListener):
 
 def _offset(text: str | None) -> SourceOffset | None:
     """Returns an offset of a progress event; None before the first batch. The latest offset has positions only."""
-    found = json.loads(text or "null")
+    found = parse_progress_offset(text or "null")
     return decode_offset(found) if found else None
 
 

@@ -6,7 +6,7 @@ import logging
 import threading
 from typing import Callable, TypeVar
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError
 
@@ -25,7 +25,7 @@ class LockedCalls:
     While a broker does not respond, a drain and the co-readers get the lock between two attempts.
     """
 
-    def __init__(self, cluster: Cluster, lock: threading.RLock, clock: Clock) -> None:
+    def __init__(self, cluster: ClusterClient, lock: threading.RLock, clock: Clock) -> None:
         self._cluster = cluster
         self._lock = lock
         self._clock = clock

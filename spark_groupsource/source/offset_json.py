@@ -7,11 +7,14 @@ partitions are sorted and equal offsets have equal texts.
 
 from __future__ import annotations
 
+import ast
+import json
 from dataclasses import dataclass, field
 from typing import Any, Mapping
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.values.subjects import ReaderSchema
 
 GROUP_KEY = "@group"
 
@@ -35,6 +38,7 @@ class SourceOffset:
             partition without a commit.
         delivered: positions of partitions that this query has lost, where the group's committed offset was below.
         group_id: the group that the query was in; empty if unknown.
+        schemas: column -> the version of a subject that is its schema.
     """
 
     positions: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -47,6 +51,7 @@ class SourceOffset:
     committed: Mapping[TopicPartition, int] = field(default_factory=dict)
     delivered: Mapping[TopicPartition, int] = field(default_factory=dict)
     group_id: str = ""
+    schemas: Mapping[str, ReaderSchema] = field(default_factory=dict)
 
 
 class DecodedOffsets:
@@ -85,6 +90,8 @@ def encode_offset(offset: SourceOffset) -> dict[str, Any]:
             group["topic_ids"] = dict(sorted(offset.topic_ids.items()))
         if offset.partition_counts:
             group["partitions"] = dict(sorted(offset.partition_counts.items()))
+        if offset.schemas:
+            group["schemas"] = {column: each.kept() for column, each in sorted(offset.schemas.items())}
         group |= {name: nest_positions(each) for name in _PARTITION_FIELDS if (each := getattr(offset, name))}
         encoded[GROUP_KEY] = group
     return {key: encoded[key] for key in sorted(encoded)}
@@ -108,13 +115,27 @@ def decode_offset(encoded: Mapping[str, Any]) -> SourceOffset:
             topic_ids={topic: str(topic_id) for topic, topic_id in group.get("topic_ids", {}).items()},
             group_id=str(group.get("group_id", "")),
             partition_counts=counts or _spark_counts(encoded),
+            schemas={column: ReaderSchema.of_kept(each) for column, each in group.get("schemas", {}).items()},
             **{name: _flatten(group.get(name, {})) for name in _PARTITION_FIELDS},
         )
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"The checkpoint contains an offset that is not of a Kafka source: {str(encoded)[:200]}. Give the query "
             "its own checkpoint location."
         ) from error
+
+
+def parse_progress_offset(offset: Any) -> Any:
+    """Parses an offset of a progress report: JSON text, an object, or Python's form of it; ``null`` before a batch.
+
+    PySpark 4.0 and 4.1 write ``str`` of the object.
+    """
+    if not isinstance(offset, str):
+        return offset
+    try:
+        return json.loads(offset)
+    except ValueError:
+        return ast.literal_eval(offset)
 
 
 def _spark_counts(encoded: Mapping[str, Any]) -> dict[str, int]:

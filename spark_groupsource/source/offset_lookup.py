@@ -7,7 +7,7 @@ import re
 from typing import Callable, Iterable, Mapping, TypeVar
 from uuid import UUID
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.cluster.metadata import EARLIEST, LATEST, ClusterMetadata
 from spark_groupsource.clock import Clock, SystemClock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, NetworkError
@@ -31,7 +31,7 @@ Offsets = dict[TopicPartition, int]
 class OffsetLookup:
     """Lookups of one query, retried according to ``fetchOffset.numRetries`` and ``fetchOffset.retryIntervalMs``."""
 
-    def __init__(self, cluster: Cluster, options: SourceOptions, clock: Clock | None = None) -> None:
+    def __init__(self, cluster: ClusterClient, options: SourceOptions, clock: Clock | None = None) -> None:
         self._cluster = cluster
         self._options = options
         self._clock = clock or SystemClock()
@@ -59,7 +59,16 @@ class OffsetLookup:
             )
         return sorted(assigned)
 
-    def _describe(self, topics: tuple[str, ...]) -> ClusterMetadata:
+    def check_dead_letter_topic(self) -> None:
+        """Checks that the dead letter topic of the query, if any, exists before a record needs it.
+
+        Raises: as `partitions`.
+        """
+        topic = self._options.values.dead_letter_topic
+        if topic is not None:
+            self._describe((topic,), "deadLetterTopic")
+
+    def _describe(self, topics: tuple[str, ...], option: str = "") -> ClusterMetadata:
         for _ in range(_NEW_TOPIC_ATTEMPTS):
             view = self._cluster.metadata(topics, refresh=True)
             if all(topic in view.topics for topic in topics):
@@ -68,7 +77,7 @@ class OffsetLookup:
         topic = next(topic for topic in topics if topic not in view.topics)
         code = view.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            option = "subscribe" if self._options.subscribe else "assign"
+            option = option or ("subscribe" if self._options.subscribe else "assign")
             raise ConfigurationError(
                 f"Option {option}: topic {topic} does not exist at {self._options.bootstrap_servers}. Create it"
                 f"{self._creation_hint(topic)} or correct the name."

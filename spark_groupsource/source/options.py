@@ -6,6 +6,7 @@ this one does not serve with the reason. ``kafka.*`` settings are parsed by `cli
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Mapping
 
@@ -32,8 +33,9 @@ from spark_groupsource.source.position_spec import (
     parse_starting_offsets,
     parse_timestamps,
 )
+from spark_groupsource.source.secret_options import resolve_references
 from spark_groupsource.source.source_option import BATCH, BOTH, STREAM, QueryKind, SourceOption
-from spark_groupsource.source.value_options import ValueKeys, value_options
+from spark_groupsource.source.value_options import TLS_PREFIXES, VALUE_OPTIONS, value_options
 from spark_groupsource.values.options import ValueOptions
 
 # placeholder for the address of an embedded broker that is not started yet
@@ -306,10 +308,10 @@ class SourceOptions:
 
 
 _FIELDS = {key.name.lower(): name for name, key in config_keys(SourceOptions).items()}
-_VALUE_FIELDS = {key.name.lower(): name for name, key in config_keys(ValueKeys).items()}
 
 OPTIONS: Mapping[str, SourceOption] = {
-    key.name.lower(): key for owner in (SourceOptions, ValueKeys) for key in config_keys(owner).values()
+    **{key.name.lower(): key for key in config_keys(SourceOptions).values()},
+    **VALUE_OPTIONS,
 }
 """Lower-case name -> option, every option of the source except ``kafka.*``."""
 
@@ -330,42 +332,51 @@ def parse_options(options: Mapping[str, str], query: QueryKind | None = None) ->
     """
     values: dict[str, Any] = {}
     formats: dict[str, Any] = {}
-    kafka: dict[str, str] = {}
+    kafka, registry_tls = dict[str, str](), dict[str, str]()
     ignored = []
     # of names that differ in case only, the last one counts
-    given = {name.lower(): (name, text) for name, text in options.items()}
+    given = {name.lower(): (name, text) for name, text in resolve_references(options).items()}
     for key, (name, text) in given.items():
         if key.startswith("kafka."):
             kafka[key.removeprefix("kafka.")] = str(text)
             continue
+        if key.startswith(TLS_PREFIXES):
+            registry_tls[key] = str(text)
+            continue
         option = _find_option(name)
         if query is None or query in option.queries:
-            if key in _VALUE_FIELDS:
-                formats[_VALUE_FIELDS[key]] = option.parse(str(text))
+            if key in VALUE_OPTIONS:
+                formats[key] = option.parse(str(text))
             else:
                 values[_FIELDS[key]] = option.parse(str(text))
         elif option.elsewhere == "ignored":
             ignored.append(option.name)
         else:
             raise ConfigurationError(f"Option {option.name} is not allowed in a {query} query. Leave it out.")
-    if values.get("group_id") and kafka.setdefault("group.id", values["group_id"]) != values["group_id"]:
-        raise ConfigurationError("Options group.id and kafka.group.id differ. Give one of them.")
-    values["group_id"] = kafka.get("group.id")
+    values["group_id"] = _group_id(values, kafka)
     parsed = SourceOptions(
         bootstrap_servers=kafka.get("bootstrap.servers") or kafka.get("metadata.broker.list", ""),
         ignored=tuple(ignored),
-        values=value_options(ValueKeys(**formats)),
         **values,
     )
     _check_subscription(parsed)
     _check_address(parsed, kafka)
     parsed = replace(parsed, client=_parse_client(parsed, kafka))
+    wait_ms = parsed.task_settings(parsed.client).default_api_timeout_ms
+    parsed = replace(parsed, values=value_options(formats, registry_tls, wait_ms))
     _check_limits(parsed)
     if query == "stream" and parsed.assign is None:
         parsed = replace(parsed, group=_parse_group(parsed, kafka))
     if query is not None and parsed.starting is not None:
         _check_starting(parsed, parsed.starting, query)
     return parsed
+
+
+def _group_id(values: Mapping[str, Any], kafka: dict[str, str]) -> str | None:
+    """Returns the group, and sets it among the settings of the client."""
+    if values.get("group_id") and kafka.setdefault("group.id", values["group_id"]) != values["group_id"]:
+        raise ConfigurationError("Options group.id and kafka.group.id differ. Give one of them.")
+    return kafka.get("group.id")
 
 
 def _find_option(name: str) -> SourceOption:
@@ -431,6 +442,18 @@ def _check_limits(options: SourceOptions) -> None:
     if low and high and low > high:
         raise ConfigurationError(
             f"Option minOffsetsPerTrigger ({low}) must not exceed maxOffsetsPerTrigger ({high})."
+        )
+    _check_dead_letters(options)
+
+
+def _check_dead_letters(options: SourceOptions) -> None:
+    topic, assigned = options.values.dead_letter_topic, options.assign or ()
+    is_read = topic in (options.subscribe or ()) or topic in {each.topic for each in assigned}
+    if topic is not None and options.subscribe_pattern is not None:
+        is_read = re.fullmatch(options.subscribe_pattern, topic) is not None
+    if is_read:
+        raise ConfigurationError(
+            f"Option deadLetterTopic={topic} must not be a topic that the query reads. Choose another topic."
         )
 
 

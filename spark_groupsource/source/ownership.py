@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Callable, Mapping, Protocol, Sequence
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import NO_IDS, TopicIds
 from spark_groupsource.client.membership.group_client import GroupClient, MemberView
 from spark_groupsource.clock import Clock
@@ -47,7 +47,7 @@ class Ownership(Protocol):
         """Index -> membership for read tasks."""
 
     def committed(self, partitions: Sequence[TopicPartition], topic_ids: TopicIds = NO_IDS) -> Commits:
-        """Fetches the group's committed offsets; None where there is none; see `Cluster.fetch_committed`."""
+        """Fetches the group's committed offsets; None where there is none; see `ClusterClient.fetch_committed`."""
 
     def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int | None]:
         """Returns the last offsets that were committed with `metadata`, None where there was none; see
@@ -77,7 +77,7 @@ class AssignedPartitions:
     rejoin_needed = False
     retains_partitions = True
 
-    def __init__(self, cluster: Cluster, options: SourceOptions) -> None:
+    def __init__(self, cluster: ClusterClient, options: SourceOptions) -> None:
         self._cluster = cluster
         self._group_id = options.group_id
         self._partitions = OffsetLookup(cluster, options).partitions()
@@ -129,7 +129,7 @@ class GroupPartitions:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterClient,
         options: SourceOptions,
         clock: Clock,
         members: int,
@@ -209,7 +209,7 @@ class GroupPartitions:
 
 
 def _last_commits(
-    cluster: Cluster, group_id: str, partitions: Sequence[TopicPartition], metadata: str
+    cluster: ClusterClient, group_id: str, partitions: Sequence[TopicPartition], metadata: str
 ) -> dict[TopicPartition, int | None]:
     # few queries need it, and not at their start
     from spark_groupsource.client.membership.commit_history import find_last_commits

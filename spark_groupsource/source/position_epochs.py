@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Iterable, Mapping, NamedTuple
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.cluster.metadata import EpochEndOffset
 from spark_groupsource.errors import BrokerError, NetworkError, UnsupportedVersionError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names
@@ -29,7 +29,7 @@ class _EpochAtOffset(NamedTuple):
 class PositionEpochs:
     """The leader epoch in which the log of each partition contained everything up to an offset."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterClient) -> None:
         self._cluster = cluster
         self._known: dict[TopicPartition, _EpochAtOffset] = {}
         # (partition, epoch) -> the epoch before it and the offset where it starts
@@ -56,7 +56,7 @@ class PositionEpochs:
 
         Args:
             begins: the positions.
-            ends: log end offsets that `Cluster.list_offsets` has just returned, or those of its last call.
+            ends: log end offsets that `ClusterClient.list_offsets` has just returned, or those of its last call.
 
         Returns: partition -> first offset with other records, -1 if it is unknown.
         Raises: NetworkError.

@@ -6,7 +6,7 @@ import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Collection, Mapping, Sequence
 
 from spark_groupsource.errors import NetworkError
 from spark_groupsource.model import TopicPartition
@@ -16,6 +16,7 @@ from spark_groupsource.monitor.tables import Row
 from spark_groupsource.net import dial_local
 from spark_groupsource.source.control_socket import control_directory, control_sockets
 from spark_groupsource.source.group_claims import recorded_queries
+from spark_groupsource.source.offset_json import GROUP_KEY
 from spark_groupsource.wire.group_events import GroupEvent, event_of_form
 
 _log = logging.getLogger(__name__)
@@ -23,14 +24,15 @@ _log = logging.getLogger(__name__)
 _CONNECT_MS = 1_000
 # a control socket serves one connection at a time
 _REPLY_MS = 3_000
+_DRAIN_MS = 500
 
 
-def query_rows(driver: int, group: NameSelection | None) -> list[Row]:
-    """Returns one row for each running reader of the application, of the selected groups.
+def query_rows(driver: int, group: NameSelection | None, readers: Collection[int] | None = None) -> list[Row]:
+    """Returns one row for each running reader of the application, of the selected groups and process ids.
 
     Raises: ConfigurationError as `control_directory`.
     """
-    rows = [_row(status) for status in reader_statuses(driver)]
+    rows = [_row(each) for each in reader_statuses(driver) if readers is None or each["reader_pid"] in readers]
     return sorted(
         (row for row in rows if group is None or (row["group"] is not None and group.matches(row["group"]))),
         key=lambda row: (row["group"] or "", row["reader_pid"]),
@@ -49,6 +51,41 @@ def reader_statuses(driver: int) -> list[dict[str, Any]]:
         found = [status for status in pool.map(lambda path: _request(path, "status"), paths) if status is not None]
     recorded = recorded_queries(control_directory(driver))
     return [{**status, **_query(recorded.get(status["reader_pid"], {}))} for status in found]
+
+
+def drain_readers(driver: int, names: Sequence[str], ends: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Requests a drain from the readers of a query, and waits a short time; returns their process ids.
+
+    Args:
+        names: the query's name or id, or names of its readers: where tasks run on other machines, the id is unknown.
+        ends: end offsets of its last batch, if that is checkpointed; see `StreamSession.request_drain`.
+    Raises: ConfigurationError as `control_directory`.
+    """
+    proofs = {str(end.get(GROUP_KEY, {}).get("reader", "")): end for end in ends}
+    recorded = recorded_queries(control_directory(driver))
+    found = set()
+    for path in control_sockets(driver):
+        reader, _, pid = path.name.rpartition("-")
+        query = recorded.get(int(pid), {})
+        if {query.get("name"), query.get("id")} & {*names} or any(name.startswith(reader) for name in names):
+            found.add(int(pid))
+            _drain(path, next((end for name, end in proofs.items() if name.startswith(reader)), None))
+    return found
+
+
+def _drain(path: Path, proof: Mapping[str, Any] | None) -> None:
+    try:
+        channel = dial_local(str(path), _CONNECT_MS)
+    except NetworkError:
+        return
+    try:
+        channel.send(json.dumps({"drain": True, "proof": proof}))
+        channel.receive(_DRAIN_MS)
+    except NetworkError:
+        # the batch is still running, or the reader has ended
+        pass
+    finally:
+        channel.close()
 
 
 def query_events(driver: int, query: str) -> list[GroupEvent]:

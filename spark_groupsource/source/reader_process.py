@@ -96,6 +96,11 @@ class ReaderProcess:
         """Path to which a read task writes the name of the query; None without a group."""
         return None if self._claim is None else self._claim.query_file
 
+    @property
+    def has_drained(self) -> bool:
+        """True once a drain has committed the last batch."""
+        return self._session is not None and self._session.drained.is_set()
+
     def prepare_available_now(self) -> None:
         """See `StreamSession.prepare_available_now`."""
         with self._session_lock:
@@ -115,7 +120,7 @@ class ReaderProcess:
                 self.options.group_id,
             )
 
-    def latest_offset(self, start: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    def latest_offset(self, start: dict[str, Any] | None, limits: Limits) -> dict[str, Any]:
         """See `StreamSession.latest_offset`.
 
         Raises: ApplicationEndedError once the SparkContext has stopped and the members have left.
@@ -199,7 +204,7 @@ class ReaderProcess:
             self._session.close("the query was stopped")
 
     def _open_session(self) -> StreamSession:
-        from spark_groupsource.client.cluster.client import Cluster
+        from spark_groupsource.client.cluster.client import ClusterClient
         from spark_groupsource.source.embedded import create_subscribed, resolve_bootstrap
         from spark_groupsource.source.offset_lookup import OffsetLookup
         from spark_groupsource.source.ownership import AssignedPartitions, GroupPartitions, Ownership
@@ -208,7 +213,7 @@ class ReaderProcess:
         options = self.options
         bootstrap_servers = self._bootstrap_servers = resolve_bootstrap(options.bootstrap_servers, self._driver)
         settings = options.client_settings(bootstrap_servers)
-        cluster = Cluster(settings.bootstrap, settings)
+        cluster = ClusterClient(settings.bootstrap, settings)
         self._availability = cluster.report_availability(f"group={options.group_id}")
         if options.is_embedded:
             _log.info("%s The embedded broker listens at %s.", self._entity, bootstrap_servers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Mapping
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.header import iter_batches
@@ -19,7 +19,7 @@ _SAMPLES = 4
 _SAMPLE_BYTES = 4 << 10
 
 
-def estimate_sizes(cluster: Cluster, begins: Mapping[TopicPartition, int]) -> dict[TopicPartition, SizeEstimate]:
+def estimate_sizes(cluster: ClusterClient, begins: Mapping[TopicPartition, int]) -> dict[TopicPartition, SizeEstimate]:
     """Estimates the sizes of the records at `begins`; omits a partition for which no whole batch was returned.
 
     Raises: BrokerError, NetworkError, CorruptRecordError.
@@ -29,7 +29,7 @@ def estimate_sizes(cluster: Cluster, begins: Mapping[TopicPartition, int]) -> di
 
 
 def extend_estimates(
-    cluster: Cluster, estimates: Mapping[TopicPartition, SizeEstimate], ends: Mapping[TopicPartition, int]
+    cluster: ClusterClient, estimates: Mapping[TopicPartition, SizeEstimate], ends: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, SizeEstimate]:
     """Extends the estimates to `ends` by samples.
 
@@ -45,7 +45,9 @@ def extend_estimates(
     return {p: sizes.extended(samples[p]) for p, sizes in estimates.items()}
 
 
-def _fetch(cluster: Cluster, begins: Mapping[TopicPartition, int], size: int) -> dict[TopicPartition, SizeEstimate]:
+def _fetch(
+    cluster: ClusterClient, begins: Mapping[TopicPartition, int], size: int
+) -> dict[TopicPartition, SizeEstimate]:
     settings = replace(cluster.settings, max_partition_fetch_bytes=size, fetch_max_bytes=_RESPONSE_BYTES)
     ranges = [OffsetRange(p, begin, begin + 1) for p, begin in begins.items()]
     blocks = PartitionFetcher(cluster, settings).fetch_blocks(ranges) if ranges else ()

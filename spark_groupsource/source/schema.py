@@ -20,8 +20,15 @@ from pyspark.sql.types import (
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.records.columns import HEADERS_TYPE, SOURCE_COLUMNS
-from spark_groupsource.source.typed_schema import ERROR_FIELD, check_selected, declared_type, serde_type, typed_schema
-from spark_groupsource.values.options import AVRO, PERMISSIVE, ColumnFormat, ValueOptions
+from spark_groupsource.source.typed_schema import (
+    ERROR_FIELD,
+    check_selected,
+    declared_type,
+    other_type,
+    serde_type,
+    typed_schema,
+)
+from spark_groupsource.values.options import AVRO, JSON, PERMISSIVE, PROTOBUF, ColumnFormat, ValueOptions
 
 if TYPE_CHECKING:
     from spark_groupsource.monitor.definitions import TableDefinition
@@ -108,11 +115,8 @@ def _unknown_column(name: str, allowed: Iterable[str]) -> ConfigurationError:
 
 
 def _check_column(field: StructField, actual: str, nullable: Container[str]) -> None:
-    declared = field.dataType.simpleString()
-    if declared != actual:
-        raise ConfigurationError(
-            f"Column {field.name} of the schema must be {actual}, got {declared}. Cast it after load()."
-        )
+    if field.dataType.simpleString() != actual:
+        raise other_type(field.name, actual, field.dataType)
     if not field.nullable and field.name in nullable:
         raise ConfigurationError(f"Column {field.name} of the schema may be null. Leave NOT NULL out.")
 
@@ -141,7 +145,8 @@ def _typed_selection(
     for field in schema.fields:
         if field.name not in fields:
             fields[field.name] = columns_schema([field.name]).field(0).with_nullable(field.nullable)
-    found = TypedColumns(pa.schema([fields[name] for name in schema.names]), typed, values.mode)
+    selected = pa.schema([fields[name] for name in schema.names])
+    found = TypedColumns(selected, typed, values.mode, values.dead_letter_topic)
     return SelectedColumns(found.source_columns, typed=found)
 
 
@@ -154,11 +159,11 @@ def _typed_column(given: ColumnFormat, fields: list[StructField]) -> TypedColumn
         serde = serde_type(given)
         _check_column(field, (serde or field.dataType).simpleString(), (field.name,))
     kind = StructType(fields) if given.flatten else fields[0].dataType
-    if given.format == AVRO:
+    if given.format in (AVRO, PROTOBUF):
         available = declared_type(given)
         assert not isinstance(available, str)
         check_selected(kind, available, given.column)
-    return TypedColumn(given, arrow_type(kind, given.column))
+    return TypedColumn(given, arrow_type(kind, given.column, has_text_keys=given.format == JSON))
 
 
 def table_schema(table: TableDefinition) -> StructType:
@@ -180,9 +185,6 @@ def select_table_columns(schema: StructType, table: TableDefinition) -> list[str
                 f"Column {field.name!r} of the schema does not exist: the columns of table {table.name} are "
                 f"{', '.join(types)}. Correct the name."
             )
-        declared = field.dataType.simpleString()
-        if declared != types[field.name]:
-            raise ConfigurationError(
-                f"Column {field.name} of the schema must be {types[field.name]}, got {declared}. Cast it after load()."
-            )
+        if field.dataType.simpleString() != types[field.name]:
+            raise other_type(field.name, types[field.name], field.dataType)
     return schema.fieldNames()

@@ -14,27 +14,30 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from typing import Any, Iterable
 from uuid import uuid4
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.network.retry import retry_level
 from spark_groupsource.clock import Clock, SystemClock
-from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError, NetworkError
+from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, GenerationMismatchError, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names
 from spark_groupsource.source.batch_planner import BatchPlanner, Limits
 from spark_groupsource.source.co_readers import CoReaders, PeerReply
 from spark_groupsource.source.data_loss import DataLossPolicy
 from spark_groupsource.source.group_follower import FollowResult, GroupFollower, GroupSnapshot
+from spark_groupsource.source.kafka_checkpoint import initial_offsets
 from spark_groupsource.source.locked_calls import LockedCalls
 from spark_groupsource.source.log_end_offsets import LogEndOffsets
 from spark_groupsource.source.offset_json import GROUP_KEY, DecodedOffsets, SourceOffset, logged_ranges, nest_positions
 from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets
-from spark_groupsource.source.options import SourceOptions
+from spark_groupsource.source.options import EARLIEST, SourceOptions
 from spark_groupsource.source.ownership import Ownership
 from spark_groupsource.source.planning import Backlog, plan_tasks
 from spark_groupsource.source.position_epochs import PositionEpochs
 from spark_groupsource.source.rebalance_reports import NoReports, Reports
+from spark_groupsource.source.schema_changes import SchemaChanges
 from spark_groupsource.source.start_positions import StartPositions
 from spark_groupsource.source.stream_positions import StreamPositions
 from spark_groupsource.source.task_partition import GroupInputPartition
@@ -56,7 +59,7 @@ class StreamSession:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterClient,
         options: SourceOptions,
         ownership: Ownership,
         clock: Clock | None = None,
@@ -83,6 +86,7 @@ class StreamSession:
         )
         self._start_positions = StartPositions(options, ownership, self._lookup, data_loss, self._log_ends)
         self._planner = BatchPlanner(cluster, options, self._log_ends, self._clock)
+        self._schemas = SchemaChanges(options.values)
         self._lock = threading.RLock()
         self._calls = LockedCalls(cluster, self._lock, self._clock)
         self._draining = threading.Event()
@@ -93,6 +97,8 @@ class StreamSession:
         self._offsets = DecodedOffsets()
         self._assignment: GroupSnapshot | None = None
         self._last_end: dict[str, Any] | None = None
+        self._is_start_proven = True
+        self._held_commits: Offsets = {}
 
     # -- callbacks of Spark ------------------------------------------------------------------------------------------
 
@@ -100,17 +106,26 @@ class StreamSession:
         """Limits all further batches to the end offsets of the next call."""
         self._planner.is_available_now = True
 
-    def latest_offset(self, start_json: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    def latest_offset(self, start_json: dict[str, Any] | None, limits: Limits) -> dict[str, Any]:
         """Commits `start_json`, follows the group, and returns the end of the next batch, or `start_json` for no batch.
 
         A fenced member raises no error here.
+
+        Args:
+            start_json: None if Spark has not passed a checkpoint yet, so that the query seems to be new: nothing is
+                committed before `input_partitions`, which Spark calls with its start.
 
         Raises: ConfigurationError, BrokerError, NetworkError, DataLossError.
         """
         return self._calls.run(lambda: self._latest_offset(start_json, limits))
 
-    def _latest_offset(self, start_json: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    def _latest_offset(self, given: dict[str, Any] | None, limits: Limits) -> dict[str, Any]:
+        self._is_start_proven = given is not None
+        start_json = given or {}
         start = self._offsets.decode(start_json)
+        self._schemas.check_kept(start)
+        if self._positions.checkpoint is None:
+            self._lookup.check_dead_letter_topic()
         self._checkpointed(start)
         self._reports.batch_ended()
         self._co_readers.call_started()
@@ -146,10 +161,15 @@ class StreamSession:
     def _input_partitions(self, start_json: dict[str, Any], end_json: dict[str, Any]) -> list[GroupInputPartition]:
         self._co_readers.batch_started()
         start, end = self._offsets.decode(start_json), self._offsets.decode(end_json)
+        self._schemas.check_kept(end)
         # the assignment for which the batch was planned; a task finds out whether it is still valid
         is_planned = self._assignment is not None and end_json == self._last_end
         group = self._assignment if self._assignment is not None and is_planned else GroupSnapshot()
         ranges = self._logged_ranges(start, end)
+        if is_planned and self._held_commits:
+            # the checkpoint has the batch; other members must find the first positions before anything is read
+            held, self._held_commits = self._held_commits, {}
+            self._commit_positions(held)
         if is_planned and any(each.end > each.start for each in ranges):
             self._reports.batch_started()
         if not is_planned:
@@ -176,10 +196,25 @@ class StreamSession:
 
     def _logged_ranges(self, start: SourceOffset, end: SourceOffset) -> list[OffsetRange]:
         ranges, unknown = logged_ranges(start, end)
+        if unknown and not start.positions and not end.reader:
+            begins = self._initial_of_sparks_source(frozenset(unknown))
+            return ranges + [OffsetRange(p, begin, end.positions[p]) for p, begin in sorted(begins.items())]
         for p, begin in self._lookup.earliest(unknown).items():
             _log.warning("%s The checkpoint has no start offset of %s; reading from %d.", self._entity, p, begin)
             ranges.append(OffsetRange(p, begin, end.positions[p]))
         return ranges
+
+    def _initial_of_sparks_source(self, partitions: frozenset[TopicPartition]) -> Offsets:
+        """Returns the start of batch 0 of a checkpoint of Spark's Kafka source, which the offset log does not have."""
+        if self._options.values.checkpoint is not None:
+            return initial_offsets(self._options.values.checkpoint, partitions)
+        if self._options.starting is not None and self._options.starting.default == EARLIEST:
+            return self._lookup.earliest(partitions)
+        raise ConfigurationError(
+            "The checkpoint is of Spark's Kafka source and its first batch is not committed: the start of the batch is "
+            "in the folder sources of the checkpoint. Set checkpointLocation to the local checkpoint directory, or let "
+            "format kafka finish the batch."
+        )
 
     def _replayed(self, ranges: Iterable[OffsetRange], end: SourceOffset) -> list[OffsetRange]:
         """Returns the ranges of a logged batch, without records that other members have processed since.
@@ -395,7 +430,10 @@ class StreamSession:
         resolved = self._start_positions.resolve(owned, start, self._positions)
         self._epochs.restore(resolved.commits, retained=self._positions.owned)
         self._positions = resolved.positions
-        if resolved.to_commit:
+        self._held_commits = resolved.followed_resets
+        if not self._is_start_proven:
+            self._held_commits = {**resolved.to_commit, **resolved.followed_resets}
+        elif resolved.to_commit:
             self._commit_positions(resolved.to_commit)
         recreated = self._start_positions.recreated(self._positions, start)
         self._positions = self._positions.with_acquired(recreated)
@@ -416,8 +454,11 @@ class StreamSession:
             if not self._positions.differs_from(start):
                 return None
             ends = begins
+        else:
+            self._schemas.check_planned()
         generation_id = self._assignment.generation_id if self._assignment else -1
-        return self._positions.end_offset(ends, generation_id, self.reader, self._options.group_id or "")
+        end = self._positions.end_offset(ends, generation_id, self.reader, self._options.group_id or "")
+        return replace(end, schemas=self._schemas.schemas)
 
     def _lags(self, start: SourceOffset) -> dict[TopicPartition, int]:
         """Returns the lag of each owned partition whose end offset is known."""

@@ -29,11 +29,14 @@ class ResolvedPositions(NamedTuple):
     """Result of `StartPositions.resolve`.
 
     `to_commit` must be committed before anything is read; `commits` are the group's committed offsets until then.
+    `followed_resets` are committed once the checkpoint has the batch that begins there: a reset is followed once, also
+    if the reader ends before it has committed the end of that batch.
     """
 
     positions: StreamPositions
     to_commit: Offsets
     commits: Commits
+    followed_resets: Offsets
 
 
 class StartPositions:
@@ -112,7 +115,12 @@ class StartPositions:
             if commit is not None and _is_followed(commit, acquired.get(p), checkpoint.get(p, -1))
         }
         delivered = {p: checkpoint[p] for p in lost if (_offset(commits.get(p)) or 0) < checkpoint[p]}
-        return ResolvedPositions(current.assigned(owned, acquired, commits, delivered), to_commit, commits)
+        resets: Offsets = {
+            p: position.offset
+            for p, position in decided.items()
+            if position.source is PositionSource.COMMIT_RESET and position.offset is not None
+        }
+        return ResolvedPositions(current.assigned(owned, acquired, commits, delivered), to_commit, commits, resets)
 
     def _report_deleted(
         self, owned: frozenset[TopicPartition], start: SourceOffset, previous: StreamPositions

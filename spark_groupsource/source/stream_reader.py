@@ -6,11 +6,17 @@ Spark creates two copies: one in the reader process receives every callback, the
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Iterator, NoReturn, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
+
+from spark_groupsource.clock import SystemClock
+from spark_groupsource.errors import GroupSourceError
+from spark_groupsource.source.admission_control import (
+    HAS_ADMISSION_CONTROL,
+    InferredStart,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
@@ -18,9 +24,6 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-
-from spark_groupsource.clock import SystemClock
-from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.source.group_claims import record_first_record, record_query
 from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.schema import SelectedColumns
@@ -30,6 +33,8 @@ from spark_groupsource.source.worker_connection import acknowledge_task
 
 if TYPE_CHECKING:
     from spark_groupsource.source.reader_process import ReaderProcess
+
+_log = logging.getLogger(__name__)
 
 _NO_LIMIT = ReadMaxRows(2**63 - 1)
 """Default limit without options; for the trigger `once`, Spark replaces any limit by `ReadAllAvailable`."""
@@ -41,13 +46,13 @@ class InvalidStreamReader(DataSourceStreamReader):
     def __init__(self, error: GroupSourceError) -> None:
         self._error = error
 
-    def getDefaultReadLimit(self) -> ReadLimit:
+    def getDefaultReadLimit(self) -> Any:
         self._fail()
 
     def initialOffset(self) -> dict[str, Any]:
         self._fail()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def latestOffset(self, start: object = None, limit: object = None) -> dict[str, Any]:
         self._fail()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -60,8 +65,8 @@ class InvalidStreamReader(DataSourceStreamReader):
         raise strip_traceback(self._error) from None
 
 
-class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of one streaming query."""
+class BaseStreamReader(DataSourceStreamReader):
+    """Reader of one streaming query, without the calls that depend on admission control."""
 
     def __init__(
         self, options: SourceOptions, columns: SelectedColumns, driver: int, parallelism: int | None = None
@@ -79,49 +84,9 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         acknowledge_task()
         self.__dict__.update(state)
 
-    @without_traceback
-    def getDefaultReadLimit(self) -> ReadLimit:
-        self._open()
-        options = self._options
-        if options.max_offsets_per_trigger:
-            return ReadMaxRows(options.max_offsets_per_trigger)
-        if options.min_offsets_per_trigger:
-            return ReadMinRows(options.min_offsets_per_trigger)
-        if options.max_bytes_per_trigger:
-            return ReadMaxBytes(options.max_bytes_per_trigger)
-        return _NO_LIMIT
-
-    @without_traceback
-    def prepareForTriggerAvailableNow(self) -> None:
-        self._open().prepare_available_now()
-
     def initialOffset(self) -> dict[str, Any]:
         # no partition: the first end offset contains the start of each partition, so batch 0 can be replayed
         return {}
-
-    @without_traceback
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        from spark_groupsource.source.batch_planner import Limits
-
-        # Spark passes the limit of getDefaultReadLimit, or ReadAllAvailable for the trigger once
-        min_offsets, max_bytes = self._options.min_offsets_per_trigger, self._options.max_bytes_per_trigger
-        if isinstance(limit, ReadAllAvailable):
-            self._open().warn_trigger_once()
-            limits = Limits()
-        elif limit == _NO_LIMIT:
-            limits = Limits()
-        elif isinstance(limit, ReadMaxRows):
-            limits = Limits(limit.max_rows, min_offsets, max_bytes)
-        elif isinstance(limit, ReadMinRows):
-            limits = Limits(None, limit.min_rows, max_bytes)
-        else:
-            assert isinstance(limit, ReadMaxBytes)
-            limits = Limits(None, min_offsets, limit.max_bytes)
-        return self._open().latest_offset(start, limits)
-
-    @without_traceback
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        return self._open().session().report_latest()
 
     @without_traceback
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -157,6 +122,97 @@ class GroupStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
             self._process = ReaderProcess(self._options, self._driver, self._parallelism)
         return self._process
+
+
+class GroupStreamReader(BaseStreamReader, SupportsTriggerAvailableNow):
+    """Reader for a Spark with admission control."""
+
+    @without_traceback
+    def getDefaultReadLimit(self) -> ReadLimit:
+        self._open()
+        options = self._options
+        if options.max_offsets_per_trigger:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.min_offsets_per_trigger:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        if options.max_bytes_per_trigger:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        return _NO_LIMIT
+
+    @without_traceback
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._open().prepare_available_now()
+
+    @without_traceback
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        from spark_groupsource.source.batch_planner import Limits
+
+        # Spark passes the limit of getDefaultReadLimit, or ReadAllAvailable for the trigger once
+        min_offsets, max_bytes = self._options.min_offsets_per_trigger, self._options.max_bytes_per_trigger
+        if isinstance(limit, ReadAllAvailable):
+            self._open().warn_trigger_once()
+            limits = Limits()
+        elif limit == _NO_LIMIT:
+            limits = Limits()
+        elif isinstance(limit, ReadMaxRows):
+            limits = Limits(limit.max_rows, min_offsets, max_bytes)
+        elif isinstance(limit, ReadMinRows):
+            limits = Limits(None, limit.min_rows, max_bytes)
+        else:
+            assert isinstance(limit, ReadMaxBytes)
+            limits = Limits(None, min_offsets, limit.max_bytes)
+        return self._open().latest_offset(start, limits)
+
+    @without_traceback
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return self._open().session().report_latest()
+
+
+class InferringStreamReader(BaseStreamReader):
+    """Reader for a Spark without admission control; see `InferredStart`."""
+
+    def __init__(
+        self, options: SourceOptions, columns: SelectedColumns, driver: int, parallelism: int | None = None
+    ) -> None:
+        super().__init__(options, columns, driver, parallelism)
+        self._inferred = InferredStart()
+
+    @without_traceback
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
+        from spark_groupsource.source.batch_planner import Limits
+
+        inferred, options = self._inferred, self._options
+        if inferred.planned is not None:
+            return inferred.planned
+        limits = Limits(options.max_offsets_per_trigger, options.min_offsets_per_trigger, options.max_bytes_per_trigger)
+        end = self._open().latest_offset(inferred.start, limits)
+        inferred.end_returned(end)
+        return end
+
+    @without_traceback
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._inferred.partitions_called(start, end)
+        # Spark passes the position of its checkpoint at a restart
+        return [] if start == end else super().partitions(start, end)
+
+    def stop(self) -> None:
+        has_drained = self._process is not None and self._process.has_drained
+        if self._inferred.is_running and self._options.group_id is not None and not has_drained:
+            _log.warning(
+                "[group=%s] Spark ended the query without a call after its last batch, as for the triggers once and "
+                "availableNow without admission control. The next run commits the offsets of the batch%s.",
+                self._options.group_id,
+                " and reads what its limit left" if self._has_limit() else "",
+            )
+        super().stop()
+
+    def _has_limit(self) -> bool:
+        return bool(self._options.max_offsets_per_trigger or self._options.max_bytes_per_trigger)
+
+
+def stream_reader_class() -> type[BaseStreamReader]:
+    """Returns the reader for the Spark of this process."""
+    return GroupStreamReader if HAS_ADMISSION_CONTROL else InferringStreamReader
 
 
 def _recording_first(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from typing import Any, Mapping
 
@@ -12,8 +13,19 @@ from spark_groupsource.monitor.definitions import TableDefinition, parse_table
 from spark_groupsource.monitor.selection import NameSelection, parse_selection
 from spark_groupsource.net import parse_addresses
 from spark_groupsource.source.options import UNRESOLVED, QueryKind, is_embedded
+from spark_groupsource.source.secret_options import resolve_references
 
 TABLE_OPTION = "table"
+
+
+def _parse_offsets(name: str, text: str) -> tuple[Mapping[str, Any], ...]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise ConfigurationError(f"Option {name} must be a JSON array of offsets, got {text[:100]!r}.")
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,26 @@ class TableOptions:
             choices=("earliest", "latest"),
         )
     )
+    drain: str | None = setting(
+        ConfigKey(
+            "drain",
+            ConfigType.STRING,
+            None,
+            "For table queries: id or name of a query, or the names of its readers separated by commas. The query "
+            "finishes its batch, commits it and leaves its group; the table has its readers. Read it again until all "
+            "are drained, then stop the query.",
+        )
+    )
+    drained_offsets: tuple[Mapping[str, Any], ...] | None = setting(
+        ConfigKey(
+            "drainedOffsets",
+            ConfigType.STRING,
+            None,
+            "With drain: JSON array of the end offsets in the last progress, given while no trigger is active, so that "
+            "the query need not wait for its next trigger.",
+            parser=_parse_offsets,
+        )
+    )
     bootstrap_servers: str = ""
     client: ClientSettings = field(default_factory=lambda: ClientSettings(()))
 
@@ -72,7 +104,7 @@ def parse_table_options(options: Mapping[str, str], query: QueryKind | None = No
     """
     values: dict[str, Any] = {}
     kafka: dict[str, str] = {}
-    for name, text in options.items():
+    for name, text in resolve_references(options).items():
         key = name.lower()
         if key.startswith("kafka."):
             kafka[key.removeprefix("kafka.")] = str(text)
@@ -85,6 +117,8 @@ def parse_table_options(options: Mapping[str, str], query: QueryKind | None = No
     table: TableDefinition = values["table"]
     for name in {"group", "topic"} & values.keys() - table.filters:
         raise ConfigurationError(f"Option {name} is not allowed for table {table.name}. Leave it out.")
+    for name in {"drain", "drained_offsets"} & values.keys() if table.name != "queries" else ():
+        raise ConfigurationError(f"Option {name} is not allowed for table {table.name}. Use table queries.")
     if query == "stream" and not table.is_streamable:
         raise ConfigurationError(
             f"Table {table.name} cannot be read as a stream. Use spark.read, or table offsets_log."

@@ -7,7 +7,7 @@ from typing import Any, Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition
@@ -43,12 +43,15 @@ class TableReader(DataSourceReader):
     @without_traceback
     def partitions(self) -> Sequence[InputPartition]:
         from spark_groupsource.source.embedded import resolve_bootstrap
-        from spark_groupsource.source.queries import query_rows
+        from spark_groupsource.source.queries import drain_readers, query_rows
 
         options = self._options
         if options.table.name == "queries":
             # the control sockets of the readers are on the driver's machine
-            return [TablePartition(options.client, query_rows(self._driver, options.group))]
+            readers = None
+            if options.drain is not None:
+                readers = drain_readers(self._driver, options.drain.split(","), options.drained_offsets or ())
+            return [TablePartition(options.client, query_rows(self._driver, options.group, readers))]
         settings = options.client_settings(resolve_bootstrap(options.bootstrap_servers, self._driver))
         return [TablePartition(settings)]
 
@@ -64,7 +67,7 @@ class OffsetsLogStreamReader(DataSourceStreamReader):
         self._options = options
         self._columns = list(columns)
         self._driver = driver
-        self._cluster: Cluster | None = None
+        self._cluster: ClusterClient | None = None
         self._initial: dict[str, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,13 +110,13 @@ class OffsetsLogStreamReader(DataSourceStreamReader):
         found = cluster.list_offsets({tp: timestamp for tp in partitions}, read_committed=False)
         return {str(tp.partition): found[tp].offset for tp in partitions}
 
-    def _open(self) -> Cluster:
+    def _open(self) -> ClusterClient:
         if self._cluster is None:
             from spark_groupsource.source.embedded import resolve_bootstrap
 
             options = self._options
             settings = options.client_settings(resolve_bootstrap(options.bootstrap_servers, self._driver))
-            self._cluster = Cluster(settings.bootstrap, settings)
+            self._cluster = ClusterClient(settings.bootstrap, settings)
         return self._cluster
 
 
@@ -123,7 +126,7 @@ def _read(partition: TablePartition, options: TableOptions, columns: Sequence[st
         yield from record_batches(partition.rows, schema)
         return
     try:
-        with Cluster(partition.settings.bootstrap, partition.settings) as cluster:
+        with ClusterClient(partition.settings.bootstrap, partition.settings) as cluster:
             rows: Iterator[Row]
             if partition.ranges is None:
                 query = TableQuery(options.table.name, frozenset(columns), options.group, options.topic)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import gc
 import logging
 from contextlib import nullcontext
-from typing import Callable, ContextManager, Iterator, Protocol
+from typing import TYPE_CHECKING, Callable, ContextManager, Iterator, Protocol
 
 import pyarrow as pa
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.records.fetcher import FetchedBlock, PartitionFetcher
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import DataLossError, ErrorCode, GroupSourceError
@@ -24,9 +24,14 @@ from spark_groupsource.source.schema import SelectedColumns
 from spark_groupsource.source.task_partition import GroupInputPartition, TaskMembership
 from spark_groupsource.source.tracebacks import strip_traceback
 
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from spark_groupsource.source.dead_letters import DeadLetterQueue
+    from spark_groupsource.values.typed_columns import MalformedRecords
 
-_clusters: dict[ClientSettings, Cluster] = {}
+_log = logging.getLogger(__name__)
+_Finish = Callable[[pa.RecordBatch, TopicPartition], pa.RecordBatch]
+
+_clusters: dict[ClientSettings, ClusterClient] = {}
 _frozen = False
 
 
@@ -58,12 +63,18 @@ def read_task(partition: GroupInputPartition, columns: SelectedColumns) -> Itera
     cluster = _cluster(partition)
     try:
         with open_heartbeat(cluster, partition.membership) as heartbeat:
-            yield from _read(cluster, partition, columns, heartbeat)
+            dead_letters = _dead_letters(cluster, partition, columns)
+            finish = _finisher(columns, None if dead_letters is None else dead_letters.add)
+            yield from _read(cluster, partition, columns, heartbeat, finish)
+            if dead_letters is not None and dead_letters.has_pending:
+                # a fenced task should not write what another one will
+                heartbeat.check_now()
+                dead_letters.flush()
             heartbeat.check_now()
     except GroupSourceError as error:
         # a connection may have caused the error; the next attempt opens new ones
         _discard(cluster)
-        raise strip_traceback(error) from None
+        raise strip_traceback(error, partition.settings.security) from None
 
 
 def freeze_imports() -> None:
@@ -78,11 +89,11 @@ def freeze_imports() -> None:
         gc.freeze()
 
 
-def _cluster(partition: GroupInputPartition) -> Cluster:
+def _cluster(partition: GroupInputPartition) -> ClusterClient:
     settings = partition.settings
     cluster = _clusters.get(settings)
     if cluster is None:
-        cluster = _clusters[settings] = Cluster(settings.bootstrap, settings)
+        cluster = _clusters[settings] = ClusterClient(settings.bootstrap, settings)
     cluster.add_known_brokers(partition.known_brokers)
     return cluster
 
@@ -93,13 +104,13 @@ def close_connections() -> None:
         _discard(cluster)
 
 
-def _discard(cluster: Cluster) -> None:
+def _discard(cluster: ClusterClient) -> None:
     if _clusters.get(cluster.settings) is cluster:
         del _clusters[cluster.settings]
     cluster.close()
 
 
-def open_heartbeat(cluster: Cluster, membership: TaskMembership | None) -> ContextManager[Heartbeat]:
+def open_heartbeat(cluster: ClusterClient, membership: TaskMembership | None) -> ContextManager[Heartbeat]:
     """Returns the heartbeat of a task; without membership it does nothing."""
     if membership is None:
         return nullcontext(_NoHeartbeat())
@@ -118,9 +129,12 @@ def open_heartbeat(cluster: Cluster, membership: TaskMembership | None) -> Conte
 
 
 def _read(
-    cluster: Cluster, partition: GroupInputPartition, columns: SelectedColumns, heartbeat: Heartbeat
+    cluster: ClusterClient,
+    partition: GroupInputPartition,
+    columns: SelectedColumns,
+    heartbeat: Heartbeat,
+    finish: _Finish,
 ) -> Iterator[pa.RecordBatch]:
-    finish = _finisher(columns)
     fetcher = PartitionFetcher(
         cluster, partition.settings, topic_ids=partition.topic_ids, leader_epochs=partition.leader_epochs
     )
@@ -161,10 +175,27 @@ def _data_loss_policy(partition: GroupInputPartition) -> DataLossPolicy:
     return DataLossPolicy(fail=fail, group_id=membership.group_id, member_id=membership.member_id)
 
 
-def _finisher(columns: SelectedColumns) -> Callable[[pa.RecordBatch, TopicPartition], pa.RecordBatch]:
-    """Returns the conversion of a decoded batch into the columns of the query."""
+def _dead_letters(
+    cluster: ClusterClient, partition: GroupInputPartition, columns: SelectedColumns
+) -> DeadLetterQueue | None:
+    topic = None if columns.typed is None else columns.typed.dead_letter_topic
+    if topic is None:
+        return None
+    # it loads the producer
+    from spark_groupsource.source.dead_letters import DeadLetterQueue
+
+    membership = partition.membership
+    return DeadLetterQueue(cluster, topic, partition.settings.client_id if membership is None else membership.group_id)
+
+
+def _finisher(columns: SelectedColumns, report: Callable[[MalformedRecords], None] | None) -> _Finish:
+    """Returns the conversion of a decoded batch into the columns of the query.
+
+    Args:
+        report: called with malformed records.
+    """
     if columns.typed is not None:
-        return columns.typed.converter().convert
+        return columns.typed.converter(report).convert
     schema = _required_schema(columns)
     if schema is None:
         return lambda batch, _: batch

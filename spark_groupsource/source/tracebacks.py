@@ -10,11 +10,22 @@ import functools
 import logging
 import os
 import sys
-from typing import Callable, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Callable, ParamSpec, TypeVar
 
-from spark_groupsource.errors import GroupSourceError
+from spark_groupsource.errors import REMEDIES, BrokerError, ErrorCode, GroupSourceError
+
+if TYPE_CHECKING:
+    from spark_groupsource.client.network.security import SecuritySettings
 
 _log = logging.getLogger(__name__)
+_AUTHORIZATION = frozenset(
+    {
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -30,18 +41,30 @@ def without_traceback(callback: Callable[_P, _T]) -> Callable[_P, _T]:
         try:
             return callback(*args, **kwargs)
         except GroupSourceError as error:
-            raise strip_traceback(error) from None
+            client = getattr(getattr(args[0] if args else None, "_options", None), "client", None)
+            raise strip_traceback(error, getattr(client, "security", None)) from None
 
     return call
 
 
-def strip_traceback(error: GroupSourceError) -> GroupSourceError:
-    """Returns the error without its traceback; raise it ``from None``."""
+def strip_traceback(error: GroupSourceError, security: SecuritySettings | None = None) -> GroupSourceError:
+    """Returns the error without its traceback, and with the principal that lacks a permission; raise it ``from None``.
+    """
+    error = _with_principal(error, security)
     _log.debug("%s", error, exc_info=error)
     if _is_spark_worker():
         # what spark.sql.execution.pyspark.udf.hideTraceback.enabled sets; this error ends the worker
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
     return error.with_traceback(None)
+
+
+def _with_principal(error: GroupSourceError, security: SecuritySettings | None) -> GroupSourceError:
+    if security is None or not isinstance(error, BrokerError) or error.code not in _AUTHORIZATION:
+        return error
+    hint = error.hint or REMEDIES.get(error.code, "").replace("User:NAME", security.principal)
+    named = BrokerError(error.code, f"{error.operation} as {security.principal}", hint)
+    named.__cause__ = error.__cause__
+    return named
 
 
 def _is_spark_worker() -> bool:

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import bounded_names
-from spark_groupsource.values.options import AVRO, PERMISSIVE, ColumnFormat, ValueOptions
+from spark_groupsource.values.options import AVRO, PERMISSIVE, PROTOBUF, ColumnFormat, ValueOptions
 
 ERROR_FIELD = StructField(
     "_error",
@@ -107,6 +107,11 @@ def declared_type(given: ColumnFormat) -> DataType | str:
         from spark_groupsource.values.avro_types import spark_type
 
         return spark_type(avro_schema(given))
+    if given.format == PROTOBUF:
+        from spark_groupsource.values.protobuf_schema import protobuf_message
+        from spark_groupsource.values.protobuf_types import message_type
+
+        return message_type(protobuf_message(given))
     if given.schema is None:
         raise ConfigurationError(
             f"Option {option} is missing: {given.column}.format is {given.format}. Give the schema as DDL, for example "
@@ -139,12 +144,16 @@ def check_selected(declared: DataType, available: DataType, name: str) -> None:
     elif isinstance(declared, ArrayType) and isinstance(available, ArrayType):
         check_selected(declared.elementType, available.elementType, f"{name}.element")
     elif isinstance(declared, MapType) and isinstance(available, MapType):
+        check_selected(declared.keyType, available.keyType, f"{name}.key")
         check_selected(declared.valueType, available.valueType, f"{name}.value")
     elif declared.simpleString() != available.simpleString():
-        raise ConfigurationError(
-            f"Column {name} of the schema must be {available.simpleString()[:200]}, got "
-            f"{declared.simpleString()[:200]}. Cast it after load()."
-        )
+        raise other_type(name, available.simpleString(), declared)
+
+
+def other_type(name: str, actual: str, declared: DataType) -> ConfigurationError:
+    """Returns the error of a column that a schema declares with another type."""
+    types = f"{actual[:200]}, got {declared.simpleString()[:200]}"
+    return ConfigurationError(f"Column {name} of the schema must be {types}. Cast it after load().")
 
 
 def _nullable(schema: Any) -> Any:

@@ -2,97 +2,287 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Mapping
 
-from spark_groupsource.config_def import ConfigType, setting
+from spark_groupsource.config_def import ConfigType, closest, parse_given
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.source_option import SourceOption
+from spark_groupsource.source.option_values import parse_text
+from spark_groupsource.source.source_option import STREAM, SourceOption
+from spark_groupsource.tls import TlsSettings
+from spark_groupsource.tls_options import TLS_KEYS, parse_tls
 from spark_groupsource.values.options import (
+    AVRO,
     BINARY,
     FAILFAST,
     FORMATS,
+    HEADERS,
+    NO_HEADER,
     ColumnFormat,
     ValueOptions,
     check_format,
+    check_options,
     parse_mode,
     parse_schema_text,
 )
 from spark_groupsource.values.registry_address import RegistryAddress, parse_urls
+from spark_groupsource.values.subjects import (
+    IGNORE,
+    REACTIONS,
+    TOPIC,
+    SubjectOptions,
+    parse_strategy,
+    parse_version,
+)
+
+_COLUMNS = ("key", "value")
+# how long a command or a notebook waits for a registry
+_PEOPLE_WAIT_MS = 10_000
+_LOGICAL_CLUSTER, _IDENTITY_POOL = "target-sr-cluster", "Confluent-Identity-Pool-Id"
+TLS_PREFIXES = tuple(f"{column}.schema.registry.ssl." for column in _COLUMNS)
+"""Prefixes of the settings of TLS for a schema registry; the names behind them are those of `TLS_KEYS`."""
 
 
-def _format(column: str) -> Any:
-    doc = f"Format of the column {column}: binary as in Kafka, or decoded: text, JSON, Avro or one of Kafka's serdes."
-    return setting(SourceOption(f"{column}.format", ConfigType.STRING, BINARY, doc, choices=FORMATS))
+def _text(name: str, doc: str, default: Any = None, parser: Any = parse_text, **more: Any) -> SourceOption:
+    return SourceOption(name, ConfigType.STRING, default, doc, parser=parser, **more)
 
 
-def _schema(column: str) -> Any:
-    doc = (
-        f"Schema of the column {column}: for json DDL (id bigint, name string) or the JSON of a StructType, for avro "
-        "an Avro schema. Text that begins with / or file:/ is the path of a file on the driver."
-    )
-    return setting(SourceOption(f"{column}.schema", ConfigType.STRING, None, doc, parser=parse_schema_text))
+def _format_options(column: str) -> list[SourceOption]:
+    return [
+        SourceOption(
+            f"{column}.format",
+            ConfigType.STRING,
+            BINARY,
+            f"Format of the column {column}: binary as in Kafka, or decoded: text, JSON, Avro, Protobuf or one of "
+            "Kafka's serdes.",
+            choices=FORMATS,
+        ),
+        _text(
+            f"{column}.schema",
+            f"Schema of the column {column}: for json DDL (id bigint, name string) or the JSON of a StructType, for "
+            "avro an Avro schema, for protobuf a descriptor set of protoc. Text that begins with / or file:/ is the "
+            "path of a file on the driver.",
+            parser=parse_schema_text,
+        ),
+        _text(f"{column}.message.name", f"Full name of the Protobuf message of the column {column}."),
+        SourceOption(
+            f"{column}.schema.header",
+            ConfigType.STRING,
+            None,
+            f"Where a {column} names its writer's schema: confluent (the record header __{column}_schema_id, or a zero "
+            "byte and the id before the data; the default with a registry), glue (AWS Glue's 18 bytes; the schema is "
+            f"{column}.schema), or none.",
+            choices=HEADERS,
+        ),
+    ]
 
 
-def _registry_url(column: str) -> Any:
-    doc = (
-        f"Addresses of a schema registry, separated by commas: each {column} begins with a zero byte and the id of its "
-        f"writer's Avro schema, and is read as {column}.schema."
-    )
-    return setting(SourceOption(f"{column}.schema.registry.url", ConfigType.STRING, None, doc, parser=parse_urls))
+def _subject_options(column: str) -> list[SourceOption]:
+    return [
+        _text(
+            f"{column}.schema.registry.url",
+            f"Addresses of a schema registry, separated by commas: each {column} is read by its writer's schema, as "
+            f"{column}.schema or a version of a subject.",
+            parser=parse_urls,
+        ),
+        _text(
+            f"{column}.subject.name.strategy",
+            f"Subject of the schema of the column without {column}.schema: topic (TOPIC-{column}), record (the name of "
+            "the record) or topic-record (TOPIC-NAME); Confluent's class names are accepted.",
+            TOPIC,
+            parse_strategy,
+        ),
+        _text(f"{column}.record.name", "Full name of the record, for the strategies record and topic-record."),
+        _text(
+            f"{column}.schema.version",
+            "Version of the subject: latest (when the query is loaded), or a number.",
+            "latest",
+            parse_version,
+        ),
+    ]
 
 
-def _user_info(column: str) -> Any:
-    doc = f"User and password for {column}.schema.registry.url, as user:password."
-    return setting(SourceOption(f"{column}.basic.auth.user.info", ConfigType.PASSWORD, None, doc))
+def _credential_options(column: str) -> list[SourceOption]:
+    registry = f"{column}.schema.registry.url"
+    return [
+        SourceOption(
+            f"{column}.basic.auth.credentials.source",
+            ConfigType.STRING,
+            "user_info",
+            f"Source of user and password for {registry}.",
+            choices=("user_info",),
+        ),
+        SourceOption(
+            f"{column}.basic.auth.user.info",
+            ConfigType.PASSWORD,
+            None,
+            f"User and password for {registry}, as user:password.",
+        ),
+        SourceOption(
+            f"{column}.bearer.auth.credentials.source",
+            ConfigType.STRING,
+            "static_token",
+            f"Source of the bearer token for {registry}.",
+            choices=("static_token",),
+        ),
+        SourceOption(f"{column}.bearer.auth.token", ConfigType.PASSWORD, None, f"Bearer token for {registry}."),
+        _text(f"{column}.bearer.auth.logical.cluster", "Logical cluster of Confluent Cloud, beside a bearer token."),
+        _text(f"{column}.bearer.auth.identity.pool.id", "Identity pool of Confluent Cloud, beside a bearer token."),
+    ]
 
 
-def _address(urls: tuple[str, ...] | None, user_info: str | None, column: str) -> RegistryAddress | None:
-    if urls is None and user_info is not None:
-        raise ConfigurationError(
-            f"Option {column}.basic.auth.user.info has no effect without {column}.schema.registry.url. Set both."
-        )
-    return None if urls is None else RegistryAddress(urls, user_info)
-
-
-@dataclass(frozen=True)
-class ValueKeys:
-    """The options as they are given."""
-
-    key_format: str = _format("key")
-    key_schema: str | None = _schema("key")
-    key_registry: tuple[str, ...] | None = _registry_url("key")
-    key_user_info: str | None = _user_info("key")
-    value_format: str = _format("value")
-    value_schema: str | None = _schema("value")
-    value_registry: tuple[str, ...] | None = _registry_url("value")
-    value_user_info: str | None = _user_info("value")
-    value_flatten: bool = setting(
+VALUE_OPTIONS: Mapping[str, SourceOption] = {
+    option.name.lower(): option
+    for option in [
+        *(
+            option
+            for column in _COLUMNS
+            for options in (_format_options, _subject_options, _credential_options)
+            for option in options(column)
+        ),
         SourceOption(
             "value.flatten",
             ConfigType.BOOLEAN,
             False,
             "Whether the fields of the value are columns, in place of the column value.",
-        )
-    )
-    mode: str = setting(
-        SourceOption(
+        ),
+        _text(
             "mode",
-            ConfigType.STRING,
+            "Reaction to a malformed key or value: FAILFAST fails the query, PERMISSIVE returns null and describes it "
+            "in the column _error, DROPMALFORMED leaves the record out.",
             FAILFAST,
-            "Reaction to a malformed key or value: FAILFAST fails the query, PERMISSIVE returns null and describes "
-            "it in the column _error, DROPMALFORMED leaves the record out.",
-            parser=parse_mode,
+            parse_mode,
+        ),
+        _text(
+            "deadLetterTopic",
+            "Topic to which tasks write malformed records before the batch is committed: key, value and headers as "
+            "received, with the error headers of Kafka Connect. It must exist; mode must be PERMISSIVE or "
+            "DROPMALFORMED.",
+        ),
+        SourceOption(
+            "onSchemaChange",
+            ConfigType.STRING,
+            IGNORE,
+            "Reaction to a version of the subject that is newer than the schema of the columns: ignore reads it as "
+            "these columns, fail ends the query, restart ends it between two batches, so that its next start has the "
+            "columns of the newer version.",
+            choices=REACTIONS,
+        ),
+        _text(
+            "checkpointLocation",
+            "The local checkpoint directory of the query, as its sink has it: load() takes the schema of the columns "
+            "from the checkpoint, if it has one, in place of the subject's version; and the start of a first batch "
+            "that Spark's Kafka source did not finish.",
+            queries=STREAM,
+            elsewhere="ignored",
+        ),
+    ]
+}
+"""Lower-case name -> option."""
+
+
+def value_options(given: Mapping[str, Any], tls: Mapping[str, str], wait_ms: int) -> ValueOptions:
+    """Returns the formats of key and value.
+
+    Args:
+        given: lower-case name -> parsed value, of the options in `VALUE_OPTIONS` that are given.
+        tls: lower-case names and texts of the options with one of `TLS_PREFIXES`.
+        wait_ms: how long a request to a registry is retried.
+    Raises: ConfigurationError for options that contradict each other.
+    """
+    key, value = (_column_format(column, given, tls, wait_ms) for column in _COLUMNS)
+    found = ValueOptions(
+        key,
+        value,
+        given.get("mode", FAILFAST),
+        given.get("onschemachange", IGNORE),
+        given.get("checkpointlocation"),
+        given.get("deadlettertopic"),
+    )
+    return check_options(found)
+
+
+def _column_format(column: str, given: Mapping[str, Any], tls: Mapping[str, str], wait_ms: int) -> ColumnFormat:
+    def option(name: str, default: Any = None) -> Any:
+        return given.get(f"{column}.{name}", default)
+
+    registry = _address(column, given, tls, wait_ms)
+    names = ("subject.name.strategy", "record.name", "schema.version")
+    for name in names if registry is None or option("schema") is not None else ():
+        if f"{column}.{name}" in given:
+            needed = "without" if registry is None else "with"
+            other = f"{column}.schema.registry.url" if registry is None else f"{column}.schema"
+            raise ConfigurationError(f"Option {column}.{name} has no effect {needed} {other}. Remove one of them.")
+    subject = SubjectOptions(option(names[0], TOPIC), option(names[1]), option(names[2]))
+    header = option("schema.header", NO_HEADER if registry is None else "confluent")
+    return check_format(
+        ColumnFormat(
+            column,
+            option("format", BINARY),
+            option("schema"),
+            option("flatten", False),
+            registry,
+            header,
+            None if registry is None or option("schema") is not None else subject,
+            message=option("message.name"),
         )
     )
 
 
-def value_options(given: ValueKeys) -> ValueOptions:
-    """Returns the formats of key and value. Raises: ConfigurationError for options that contradict each other."""
-    key = _address(given.key_registry, given.key_user_info, "key")
-    value = _address(given.value_registry, given.value_user_info, "value")
-    return ValueOptions(
-        check_format(ColumnFormat("key", given.key_format, given.key_schema, registry=key)),
-        check_format(ColumnFormat("value", given.value_format, given.value_schema, given.value_flatten, value)),
-        given.mode,
-    )
+def _address(column: str, given: Mapping[str, Any], tls: Mapping[str, str], wait_ms: int) -> RegistryAddress | None:
+    url, prefix = f"{column}.schema.registry.url", f"{column}.schema.registry."
+    settings = {name.removeprefix(prefix): text for name, text in tls.items() if name.startswith(prefix)}
+    credentials = [name for name in given if name.startswith((f"{column}.basic.auth.", f"{column}.bearer.auth."))]
+    if url not in given:
+        for name in [*credentials, *(f"{prefix}{each}" for each in settings)]:
+            raise ConfigurationError(f"Option {name} has no effect without {url}. Set both.")
+        return None
+    user_info, token = given.get(f"{column}.basic.auth.user.info"), given.get(f"{column}.bearer.auth.token")
+    if user_info is not None and token is not None:
+        raise ConfigurationError(
+            f"Options {column}.basic.auth.user.info and {column}.bearer.auth.token are both set. Remove one of them."
+        )
+    cloud = {
+        _LOGICAL_CLUSTER: given.get(f"{column}.bearer.auth.logical.cluster"),
+        _IDENTITY_POOL: given.get(f"{column}.bearer.auth.identity.pool.id"),
+    }
+    headers = tuple((name, text) for name, text in cloud.items() if text is not None)
+    return RegistryAddress(given[url], user_info, token, headers, _tls(prefix, settings), wait_ms)
+
+
+def _tls(prefix: str, settings: Mapping[str, str]) -> TlsSettings | None:
+    known = {name for key in TLS_KEYS for name in (key.name, *key.aliases)}
+    for name in settings:
+        if name not in known:
+            near = closest(name, known)
+            hint = f"Did you mean {prefix}{near}?" if near else "Remove it."
+            raise ConfigurationError(f"Option {prefix}{name} is unknown. {hint}")
+    values = parse_given({key.name: key for key in TLS_KEYS}, settings, prefix)
+    return parse_tls(values, prefix) if values else None
+
+
+def avro_format(column: str, properties: Mapping[str, str], **given: Any) -> ColumnFormat:
+    """Returns the format of an Avro column that is no column of a query.
+
+    Args:
+        properties: options of the column without its name, for example ``schema.registry.url``.
+        given: parsed options; ``_`` for ``.`` in the names.
+    Raises: ConfigurationError for an unknown property, and without schema and registry.
+    """
+    parsed: dict[str, Any] = {f"{column}.format": AVRO}
+    tls: dict[str, str] = {}
+    names = [f"{column}.schema.registry.url", f"{column}.schema.header"]
+    names += [each.name for each in _credential_options(column)]
+    for name, text in properties.items():
+        option = f"{column}.{name.lower()}"
+        if option.startswith(TLS_PREFIXES):
+            tls[option] = text
+        elif option in names:
+            parsed[option] = VALUE_OPTIONS[option].parse(text, name)
+        else:
+            near = closest(name, [each.removeprefix(f"{column}.") for each in names])
+            raise ConfigurationError(
+                f"Property {name} is unknown. {f'Did you mean {near}?' if near else 'Remove it.'}"
+            )
+    parsed |= {f"{column}.{name.replace('_', '.')}": each for name, each in given.items() if each is not None}
+    values = value_options(parsed, tls, _PEOPLE_WAIT_MS)
+    return values.key if column == "key" else values.value

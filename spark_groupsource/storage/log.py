@@ -16,7 +16,7 @@ import os
 from bisect import bisect_right
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Callable, Iterator, NamedTuple, Sequence
+from typing import Callable, Iterator, Sequence
 
 from spark_groupsource.config_def import INT64_MAX
 from spark_groupsource.errors import CorruptRecordError, StorageError
@@ -30,6 +30,7 @@ from spark_groupsource.storage.leader_epoch_cache import LeaderEpochCache
 from spark_groupsource.storage.log_loader import LogLoader, recover_segment
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.segment import InvalidBatchError, LogSegment, StoredBatch
+from spark_groupsource.storage.segment_index import TimestampAndOffset
 from spark_groupsource.storage.segment_swap import CleanedSegment, replacement_steps
 from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.storage.topic_config import TopicConfig
@@ -37,13 +38,6 @@ from spark_groupsource.storage.topic_config import TopicConfig
 MAX_SEGMENTS = 30_000
 """Segments of all logs above which `segment.bytes` below 1 MiB and `segment.ms` do not roll a segment."""
 _MIN_BYTES_ABOVE_LIMIT = 1_048_576
-
-
-class TimestampAndOffset(NamedTuple):
-    """Result of a lookup by timestamp: the timestamp of the record (epoch ms) and its offset."""
-
-    timestamp_ms: int
-    offset: int
 
 
 class PartitionLog:
@@ -60,9 +54,9 @@ class PartitionLog:
 
     __slots__ = (
         "_base_offsets", "_directory", "_files", "_flushed_offset", "_flushes", "_has_new_files",
-        "_is_directory_flushed", "_recovery_point", "_report", "_segments", "_unflushed_batches", "config",
-        "corrupt_ranges", "first_recovered_offset", "has_files", "has_gaps", "leader_epochs", "log_start_offset",
-        "on_roll", "topic_partition",
+        "_is_deleted", "_is_directory_flushed", "_recovery_point", "_report", "_segments", "_unflushed_batches",
+        "config", "corrupt_ranges", "first_recovered_offset", "has_files", "has_gaps", "leader_epochs",
+        "log_start_offset", "on_roll", "topic_partition",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +89,7 @@ class PartitionLog:
         self._is_directory_flushed = False  # whether the directory itself is durable
         self._has_new_files = True  # whether it may have files that are not
         self._segments: list[LogSegment] = []
+        self._is_deleted = False
         self._base_offsets: list[int] = []
 
     # --- opening and closing ---
@@ -172,6 +167,7 @@ class PartitionLog:
 
     def close_files(self) -> None:
         """Closes every file without writing anything, before the directory is deleted."""
+        self._is_deleted = True
         for segment in self._segments:
             self._files.close_file(segment.path)
         self._files.segment_count -= len(self._segments)
@@ -278,12 +274,13 @@ class PartitionLog:
         def flush() -> None:
             try:
                 sync_files((*segment.paths, self._snapshot_path(segment.next_offset)))
-                if self.directory.exists():  # the topic may have been deleted
-                    sync_directory(self.directory)
+                sync_directory(self.directory)
                 if not self._is_directory_flushed:
                     sync_directory(self.directory.parent)
                     self._is_directory_flushed = True
             except StorageError as error:
+                if self._is_deleted:
+                    return  # the directory is renamed after `close_files`
                 text = f"[partition={self.topic_partition}] A completed segment was not flushed: {error}"
                 self._report(text, logging.ERROR)
                 raise

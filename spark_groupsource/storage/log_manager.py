@@ -270,10 +270,6 @@ class LogManager:
         """Returns whether `alter_topic_steps` of a topic has not ended."""
         return name in self._altering
 
-    def alter_topic(self, name: str, settings: Mapping[str, str]) -> None:
-        """As `alter_topic_steps`, at once."""
-        run_steps(self.alter_topic_steps(name, settings))
-
     def alter_topic_steps(
         self, name: str, settings: Mapping[str, str], *, validate_only: bool = False
     ) -> StorageSteps[None]:

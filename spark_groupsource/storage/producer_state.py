@@ -326,10 +326,13 @@ class ProducerStateManager:
         count = 0
         for producer_id, entry in self._producers.items():
             first_offset = -1 if entry.first_offset is None else entry.first_offset
-            for last in entry.batches or (BatchMetadata(-1, -1, -1, -1, entry.timestamp_ms),):
+            batches = entry.batches or (BatchMetadata(-1, -1, -1, -1, -1),)
+            for last in batches:
                 delta = last.last_offset - last.base_offset
+                # in the last row that of the producer, which may be that of a marker and decides when it expires
+                timestamp = entry.timestamp_ms if last is batches[-1] else last.timestamp_ms
                 body += _SNAPSHOT_ENTRY.pack(
-                    producer_id, entry.epoch, last.last_sequence, last.last_offset, delta, last.timestamp_ms,
+                    producer_id, entry.epoch, last.last_sequence, last.last_offset, delta, timestamp,
                     entry.coordinator_epoch, first_offset,
                 )  # fmt: skip
                 count += 1

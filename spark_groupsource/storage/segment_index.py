@@ -35,6 +35,13 @@ class IndexEntry(NamedTuple):
     position: int
 
 
+class TimestampAndOffset(NamedTuple):
+    """Result of a lookup by timestamp: the timestamp of the record (epoch ms) and its offset."""
+
+    timestamp_ms: int
+    offset: int
+
+
 class SegmentIndex:
     """Both indexes of one log file; `max_timestamp` is -1 without timestamps."""
 

@@ -31,31 +31,33 @@ def _scalars() -> Mapping[type, pa.DataType]:
         spark.DateType: pa.date32(),
         spark.TimestampType: pa.timestamp("us", tz="UTC"),
         spark.TimestampNTZType: pa.timestamp("us"),
+        spark.DayTimeIntervalType: pa.duration("us"),
     }
 
 
-def arrow_type(kind: spark.DataType, name: str) -> pa.DataType:
+def arrow_type(kind: spark.DataType, name: str, has_text_keys: bool = True) -> pa.DataType:
     """Returns the Arrow type of a decoded column.
 
     Args:
         name: path of the column, for messages.
-    Raises: ConfigurationError for a type that no format has, a map whose keys are no strings, or a field declared
+        has_text_keys: whether the keys of maps must be strings.
+    Raises: ConfigurationError for a type that no format has, a map whose keys have a wrong type, or a field declared
         NOT NULL.
     """
     if isinstance(kind, spark.StructType):
-        return pa.struct([_field(field, f"{name}.{field.name}") for field in kind.fields])
+        return pa.struct([_field(field, f"{name}.{field.name}", has_text_keys) for field in kind.fields])
     if isinstance(kind, spark.ArrayType):
         _check_nullable(kind.containsNull, f"{name}.element")
-        return pa.list_(pa.field("element", arrow_type(kind.elementType, f"{name}.element")))
+        return pa.list_(pa.field("element", arrow_type(kind.elementType, f"{name}.element", has_text_keys)))
     if isinstance(kind, spark.MapType):
-        if not isinstance(kind.keyType, spark.StringType):
+        if has_text_keys and not isinstance(kind.keyType, spark.StringType):
             raise ConfigurationError(
                 f"Column {name} of the schema is a map with keys of type {kind.keyType.simpleString()}. Declare its "
                 "keys as string."
             )
         _check_nullable(kind.valueContainsNull, f"{name}.value")
-        key = pa.field("key", pa.string(), nullable=False)
-        return pa.map_(key, pa.field("value", arrow_type(kind.valueType, f"{name}.value")))
+        key = pa.field("key", arrow_type(kind.keyType, f"{name}.key", has_text_keys), nullable=False)
+        return pa.map_(key, pa.field("value", arrow_type(kind.valueType, f"{name}.value", has_text_keys)))
     if isinstance(kind, spark.DecimalType):
         return pa.decimal128(kind.precision, kind.scale)
     found = _scalars().get(type(kind))
@@ -67,9 +69,9 @@ def arrow_type(kind: spark.DataType, name: str) -> pa.DataType:
     return found
 
 
-def _field(field: spark.StructField, name: str) -> pa.Field:
+def _field(field: spark.StructField, name: str, has_text_keys: bool) -> pa.Field:
     _check_nullable(field.nullable, name)
-    return pa.field(field.name, arrow_type(field.dataType, name))
+    return pa.field(field.name, arrow_type(field.dataType, name, has_text_keys))
 
 
 def _check_nullable(is_nullable: bool, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Cursors over many Avro values, which advance together.
+"""Cursors over many Avro or Protobuf values, which advance together.
 
 Each value of a block is a lane. A step reads one field of every lane with a few NumPy operations, so its cost per value
 is some nanoseconds. A lane with invalid bytes gets a reason and remains at its end; the others continue.
@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from spark_groupsource.values.binary_blocks import Bytes, Ints, Mask
 
-TRUNCATED, BRANCH, LENGTH, SYMBOL, TEXT, TRAILING, BLOCK, VARINT, DECIMAL = range(1, 10)
+TRUNCATED, BRANCH, LENGTH, SYMBOL, TEXT, TRAILING, BLOCK, VARINT, DECIMAL, OTHER_BRANCH, OTHER_SYMBOL = range(1, 12)
+TAG, WIRE_TYPE, REQUIRED, TIME, ENUM, PACKED, DEPTH = range(12, 19)
 REASONS = {
     TRUNCATED: "it ends before its last field",
     BRANCH: "the branch of a union does not exist",
@@ -23,14 +24,31 @@ REASONS = {
     BLOCK: "the count of a block exceeds the value",
     VARINT: "an integer has more than 64 bits, or exceeds its type",
     DECIMAL: "a decimal exceeds its precision",
+    OTHER_BRANCH: "the branch that the writer chose of a union does not fit the schema of the query",
+    OTHER_SYMBOL: "the symbol of an enum is not in the schema of the query",
+    TAG: "the tag of a field is invalid",
+    WIRE_TYPE: "a field has another wire type than in the schema of the query",
+    REQUIRED: "a required field is missing",
+    TIME: "a time exceeds the range of microseconds",
+    ENUM: "a number is not in its enum",
+    PACKED: "the bytes of a packed field are no whole numbers",
+    DEPTH: "groups are nested deeper than 100 levels",
 }
-_Words = npt.NDArray[np.uint64]
+Words = npt.NDArray[np.uint64]
 # a read of 8 bytes, or of a varint of 10, may begin at the last byte
 PADDING = 32
 
 
 def _u(number: int) -> np.uint64:
     return np.uint64(number)
+
+
+def _words(payload: Bytes) -> Words:
+    """Returns the eight bytes from each position on, in place."""
+    found: Words = np.ndarray(
+        (len(payload) - 7,), dtype="<u8", buffer=payload.data, strides=(1,)
+    )  # type: ignore[call-overload]
+    return found
 
 
 class Lanes:
@@ -48,13 +66,15 @@ class Lanes:
         self.position = position
         self.end = end
         self.reason = np.zeros(len(position), np.int8) if reason is None else reason
-        # the eight bytes from each position on, in place
-        self._words: _Words = np.ndarray(
-            (len(payload) - 7,), dtype="<u8", buffer=payload.data, strides=(1,)
-        )  # type: ignore[call-overload]
+        self._words = _words(payload)
 
     def __len__(self) -> int:
         return len(self.position)
+
+    def extend(self, more: Bytes) -> None:
+        """Adds bytes, of which the last are `PADDING` others, behind the payload."""
+        self.payload = np.concatenate([self.payload, more])
+        self._words = _words(self.payload)
 
     def subset(self, index: Ints) -> Lanes:
         """Returns some of the lanes; `merge` returns their positions."""
@@ -72,6 +92,11 @@ class Lanes:
             self.reason[mask & (self.reason == 0)] = reason
             self.position[mask] = self.end[mask]
 
+    def fail_lane(self, lane: int, reason: int) -> None:
+        """Marks one value as malformed, unless it is already."""
+        self.reason[lane] = self.reason[lane] or reason
+        self.position[lane] = self.end[lane]
+
     def skip(self, size: int) -> Ints:
         """Advances by a fixed size; returns the previous positions, at which `size` bytes may be read."""
         start = self.position.copy()
@@ -79,13 +104,19 @@ class Lanes:
         self.fail(self.position > self.end, TRUNCATED)
         return start
 
-    def word(self, start: Ints) -> _Words:
+    def word(self, start: Ints) -> Words:
         """Returns the eight bytes at each position; any bytes for a position at or after the end of the payload."""
-        found: _Words = self._words[np.minimum(start, len(self._words) - 1)]
+        found: Words = self._words[np.minimum(start, len(self._words) - 1)]
         return found
 
     def long(self) -> Ints:
-        """Reads an int or a long; 0 for malformed lanes."""
+        """Reads an int or a long of Avro; 0 for malformed lanes."""
+        raw = self.varint()
+        value: Ints = (raw >> _u(1)).view(np.int64) ^ -(raw & _u(1)).view(np.int64)
+        return value
+
+    def varint(self) -> Words:
+        """Reads an unsigned number; 0 for malformed lanes."""
         word = self.word(self.position)
         low = word & _u(0x7F)
         if not (word & _u(0x80)).any():
@@ -100,10 +131,9 @@ class Lanes:
             self.fail(failed, TRUNCATED)
             raw = np.where(failed, _u(0), raw)
             self.position[failed & (before >= self.end)] = self.end[failed & (before >= self.end)]
-        value: Ints = (raw >> _u(1)).view(np.int64) ^ -(raw & _u(1)).view(np.int64)
-        return value
+        return raw
 
-    def _varint(self, word: _Words) -> tuple[_Words, Ints]:
+    def _varint(self, word: Words) -> tuple[Words, Ints]:
         stops = ~word & _u(0x8080808080808080)
         is_long = stops == 0
         low = stops & (~stops + _u(1))
@@ -129,6 +159,13 @@ class Lanes:
     def bytes(self) -> tuple[Ints, Ints]:
         """Reads bytes or a string; returns start and length."""
         length = self.long()
+        return self._run(length)
+
+    def delimited(self) -> tuple[Ints, Ints]:
+        """Reads bytes with an unsigned length, as in Protobuf; returns start and length."""
+        return self._run(self.varint().view(np.int64))
+
+    def _run(self, length: Ints) -> tuple[Ints, Ints]:
         self.fail((length < 0) | (length > self.end - self.position), LENGTH)
         length = np.where(self.reason == 0, length, 0)
         start = self.position.copy()
@@ -136,7 +173,7 @@ class Lanes:
         return start, length
 
 
-def _packed(word: _Words) -> _Words:
+def _packed(word: Words) -> Words:
     """Joins the low seven bits of each byte."""
     word = word & _u(0x7F7F7F7F7F7F7F7F)
     word = (word & _u(0x007F007F007F007F)) | ((word & _u(0x7F007F007F007F00)) >> _u(1))

@@ -6,9 +6,9 @@ Source: Avro specification 1.12, Spark `SchemaConverters` (types of columns).
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.values.options import ColumnFormat
@@ -19,10 +19,13 @@ _MAX_DEPTH = 100
 
 @dataclass(frozen=True)
 class AvroField:
-    """A field of a record."""
+    """A field of a record; `default` is JSON, None also without."""
 
     name: str
     type: AvroType
+    aliases: tuple[str, ...] = ()
+    has_default: bool = False
+    default: Any = None
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,11 @@ class AvroType:
     Attributes:
         kind: a primitive type, or record, enum, array, map, fixed, union.
         name: full name of a named type, else empty.
+        aliases: of a named type, without namespaces.
         logical: logical type, empty without.
         fields: of a record.
         symbols: of an enum.
+        default: symbol of an enum for those that it does not have, else empty.
         items: of an array, or the values of a map.
         branches: of a union.
         size: bytes of a fixed.
@@ -43,26 +48,41 @@ class AvroType:
 
     kind: str
     name: str = ""
+    aliases: tuple[str, ...] = ()
     logical: str = ""
     fields: tuple[AvroField, ...] = ()
     symbols: tuple[str, ...] = ()
+    default: str = ""
     items: AvroType | None = None
     branches: tuple[AvroType, ...] = ()
     size: int = 0
     precision: int = 0
     scale: int = 0
 
+    @property
+    def short_name(self) -> str:
+        """Name without the namespace."""
+        return self.name.rpartition(".")[2]
 
-def parse_avro_schema(option: str, text: str) -> AvroType:
+
+def parse_avro_schema(option: str, text: str, references: Sequence[str] = ()) -> AvroType:
     """Parses a schema in JSON; a bare word is the name of a primitive type.
 
+    Args:
+        references: schemas that define types which the schema uses, each after those that it uses itself.
     Raises: ConfigurationError that names the option and the type.
     """
+    parser = _Parser(option)
+    for each in references:
+        parser.parse(_json(option, each), "", ())
+    return parser.parse(_json(option, text), "", ())
+
+
+def _json(option: str, text: str) -> Any:
     try:
-        schema = text if text in PRIMITIVES else json.loads(text)
+        return text if text in PRIMITIVES else json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"Option {option} is no Avro schema: {error}. Give its JSON, or a file.") from None
-    return _Parser(option).parse(schema, "", ())
 
 
 @lru_cache(maxsize=32)
@@ -119,42 +139,50 @@ class _Parser:
         if not isinstance(name, str) or not name:
             raise self._invalid(f"a {kind} has no name")
         full = _full_name(name, schema.get("namespace", namespace))
+        aliases = _names(schema.get("aliases"))
         if kind == "enum":
             symbols = schema.get("symbols")
             if not isinstance(symbols, list) or not symbols or not all(isinstance(each, str) for each in symbols):
                 raise self._invalid(f"enum {full} has no symbols")
-            found = AvroType("enum", full, symbols=tuple(symbols))
+            default = schema["default"] if schema.get("default") in symbols else ""
+            found = AvroType("enum", full, aliases, symbols=tuple(symbols), default=default)
         elif kind == "fixed":
             size = schema.get("size")
             if type(size) is not int or size < 0:
                 raise self._invalid(f"fixed {full} has no size")
-            found = self._logical(AvroType("fixed", full, size=size), schema)
+            found = self._logical(AvroType("fixed", full, aliases, size=size), schema)
         else:
             given = schema.get("fields")
             if not isinstance(given, list) or not all(isinstance(each, dict) and "name" in each for each in given):
                 raise self._invalid(f"record {full} has no list of fields")
             space = full.rpartition(".")[0]
-            fields = [AvroField(each["name"], self.parse(each.get("type"), space, (*outer, full))) for each in given]
+            fields = [self._field(each, space, (*outer, full)) for each in given]
             names = [field.name for field in fields]
             if len(set(names)) != len(names):
                 raise self._invalid(f"record {full} has a field twice")
-            found = AvroType("record", full, fields=tuple(fields))
+            found = AvroType("record", full, aliases, fields=tuple(fields))
         self._named[full] = found
         return found
+
+    def _field(self, given: Mapping[str, Any], namespace: str, outer: tuple[str, ...]) -> AvroField:
+        kind = self.parse(given.get("type"), namespace, outer)
+        has_default = "default" in given
+        return AvroField(given["name"], kind, _names(given.get("aliases")), has_default, given.get("default"))
 
     def _logical(self, found: AvroType, schema: Mapping[str, Any]) -> AvroType:
         """Adds the logical type; one that does not fit its type is ignored, as the specification requires."""
         logical = schema.get("logicalType", "")
         if logical == "decimal" and found.kind in ("bytes", "fixed"):
             precision, scale = schema.get("precision", 0), schema.get("scale", 0)
-            if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision:
+            if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision or not precision:
                 return found
-            if not 1 <= precision <= 38:
+            if found.kind == "fixed" and 10**precision > 1 << max(8 * found.size - 1, 0):
+                # Avro's LogicalTypes.Decimal ignores a precision that the size cannot hold
+                return found
+            if precision > 38:
                 raise self._invalid(f"a decimal has precision {precision}, and Spark's have 1 to 38")
-            return AvroType(found.kind, found.name, "decimal", size=found.size, precision=precision, scale=scale)
-        if logical in _LOGICAL.get(found.kind, ()):
-            return AvroType(found.kind, found.name, logical, size=found.size)
-        return found
+            return replace(found, logical="decimal", precision=precision, scale=scale)
+        return replace(found, logical=logical) if logical in _LOGICAL.get(found.kind, ()) else found
 
 
 _LOGICAL: Mapping[str, tuple[str, ...]] = {
@@ -165,6 +193,11 @@ _LOGICAL: Mapping[str, tuple[str, ...]] = {
 
 def _full_name(name: str, namespace: str) -> str:
     return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def _names(given: Any) -> tuple[str, ...]:
+    """Returns aliases without their namespaces; names are compared without them."""
+    return tuple(str(each).rpartition(".")[2] for each in given) if isinstance(given, list) else ()
 
 
 def nullable_branch(union: AvroType) -> AvroType | None:

@@ -55,3 +55,26 @@ def is_utf8(text: pa.Array) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
+
+
+def invalid_text(data: pa.Array) -> Mask:
+    """Returns which values of a binary array are no valid UTF-8."""
+    found = np.zeros(len(data), np.bool_)
+    if is_utf8(as_text(data)):
+        return found
+    payload, starts, ends = bounds(data)
+    high = np.flatnonzero(payload[: ends[-1]] >= 0x80)
+    # an empty value ends where the next one begins
+    rows = np.unique(np.searchsorted(ends, high[high >= starts[0]], side="right"))
+    checked = data.take(pa.array(rows))
+    pending = [(0, len(checked))]
+    while pending:
+        first, after = pending.pop()
+        if is_utf8(as_text(checked[first:after])):
+            continue
+        if after - first == 1:
+            found[rows[first]] = True
+        else:
+            middle = (first + after) // 2
+            pending += [(first, middle), (middle, after)]
+    return found

@@ -1,12 +1,14 @@
 """Decoding of blocks of JSON values by PyArrow's reader.
 
 The values of a block become the lines of one text, so each must be exactly one object: a value that does not begin
-with ``{`` and end with ``}``, is no UTF-8 or has a zero byte is decoded by itself. Where the reader rejects a block, it
-reads small parts of it, and the values of a part that it rejects are decoded by themselves.
+with ``{`` and end with ``}``, is no UTF-8 or has a zero byte is decoded by itself. Where the reader rejects a block,
+`json_suspects` finds the values that may be the reason, and they are decoded by themselves. A block that is still
+rejected is read in small parts, and the values of a part that is rejected are decoded by themselves.
 """
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
 from typing import Any
 
@@ -15,14 +17,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from spark_groupsource.values.binary_blocks import Mask, as_text, bounds, is_utf8, is_valid
+from spark_groupsource.values.binary_blocks import Bytes, Mask, as_text, bounds, invalid_text, is_valid
 from spark_groupsource.values.decoded import Decoded, bounded_reason
 from spark_groupsource.values.json_records import MalformedValueError, record_decoder
+from spark_groupsource.values.json_suspects import Check, checks
 
-_OPEN, _CLOSE, _NEWLINE, _TAB = b"{}\n\t"
+_OPEN, _CLOSE, _NEWLINE, _TAB, _BLANK = b"{}\n\t "
 _WHITESPACE = " \t\r\n"
 # rows of the parts into which a rejected block is divided
 _PART_ROWS = 256
+_MAX_READS = 16
+# values of a part that are decoded by themselves before all are
+_MAX_NAMED = 8
+# at most one of so many values is decoded by itself before the block is divided
+_SUSPECT_SHARE = 8
+_ROW = re.compile(r" in row (\d+)")
 
 
 class JsonDecoder:
@@ -33,6 +42,8 @@ class JsonDecoder:
         self._decode_record = record_decoder(kind)
         read = _read_type(kind) if pa.types.is_struct(kind) and kind.num_fields else None
         self._schema = None if read is None else pa.schema(list(read))
+        # those that found values in the previous block
+        self._checks: dict[str, Check] = {}
 
     def decode(self, data: pa.Array) -> Decoded:
         """Decodes a binary array; an empty value is null, as in from_json."""
@@ -40,21 +51,69 @@ class JsonDecoder:
         if self._schema is None:
             return Decoded(self._decode_each(data, 0, malformed), malformed)
         lines, single = _lines(data)
-        alone = _Alone(self, data, np.flatnonzero(single), malformed)
-        parts: list[pa.Array] = []
-        pending = [(0, len(data))]
-        while pending:
-            first, after = pending.pop()
+        block = _Block(lines, single)
+        values = self._read_block(block) if len(data) > _PART_ROWS else None
+        parts = [values] if values is not None else self._read_parts(block, data, malformed)
+        joined = parts[0] if len(parts) == 1 else pa.concat_arrays(parts or [pa.array([], self._kind)])
+        return Decoded(self._with_singles(joined, block.single, data, malformed), malformed)
+
+    def _read_block(self, block: _Block) -> pa.Array | None:
+        """Reads a block without the values that may be the reason why the reader rejects it; None if they remain."""
+        suspects = {name: check(block.lines) for name, check in self._checks.items()}
+        self._checks = {name: check for name, check in self._checks.items() if suspects[name].any()}
+        if suspects:
+            block.exclude(np.logical_or.reduce(list(suspects.values())))
+        for _ in range(_MAX_READS):
             try:
-                parts.append(alone.inserted(self._read(lines[first:after]), first))
-            except pa.ArrowInvalid:
-                if after - first > _PART_ROWS:
-                    starts = range(first, after, _PART_ROWS)
-                    pending = [(at, min(at + _PART_ROWS, after)) for at in reversed(starts)]
+                return self._read(block.lines)
+            except pa.ArrowInvalid as error:
+                for name, check in checks(str(error), self._kind):
+                    if block.exclude(check(block.lines)):
+                        self._checks[name] = check
+                        break
                 else:
-                    parts.append(self._decode_each(data[first:after], first, malformed))
-        values = parts[0] if len(parts) == 1 else pa.concat_arrays(parts or [pa.array([], self._kind)])
-        return Decoded(values, malformed)
+                    break
+        return None
+
+    def _read_parts(self, block: _Block, data: pa.Array, malformed: dict[int, str]) -> list[pa.Array]:
+        """Reads small parts; each value of a part that the reader rejects is decoded by itself."""
+        found = []
+        for first in range(0, len(data), _PART_ROWS):
+            part = _Block(block.lines[first : first + _PART_ROWS], block.single[first : first + _PART_ROWS])
+            values = self._read_named(part)
+            if values is None:
+                values = self._decode_each(data[first : first + _PART_ROWS], first, malformed)
+                part.single[:] = False
+            found.append(values)
+        return found
+
+    def _read_named(self, part: _Block) -> pa.Array | None:
+        """Reads a part without the values that the reader names; None if there are too many."""
+        for _ in range(_MAX_NAMED):
+            try:
+                return self._read(part.lines)
+            except pa.ArrowInvalid as error:
+                row = _ROW.search(str(error))
+                named = np.arange(len(part.lines)) == int(row[1]) if row else np.zeros(0, np.bool_)
+                if not row or not part.exclude(named, len(named)):
+                    break
+        return None
+
+    def _with_singles(self, block: pa.Array, single: Mask, data: pa.Array, malformed: dict[int, str]) -> pa.Array:
+        """Returns a block with the values that are decoded by themselves in their places."""
+        rows = np.flatnonzero(single)
+        if not len(rows):
+            return block
+        found: dict[int, str] = {}
+        values = self._decode_each(data.take(pa.array(rows)), 0, found)
+        malformed.update({int(rows[at]): reason for at, reason in found.items()})
+        if values.null_count == len(values):
+            # their fields are null already
+            single |= ~is_valid(block)
+            return pa.StructArray.from_arrays(block.flatten(), fields=list(self._kind), mask=pa.array(single))
+        indices = np.arange(len(block))
+        indices[rows] = len(block) + np.arange(len(rows))
+        return pa.concat_arrays([block, values]).take(pa.array(indices))
 
     def _decode_each(self, data: pa.Array, first: int, malformed: dict[int, str]) -> pa.Array:
         """Decodes one value after the other; `first` is the row of the first one."""
@@ -86,24 +145,27 @@ class JsonDecoder:
         return pa.StructArray.from_arrays(columns, fields=list(self._kind))
 
 
-class _Alone:
-    """The values that are decoded by themselves because they must not be part of a block."""
+class _Block:
+    """Lines of a block, of which some are empty objects, as their values are decoded by themselves.
 
-    def __init__(self, decoder: JsonDecoder, data: pa.Array, rows: Any, malformed: dict[int, str]) -> None:
-        self._decoder, self._data, self._rows, self._malformed = decoder, data, rows, malformed
+    Attributes:
+        lines: one object each.
+        single: which values are decoded by themselves.
+    """
 
-    def inserted(self, block: pa.Array, first: int) -> pa.Array:
-        """Returns a block of the rows from `first` on, with these values in their places."""
-        low, high = np.searchsorted(self._rows, (first, first + len(block)))
-        rows = self._rows[low:high]
-        if not len(rows):
-            return block
-        found: dict[int, str] = {}
-        values = self._decoder._decode_each(self._data.take(pa.array(rows)), 0, found)
-        self._malformed.update({int(rows[at]): reason for at, reason in found.items()})
-        indices = np.arange(len(block))
-        indices[rows - first] = len(block) + np.arange(len(rows))
-        return pa.concat_arrays([block, values]).take(pa.array(indices))
+    def __init__(self, lines: pa.Array, single: Mask) -> None:
+        self.lines = lines
+        self.single = single
+
+    def exclude(self, suspects: Mask, limit: int | None = None) -> bool:
+        """Excludes values; returns False if there are no further ones, or so many that they are not excluded."""
+        further = suspects & ~self.single
+        limit = len(further) // _SUSPECT_SHARE if limit is None else limit
+        if not 0 < np.count_nonzero(further) <= limit:
+            return False
+        self.single |= further
+        self.lines = _emptied(self.lines, further)
+        return True
 
 
 def _lines(data: pa.Array) -> tuple[pa.Array, Mask]:
@@ -113,25 +175,43 @@ def _lines(data: pa.Array) -> tuple[pa.Array, Mask]:
         trimmed = pc.ascii_trim(as_text(data), characters=_WHITESPACE)
         text = pa.Array.from_buffers(pa.binary(), len(trimmed), trimmed.buffers(), trimmed.null_count, trimmed.offset)
         single = _is_single(text)
+        text = _emptied(text, single)
+    # the reader does not validate text, and ends at a zero byte
+    rejected = invalid_text(text)
     payload, _, ends = bounds(text)
-    if not is_utf8(as_text(text)):
-        # the reader does not validate; these values are few
-        for row in np.flatnonzero(~single):
-            single[row] = not is_utf8(as_text(text[int(row) : int(row) + 1]))
-    zeros = np.flatnonzero(payload == 0)
+    # the search for the least byte is faster than two comparisons
+    least = payload.min(initial=_BLANK)
+    zeros = np.flatnonzero(payload == 0) if least == 0 else ()
     if len(zeros):
-        single[np.minimum(np.searchsorted(ends, zeros, side="right"), len(single) - 1)] = True
-    if single.any():
-        text = pc.if_else(pa.array(~single), text, pa.scalar(b"{}"))
+        rejected[np.minimum(np.searchsorted(ends, zeros, side="right"), len(single) - 1)] = True
+    if rejected.any():
+        single |= rejected
+        text = _emptied(text, rejected)
         payload, _, ends = bounds(text)
-    newlines = payload == _NEWLINE
+    newlines = payload == _NEWLINE if least <= _NEWLINE else np.zeros(0, np.bool_)
     if newlines.any():
         # between tokens both are whitespace, and within a string both are invalid
         changed = payload.copy()
         changed[newlines] = _TAB
-        _, offsets, _ = text.buffers()
-        text = pa.Array.from_buffers(pa.binary(), len(text), [None, offsets, pa.py_buffer(changed)], 0, text.offset)
+        text = _with_payload(text, changed)
     return text, single
+
+
+def _emptied(lines: pa.Array, rows: Mask) -> pa.Array:
+    """Returns lines with an empty object in some rows."""
+    payload, starts, ends = bounds(lines)
+    if lines.null_count or (ends - starts)[rows].min(initial=2) < 2:
+        return pc.if_else(pa.array(~rows), lines, pa.scalar(b"{}"))
+    changed = payload.copy()
+    for start, end in zip(starts[rows].tolist(), ends[rows].tolist()):
+        changed[start:end] = _BLANK
+        changed[start : start + 2] = (_OPEN, _CLOSE)
+    return _with_payload(lines, changed)
+
+
+def _with_payload(lines: pa.Array, payload: Bytes) -> pa.Array:
+    _, offsets, _ = lines.buffers()
+    return pa.Array.from_buffers(pa.binary(), len(lines), [None, offsets, pa.py_buffer(payload)], 0, lines.offset)
 
 
 def _is_single(data: pa.Array) -> Mask:
@@ -158,8 +238,10 @@ def _read_type(kind: pa.DataType) -> pa.DataType | None:
 
 def _converted(found: pa.Array, kind: pa.DataType) -> pa.Array:
     """Converts an array of the type that was read. Raises: ArrowInvalid."""
-    if found.type == kind:
+    if not _is_converted(kind):
         return found
+    if pa.types.is_decimal(kind):
+        return _of_precision(found)
     if pa.types.is_struct(kind):
         children = [_converted(child, field.type) for child, field in zip(found.flatten(), kind)]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=found.is_null())
@@ -172,6 +254,20 @@ def _converted(found: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_binary(kind):
         return _from_base64(found)
     return found.cast(kind)
+
+
+def _is_converted(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_is_converted(kind.field(at).type) for at in range(kind.num_fields))
+    return bool(pa.types.is_date(kind) or pa.types.is_binary(kind) or pa.types.is_decimal(kind))
+
+
+def _of_precision(found: pa.Array) -> pa.Array:
+    """Returns decimals. Raises: ArrowInvalid if one has too many digits, which the reader accepts."""
+    limit = 10 ** (found.type.precision - found.type.scale)
+    if any(each is not None and abs(each) >= limit for each in pc.min_max(found).as_py().values()):
+        raise pa.ArrowInvalid(f"Failed to convert JSON to {found.type}: a number has more digits")
+    return found
 
 
 def _from_base64(found: pa.Array) -> pa.Array:

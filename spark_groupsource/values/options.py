@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from base64 import b64encode
+from dataclasses import dataclass, replace
+from typing import Mapping
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.values.registry_address import RegistryAddress
+from spark_groupsource.values.subjects import IGNORE, RESTART, ReaderSchema, SubjectOptions
 
 BINARY = "binary"
-JSON, AVRO = "json", "avro"
-FORMATS = (BINARY, "string", JSON, AVRO, "short", "int", "long", "float", "double", "uuid")
+JSON, AVRO, PROTOBUF = "json", "avro", "protobuf"
+FORMATS = (BINARY, "string", JSON, AVRO, PROTOBUF, "short", "int", "long", "float", "double", "uuid")
 FAILFAST, PERMISSIVE, DROPMALFORMED = MODES = ("FAILFAST", "PERMISSIVE", "DROPMALFORMED")
-_WITH_SCHEMA = (JSON, AVRO)
+HEADERS = NO_HEADER, CONFLUENT, GLUE = ("none", "confluent", "glue")
+_WITH_SCHEMA = (JSON, AVRO, PROTOBUF)
+_CONTROL_CHARACTERS = bytes(set(range(32)) - set(b"\t\n\r\f"))
 _MAX_SCHEMA_BYTES = 16 * 1024 * 1024
 
 
@@ -24,7 +29,11 @@ class ColumnFormat:
         format: one of `FORMATS`.
         schema: text of the schema; None if it is not given.
         flatten: whether the fields of the value are columns, in place of the column.
-        registry: has the schemas that the headers of the values name; None for values without header.
+        registry: has the schemas that the headers of the values name.
+        header: one of `HEADERS`: where a value names its writer's schema.
+        subject: where the schema of the column is, if it is not given.
+        reader: the version of the subject whose text is `schema`.
+        message: name of the Protobuf message.
     """
 
     column: str
@@ -32,20 +41,50 @@ class ColumnFormat:
     schema: str | None = None
     flatten: bool = False
     registry: RegistryAddress | None = None
+    header: str = NO_HEADER
+    subject: SubjectOptions | None = None
+    reader: ReaderSchema | None = None
+    message: str | None = None
+
+    def with_reader(self, reader: ReaderSchema) -> ColumnFormat:
+        """Returns the format with the schema of a subject."""
+        return replace(self, schema=reader.text, reader=reader)
 
 
 @dataclass(frozen=True)
 class ValueOptions:
-    """Formats of key and value, and what becomes of a record with a malformed one."""
+    """Formats of key and value, and what becomes of a record with a malformed one.
+
+    Attributes:
+        on_schema_change: one of `subjects.REACTIONS`.
+        checkpoint: directory of the checkpoint that keeps the schemas of the columns.
+        dead_letter_topic: topic to which malformed records are written.
+        has_own_columns: whether the query declares other columns than those of the schemas.
+    """
 
     key: ColumnFormat = ColumnFormat("key")
     value: ColumnFormat = ColumnFormat("value")
     mode: str = FAILFAST
+    on_schema_change: str = IGNORE
+    checkpoint: str | None = None
+    dead_letter_topic: str | None = None
+    has_own_columns: bool = False
 
     @property
     def is_typed(self) -> bool:
         """True if a column is decoded."""
         return self.key.format != BINARY or self.value.format != BINARY
+
+    @property
+    def of_subjects(self) -> tuple[ColumnFormat, ...]:
+        """The columns whose schema is that of a subject."""
+        return tuple(each for each in (self.key, self.value) if each.subject is not None)
+
+    def with_readers(self, readers: Mapping[str, ReaderSchema]) -> ValueOptions:
+        """Returns the options with the schemas of subjects, by column."""
+        given = {each.column: each for each in (self.key, self.value)}
+        given |= {column: given[column].with_reader(reader) for column, reader in readers.items()}
+        return replace(self, key=given["key"], value=given["value"])
 
 
 def check_format(given: ColumnFormat) -> ColumnFormat:
@@ -54,23 +93,86 @@ def check_format(given: ColumnFormat) -> ColumnFormat:
     Raises: ConfigurationError for options that contradict each other.
     """
     name = given.column
-    if given.schema is not None and given.format not in _WITH_SCHEMA:
+    if given.format not in _WITH_SCHEMA:
+        options = {
+            f"{name}.schema": given.schema is not None,
+            f"{name}.schema.registry.url": given.registry is not None,
+            f"{name}.schema.header": given.header != NO_HEADER,
+        }
+        for option in (option for option, is_given in options.items() if is_given):
+            raise ConfigurationError(
+                f"Option {option} has no effect with {name}.format={given.format}. Set {name}.format to json or avro."
+            )
+    if given.format == PROTOBUF:
+        return _check_protobuf(given)
+    if given.message is not None:
         raise ConfigurationError(
-            f"Option {name}.schema has no effect with {name}.format={given.format}. Set {name}.format to json or avro."
+            f"Option {name}.message.name has no effect with {name}.format={given.format}. Set {name}.format to "
+            "protobuf."
         )
-    if given.registry is not None and given.format != AVRO:
+    if given.registry is not None and given.header == GLUE:
         raise ConfigurationError(
-            f"Option {name}.schema.registry.url has no effect with {name}.format={given.format}. Set it to avro."
+            f"Option {name}.schema.registry.url has no effect with {name}.schema.header=glue: AWS Glue has another "
+            f"interface. Give the schema as {name}.schema."
         )
     if given.flatten and given.format not in _WITH_SCHEMA:
         raise ConfigurationError(
             f"Option {name}.flatten needs values with fields, and {name}.format is {given.format}. Set it to json or "
             "avro."
         )
-    if given.schema is None and given.format == AVRO:
+    if given.schema is None and given.format == AVRO and given.registry is None:
         raise ConfigurationError(
-            f"Option {name}.schema is missing: {name}.format is avro. Give the Avro schema of the producer."
+            f"Option {name}.schema is missing: {name}.format is avro. Give the Avro schema of the producer, or "
+            f"{name}.schema.registry.url."
         )
+    return given
+
+
+def _check_protobuf(given: ColumnFormat) -> ColumnFormat:
+    name = given.column
+    if given.registry is not None:
+        raise ConfigurationError(
+            f"Option {name}.schema.registry.url has no effect with {name}.format=protobuf: fields are matched by "
+            f"number, without the writer's schema. Remove it, and set {name}.schema.header to confluent for values "
+            "with a header."
+        )
+    if given.header == GLUE:
+        raise ConfigurationError(
+            f"Option {name}.schema.header=glue has no effect with {name}.format=protobuf. Set it to confluent or none."
+        )
+    if given.schema is None:
+        raise ConfigurationError(
+            f"Option {name}.schema is missing: {name}.format is protobuf. Give the path of the file that protoc "
+            "--include_imports --descriptor_set_out=FILE writes."
+        )
+    if given.message is None:
+        raise ConfigurationError(
+            f"Option {name}.message.name is missing: {name}.format is protobuf. Give the full name of the message."
+        )
+    return given
+
+
+def check_options(given: ValueOptions) -> ValueOptions:
+    """Returns the options of a query.
+
+    Raises: ConfigurationError for options that contradict each other.
+    """
+    if given.on_schema_change != IGNORE and not given.of_subjects:
+        raise ConfigurationError(
+            f"Option onSchemaChange={given.on_schema_change} needs a schema of a subject. Set "
+            "value.schema.registry.url, and leave value.schema out."
+        )
+    if given.dead_letter_topic is not None and (given.mode == FAILFAST or not given.is_typed):
+        reason = "no column is decoded. Set value.format or key.format."
+        if given.is_typed:
+            reason = "mode is FAILFAST. Set it to PERMISSIVE or DROPMALFORMED."
+        raise ConfigurationError(f"Option deadLetterTopic has no effect: {reason}")
+    for column in given.of_subjects if given.on_schema_change == RESTART else ():
+        if column.subject is not None and column.subject.version is not None:
+            raise ConfigurationError(
+                f"Option onSchemaChange=restart needs {column.column}.schema.version=latest, got "
+                f"{column.subject.version}: each start would have the same columns. Set it to ignore or fail."
+            )
     return given
 
 
@@ -82,7 +184,10 @@ def parse_mode(name: str, text: str) -> str:
 
 
 def parse_schema_text(name: str, text: str) -> str:
-    """Returns the text of a schema; one that begins with ``/`` or ``file:/`` is the path of a file with the schema."""
+    """Returns the text of a schema; one that begins with ``/`` or ``file:/`` is the path of a file with the schema.
+
+    A file that is no text, as a descriptor set of Protobuf, is returned in base64.
+    """
     text = text.strip()
     if not text.startswith(("/", "file:/")):
         if not text:
@@ -92,8 +197,11 @@ def parse_schema_text(name: str, text: str) -> str:
     try:
         if os.path.getsize(path) > _MAX_SCHEMA_BYTES:
             raise ConfigurationError(f"Option {name} names {path}, which is larger than 16 MiB. Give a smaller schema.")
-        with open(path, encoding="utf-8") as file:
-            return file.read().strip()
+        with open(path, "rb") as file:
+            data = file.read()
+        # a descriptor set of Protobuf has control characters
+        is_text = data.translate(None, _CONTROL_CHARACTERS) == data
+        return data.decode().strip() if is_text else b64encode(data).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"Reading the schema of option {name} failed: {error}. Give the path of a readable file on the driver."

@@ -1,4 +1,4 @@
-"""Client of a schema registry: writer's schemas by id.
+"""Client of a schema registry: schemas by id, and versions of subjects.
 
 Source: REST interface of Confluent Schema Registry, which Karapace and Apicurio serve, too.
 """
@@ -6,71 +6,226 @@ Source: REST interface of Confluent Schema Registry, which Karapace and Apicurio
 from __future__ import annotations
 
 import json
-import time
+import logging
 from base64 import b64encode
-from typing import Any
+from functools import cache
+from typing import Any, Mapping, NamedTuple
 from urllib.error import HTTPError, URLError
+from urllib.parse import quote
 from urllib.request import Request, urlopen
 
-from spark_groupsource.errors import AuthenticationError, NetworkError
+from spark_groupsource.clock import SystemClock
+from spark_groupsource.errors import AuthenticationError, ConfigurationError, NetworkError
+from spark_groupsource.tls import is_lost_in_handshake
+from spark_groupsource.tls_contexts import tls_context
+from spark_groupsource.values.avro_references import with_references
 from spark_groupsource.values.registry_address import RegistryAddress
 
-_TIMEOUT_S = 10
-_PAUSES_S = (0.1, 0.5, 1, 2, 4, 8, 15)
+_log = logging.getLogger(__name__)
+_CLOCK = SystemClock()
+_TIMEOUT_MS = 10_000
+_BACKOFF_MS, _MAX_BACKOFF_MS = 100, 5_000
+# how long an unknown id is not requested again: a follower of the registry may not have it yet
+_UNKNOWN_MS = 30_000
 _MAX_BYTES = 16 * 1024 * 1024
+_MAX_REFERENCES = 1_000
 _NOT_FOUND = 404
 _UNAUTHORIZED = (401, 403)
+# requests that another attempt does not change; 408 and 429 ask for one
+_INVALID = (400, 405, 406, 409, 410, 422)
+# codes in the body of the responses: subject, version, schema not found; a proxy's 404 has none
+_UNKNOWN_CODES = (40401, 40402, 40403)
+
+
+class RegisteredSchema(NamedTuple):
+    """A schema of the registry.
+
+    Attributes:
+        kind: AVRO, JSON or PROTOBUF.
+        references: name by which the schema refers to another one -> text of that one. A schema comes after those to
+            which it refers.
+    """
+
+    text: str
+    kind: str
+    references: Mapping[str, str]
+
+    @property
+    def avro(self) -> str:
+        """The schema with the definitions of the types of others."""
+        return with_references(self.text, list(self.references.values())) if self.references else self.text
+
+
+class SubjectVersion(NamedTuple):
+    """A version of a subject."""
+
+    subject: str
+    version: int
+    schema_id: int
+    schema: RegisteredSchema
 
 
 class SchemaRegistry:
-    """Schemas of a registry; each is requested once per process."""
+    """Schemas of a registry; each is requested once per process.
+
+    A request is sent to each address in turn and repeated for `RegistryAddress.wait_ms`.
+
+    Args:
+        option: the option with the addresses, for messages.
+    """
 
     def __init__(self, address: RegistryAddress, option: str) -> None:
         self._address = address
         self._option = option
-        self._schemas: dict[int, str | None] = {}
+        self._schemas: dict[int | str, RegisteredSchema] = {}
+        self._unknown_until_ms: dict[int | str, int] = {}
 
-    def schema(self, schema_id: int) -> str | None:
-        """Returns the text of an Avro schema; None if the registry has no Avro schema with this id.
+    def schema(self, schema_id: int | str) -> str | None:
+        """Returns the text of an Avro schema, with the types of others to which it refers.
 
-        Raises: NetworkError if no address responds after several tries; AuthenticationError.
+        Args:
+            schema_id: number, or text of a UUID.
+        Returns: None if the registry has no Avro schema with this id.
+        Raises: NetworkError if no address responds in time; AuthenticationError; ConfigurationError.
+        """
+        found = self.registered(schema_id)
+        return found.avro if found is not None and found.kind == "AVRO" else None
+
+    def registered(self, schema_id: int | str) -> RegisteredSchema | None:
+        """Returns a schema of any kind; None if the registry has no schema with this id.
+
+        Raises: as `schema`.
         """
         if schema_id not in self._schemas:
-            found = self._get(f"/schemas/ids/{schema_id}")
-            is_avro = found is not None and found.get("schemaType", "AVRO") == "AVRO" and not found.get("references")
-            self._schemas[schema_id] = str(found["schema"]) if found is not None and is_avro else None
+            if self._unknown_until_ms.get(schema_id, 0) > _CLOCK.now_ms():
+                return None
+            kind = "guids" if isinstance(schema_id, str) else "ids"
+            found = self._get(f"/schemas/{kind}/{schema_id}")
+            if found is None:
+                self._unknown_until_ms[schema_id] = _CLOCK.now_ms() + _UNKNOWN_MS
+                return None
+            self._schemas[schema_id] = self._with_references(found)
         return self._schemas[schema_id]
 
-    def _get(self, path: str) -> dict[str, Any] | None:
-        failure = ""
-        for pause_s in (*_PAUSES_S, None):
-            for url in self._address.urls:
-                try:
-                    return self._request(url + path)
-                except HTTPError as error:
-                    error.close()
-                    if error.code == _NOT_FOUND:
-                        return None
-                    if error.code in _UNAUTHORIZED:
-                        raise AuthenticationError(
-                            f"Reading {url}{path} failed: the registry responded {error.code}. Correct option "
-                            f"{self._option.replace('schema.registry.url', 'basic.auth.user.info')}."
-                        ) from None
-                    failure = f"{url} responded {error.code}"
-                except (URLError, OSError, ValueError) as error:
-                    failure = f"{url}: {str(error)[:200]}"
-            if pause_s is not None:
-                time.sleep(pause_s)
-        raise NetworkError(
-            f"Reading {path} of the schema registry failed: {failure}. Check option {self._option} and the registry."
-        )
+    def version(self, subject: str, version: int | None = None) -> SubjectVersion | None:
+        """Returns a version of a subject, None for the latest one; None if there is none.
 
-    def _request(self, url: str) -> dict[str, Any]:
+        Raises: as `schema`.
+        """
+        found = self._get(f"/subjects/{quote(subject, safe='')}/versions/{version or 'latest'}")
+        if found is None:
+            return None
+        schema = self._with_references(found)
+        return SubjectVersion(subject, int(found["version"]), int(found["id"]), schema)
+
+    def latest_version(self, subject: str) -> int | None:
+        """Returns the number of the latest version of a subject, without its references; None if there is none."""
+        found = self._get(f"/subjects/{quote(subject, safe='')}/versions/latest")
+        return None if found is None else int(found["version"])
+
+    def _with_references(self, found: Mapping[str, Any]) -> RegisteredSchema:
+        references: dict[str, str] = {}
+        self._add_references(found, references, set())
+        return RegisteredSchema(str(found["schema"]), found.get("schemaType", "AVRO"), references)
+
+    def _add_references(self, found: Mapping[str, Any], references: dict[str, str], visited: set[str]) -> None:
+        for each in found.get("references") or ():
+            # a deleted version remains readable for the schemas that refer to it
+            path = f"/subjects/{quote(each['subject'], safe='')}/versions/{each['version']}?deleted=true"
+            if path in visited:
+                continue
+            visited.add(path)
+            other = self._get(path)
+            if other is None or len(visited) > _MAX_REFERENCES:
+                reason = "does not exist" if other is None else f"is one of more than {_MAX_REFERENCES}"
+                raise ConfigurationError(
+                    f"Reading a schema failed: its reference to version {each['version']} of subject "
+                    f"{each['subject']} {reason}. Correct the schema in the registry."
+                )
+            self._add_references(other, references, visited)
+            references[each["name"]] = str(other["schema"])
+
+    def _get(self, path: str) -> dict[str, Any] | None:
+        """Returns the object of a response; None if the registry does not have it."""
+        deadline_ms = _CLOCK.now_ms() + self._address.wait_ms
+        backoff_ms, is_first = _BACKOFF_MS, True
+        while True:
+            for url in self._address.urls:
+                remaining_ms = max(deadline_ms - _CLOCK.now_ms(), 1)
+                try:
+                    return self._request(url + path, min(_TIMEOUT_MS, remaining_ms))
+                except HTTPError as error:
+                    with error:
+                        if error.code == _NOT_FOUND and _error_code(error) in _UNKNOWN_CODES:
+                            return None
+                    self._check_retriable(error.code, url + path)
+                    failure = f"{url} responded {error.code}"
+                except (OSError, ValueError) as error:
+                    self._check_certificate(error, url)
+                    failure = f"{url}: {str(error)[:200]}"
+            if _CLOCK.now_ms() + backoff_ms >= deadline_ms:
+                raise NetworkError(
+                    f"Reading {path} of the schema registry failed for {self._address.wait_ms} ms: {failure}. Check "
+                    f"option {self._option} and the registry."
+                )
+            if is_first:
+                _log.warning("[registry] %s; retrying for up to %d ms.", failure, deadline_ms - _CLOCK.now_ms())
+            _CLOCK.sleep_ms(backoff_ms)
+            backoff_ms, is_first = min(2 * backoff_ms, _MAX_BACKOFF_MS), False
+
+    def _check_retriable(self, code: int, url: str) -> None:
+        if code in _UNAUTHORIZED:
+            column = self._option.partition(".")[0]
+            verdict = "the registry rejected the credentials" if code == _UNAUTHORIZED[0] else "permission is missing"
+            raise AuthenticationError(
+                f"Reading {url} failed: {verdict} ({code}). Set {column}.basic.auth.user.info or "
+                f"{column}.bearer.auth.token to credentials that may read the subject."
+            )
+        if code == _NOT_FOUND or code in _INVALID:
+            raise ConfigurationError(
+                f"Reading {url} failed: the address responded {code}, as no schema registry does. Correct option "
+                f"{self._option}."
+            )
+
+    def _check_certificate(self, error: Exception, url: str) -> None:
+        reason = error.reason if isinstance(error, URLError) else error
+        if url.startswith("https:") and not isinstance(reason, str):
+            import ssl
+
+            if isinstance(reason, ssl.SSLError) and not is_lost_in_handshake(reason):
+                prefix = self._option.removesuffix(".url")
+                raise AuthenticationError(
+                    f"TLS handshake with {url} failed: {reason}. Set {prefix}.ssl.ca.location to the certificate "
+                    "authority of the registry, or renew the certificate."
+                ) from None
+
+    def _request(self, url: str, timeout_ms: int) -> dict[str, Any]:
+        address = self._address
         request = Request(url, headers={"Accept": "application/vnd.schemaregistry.v1+json"})
-        if self._address.user_info is not None:
-            request.add_header("Authorization", "Basic " + b64encode(self._address.user_info.encode()).decode())
-        with urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310, the scheme is checked
+        # a redirect to another host must not carry the credentials
+        if address.user_info is not None:
+            request.add_unredirected_header("Authorization", f"Basic {b64encode(address.user_info.encode()).decode()}")
+        elif address.token is not None:
+            request.add_unredirected_header("Authorization", f"Bearer {address.token}")
+        for name, text in address.headers:
+            request.add_unredirected_header(name, text)
+        context = None if address.tls is None else tls_context(address.tls)
+        with urlopen(request, timeout=timeout_ms / 1000, context=context) as response:  # noqa: S310, checked by the parser
             found = json.loads(response.read(_MAX_BYTES))
-        if not isinstance(found, dict):
-            raise ValueError("the response is no object")
+        if not isinstance(found, dict) or "schema" not in found:
+            raise ValueError("the response has no schema")
         return found
+
+
+def _error_code(error: HTTPError) -> int | None:
+    try:
+        found = json.loads(error.read(_MAX_BYTES))
+    except (OSError, ValueError):
+        return None
+    return found.get("error_code") if isinstance(found, dict) else None
+
+
+@cache
+def shared_registry(address: RegistryAddress, column: str) -> SchemaRegistry:
+    """Returns the client of this process for a column, with the schemas that it has read."""
+    return SchemaRegistry(address, f"{column}.schema.registry.url")

@@ -8,14 +8,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.tls import TlsSettings
 
 
 @dataclass(frozen=True)
 class RegistryAddress:
-    """Addresses of one registry, and the user and password for it as ``user:password``."""
+    """Addresses of one registry, and the credentials for it.
+
+    Attributes:
+        user_info: user and password for HTTP basic authentication, as ``user:password``.
+        token: bearer token.
+        headers: further headers of each request, as name and text.
+        tls: files of TLS; None for the certificate authorities of the machine.
+        wait_ms: how long a request is retried.
+    """
 
     urls: tuple[str, ...]
     user_info: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    headers: tuple[tuple[str, str], ...] = ()
+    tls: TlsSettings | None = field(default=None, repr=False)
+    wait_ms: int = 60_000
 
 
 def parse_urls(name: str, text: str) -> tuple[str, ...]:

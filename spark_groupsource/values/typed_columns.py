@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from typing import NamedTuple
+from functools import partial
+from typing import Callable, Mapping, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,16 +16,49 @@ from spark_groupsource.values.avro_schema import avro_schema
 from spark_groupsource.values.avro_writers import WrittenAvroDecoder
 from spark_groupsource.values.decoded import Decoded, Decoder
 from spark_groupsource.values.json_blocks import JsonDecoder
-from spark_groupsource.values.options import AVRO, DROPMALFORMED, FAILFAST, JSON, ColumnFormat
-from spark_groupsource.values.registry import SchemaRegistry
-from spark_groupsource.values.registry_address import RegistryAddress
+from spark_groupsource.values.options import (
+    AVRO,
+    CONFLUENT,
+    DROPMALFORMED,
+    FAILFAST,
+    GLUE,
+    JSON,
+    NO_HEADER,
+    PROTOBUF,
+    ColumnFormat,
+)
+from spark_groupsource.values.protobuf_blocks import ProtobufDecoder
+from spark_groupsource.values.protobuf_schema import protobuf_message
+from spark_groupsource.values.registry import shared_registry
+from spark_groupsource.values.schema_headers import NamedSchemas, confluent_header, read_confluent, read_glue
 from spark_groupsource.values.serdes import NUMBERS, NumberDecoder, StringDecoder, UuidDecoder
 
 ERROR_COLUMN = "_error"
 ERROR_TYPE = pa.struct(
     [("column", pa.string()), ("reason", pa.string()), ("schemaId", pa.string()), ("bytes", pa.binary())]
 )
-_OFFSET = "offset"
+_OFFSET, _HEADERS = "offset", "headers"
+_RECEIVED = ["key", "value", _HEADERS, _OFFSET, "timestamp"]
+
+
+class MalformedError(NamedTuple):
+    """Why a record is malformed: its column `key` or `value`, and the schema that it names."""
+
+    column: str
+    reason: str
+    schema_id: str | None
+
+
+class MalformedRecords(NamedTuple):
+    """Malformed records of a batch, as received.
+
+    Attributes:
+        batch: key, value, headers, offset and timestamp.
+    """
+
+    topic_partition: TopicPartition
+    batch: pa.RecordBatch
+    errors: list[MalformedError]
 
 
 class TypedColumn(NamedTuple):
@@ -43,11 +76,13 @@ class TypedColumns:
         schema: of the batches that Spark receives.
         decoded: the decoded columns.
         mode: what becomes of a record with a malformed key or value.
+        dead_letter_topic: topic to which such a record is written, if any.
     """
 
     schema: pa.Schema
     decoded: tuple[TypedColumn, ...]
     mode: str
+    dead_letter_topic: str | None = None
 
     @property
     def source_columns(self) -> tuple[str, ...]:
@@ -58,19 +93,26 @@ class TypedColumns:
         flattened = {name for column in self.decoded if column.given.flatten for name in column.kind.names}
         selected = [name for name in self.schema.names if name in COLUMNS and name not in flattened]
         # the offset of a malformed record is part of its error
-        return tuple(dict.fromkeys([*selected, *typed, _OFFSET]))
+        headers = [_HEADERS] if any(column.given.header == CONFLUENT for column in self.decoded) else []
+        received = [] if self.dead_letter_topic is None else _RECEIVED
+        return tuple(dict.fromkeys([*selected, *typed, _OFFSET, *headers, *received]))
 
-    def converter(self) -> BatchConverter:
-        """Returns the conversion of batches, for one task."""
-        return BatchConverter(self)
+    def converter(self, report: Callable[[MalformedRecords], None] | None = None) -> BatchConverter:
+        """Returns the conversion of batches, for one task.
+
+        Args:
+            report: called with malformed records, if there is a dead letter topic.
+        """
+        return BatchConverter(self, report)
 
 
 class BatchConverter:
     """Converts batches of `TypedColumns.source_columns` into batches of the query's schema."""
 
-    def __init__(self, columns: TypedColumns) -> None:
+    def __init__(self, columns: TypedColumns, report: Callable[[MalformedRecords], None] | None = None) -> None:
         self._columns = columns
-        self._decoders = [(column, _decoder(column)) for column in columns.decoded]
+        self._report = report
+        self._decoders = [(column, column_decoder(column)) for column in columns.decoded]
 
     def convert(self, batch: pa.RecordBatch, topic_partition: TopicPartition) -> pa.RecordBatch:
         """Returns the batch as Spark receives it; it has no rows if all were dropped.
@@ -81,10 +123,15 @@ class BatchConverter:
         found: list[tuple[str, pa.Array, Decoded]] = []
         for column, decoder in self._decoders:
             name = column.given.column
-            decoded = decoder.decode(arrays[name])
+            decoded = decoder(arrays[name], arrays.get(_HEADERS))
             if decoded.malformed and self._columns.mode == FAILFAST:
                 raise _malformed(column, decoded, arrays[_OFFSET], topic_partition)
             found.append((name, arrays[name], decoded))
+        errors = _errors_of(found)
+        if errors and self._report is not None:
+            rows = batch.select(_RECEIVED).take(pa.array(list(errors)))
+            self._report(MalformedRecords(topic_partition, rows, list(errors.values())))
+        received = {name: data for name, data, _ in found}
         for column, (name, _, decoded) in zip(self._columns.decoded, found):
             if column.given.flatten:
                 arrays.update(zip(column.kind.names, decoded.values.flatten()))
@@ -92,34 +139,58 @@ class BatchConverter:
                 arrays[name] = decoded.values
         names = self._columns.schema.names
         if ERROR_COLUMN in names:
-            arrays[ERROR_COLUMN] = _errors(found, batch.num_rows)
+            arrays[ERROR_COLUMN] = _error_column(errors, received, batch.num_rows)
         result = pa.RecordBatch.from_arrays([arrays[name] for name in names], schema=self._columns.schema)
-        rows = sorted({row for _, _, decoded in found for row in decoded.malformed})
-        if rows and self._columns.mode == DROPMALFORMED:
+        if errors and self._columns.mode == DROPMALFORMED:
             kept = np.ones(batch.num_rows, np.bool_)
-            kept[rows] = False
+            kept[list(errors)] = False
             result = result.filter(pa.array(kept))
         return result
+
+
+def column_decoder(column: TypedColumn) -> Callable[[pa.Array, pa.Array | None], Decoded]:
+    """Returns a function of the values and the record headers."""
+    given = column.given
+    if given.header == NO_HEADER:
+        decoder = _decoder(column)
+        return lambda data, _: decoder.decode(data)
+    if given.format == AVRO and given.registry is not None:
+        registry = shared_registry(given.registry, given.column)
+        by_schema = WrittenAvroDecoder(registry, avro_schema(given), column.kind).decode_named
+    elif given.format == PROTOBUF and given.header == CONFLUENT:
+        by_schema = ProtobufDecoder(protobuf_message(given), column.kind).decode_named
+    else:
+        by_schema = partial(_decode_alike, _decoder(column))
+    if given.header == GLUE:
+        return lambda data, _: by_schema(read_glue(data))
+    name = confluent_header(given.column)
+    return lambda data, headers: by_schema(read_confluent(data, headers, name))
+
+
+def _decode_alike(decoder: Decoder, named: NamedSchemas) -> Decoded:
+    """Decodes values in the same way whatever their schemas."""
+    found = decoder.decode(named.data)
+    schema_ids = {
+        int(row): str(schema_id)
+        for schema_id, rows in (named.rows if found.malformed else {}).items()
+        for row in rows
+        if int(row) in found.malformed
+    }
+    return Decoded(found.values, {**named.malformed, **found.malformed}, schema_ids)
 
 
 def _decoder(column: TypedColumn) -> Decoder:
     name = column.given.format
     if name == JSON:
         return JsonDecoder(column.kind)
-    if name == AVRO and column.given.registry is not None:
-        option = f"{column.given.column}.schema.registry.url"
-        return WrittenAvroDecoder(_registry(column.given.registry, option), column.kind)
     if name == AVRO:
-        return AvroDecoder(avro_schema(column.given), column.kind)
+        schema = avro_schema(column.given)
+        return AvroDecoder(schema, schema, column.kind)
+    if name == PROTOBUF:
+        return ProtobufDecoder(protobuf_message(column.given), column.kind)
     if name == "string":
         return StringDecoder()
     return NumberDecoder(name) if name in NUMBERS else UuidDecoder()
-
-
-@cache
-def _registry(address: RegistryAddress, option: str) -> SchemaRegistry:
-    """Returns the client of this process, with the schemas that it has read."""
-    return SchemaRegistry(address, option)
 
 
 def _malformed(
@@ -135,16 +206,20 @@ def _malformed(
     )
 
 
-def _errors(found: list[tuple[str, pa.Array, Decoded]], rows: int) -> pa.Array:
-    """Returns the column of errors; of a record whose key and value are malformed, that of the key."""
-    errors: dict[int, tuple[str, str, str | None, bytes]] = {}
-    for name, data, decoded in found:
+def _errors_of(found: list[tuple[str, pa.Array, Decoded]]) -> dict[int, MalformedError]:
+    """Returns row -> error in the order of the rows; of a record whose key and value are malformed, that of the key."""
+    errors: dict[int, MalformedError] = {}
+    for name, _, decoded in found:
         for row, reason in decoded.malformed.items():
-            errors.setdefault(row, (name, reason, decoded.schema_ids.get(row), data[row].as_py()))
+            errors.setdefault(row, MalformedError(name, reason, decoded.schema_ids.get(row)))
+    return {row: errors[row] for row in sorted(errors)}
+
+
+def _error_column(errors: Mapping[int, MalformedError], received: Mapping[str, pa.Array], rows: int) -> pa.Array:
     if not errors:
         return pa.nulls(rows, ERROR_TYPE)
-    listed = sorted(errors)
-    columns = zip(*(errors[row] for row in listed))
+    listed = list(errors)
+    columns = zip(*((*error, received[error.column][row].as_py()) for row, error in errors.items()))
     children = [pa.array(column, field.type) for column, field in zip(columns, ERROR_TYPE)]
     entries = pa.StructArray.from_arrays(children, fields=list(ERROR_TYPE))
     indices = np.full(rows, -1, np.int64)

@@ -1,4 +1,6 @@
-"""Client side of SASL PLAIN and SCRAM, with the mechanisms of kafka-python.
+"""Client side of SASL PLAIN, SCRAM and OAUTHBEARER.
+
+PLAIN and SCRAM are the mechanisms of kafka-python.
 
 Source: Kafka `ScramSaslClient` (minimum of iterations).
 """
@@ -6,7 +8,7 @@ Source: Kafka `ScramSaslClient` (minimum of iterations).
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Iterable
 
 from spark_groupsource.errors import AuthenticationError, ConfigurationError
 from spark_groupsource.wire.sasl_server import MIN_ITERATIONS
@@ -16,7 +18,7 @@ with warnings.catch_warnings():
     from kafka.net.sasl import get_sasl_mechanism
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-"""The supported values of `sasl.mechanism`."""
+"""The mechanisms with user name and password."""
 
 
 class SaslClient:
@@ -69,3 +71,20 @@ class SaslClient:
     @property
     def is_complete(self) -> bool:
         return bool(self._mechanism.is_done())
+
+
+class BearerClient:
+    """OAUTHBEARER with one token (RFC 7628, KIP-255); the interface of `SaslClient`."""
+
+    def __init__(self, token: str, extensions: Iterable[tuple[str, str]] = ()) -> None:
+        pairs = "".join(f"\x01{name}={value}" for name, value in extensions)
+        self._next = f"n,,\x01auth=Bearer {token}{pairs}\x01\x01".encode()
+        self.is_complete = False
+
+    def next_token(self) -> bytes:
+        return self._next
+
+    def evaluate_challenge(self, challenge: bytes) -> None:
+        """Completes, or continues with the byte after which the broker sends the error of a rejected token."""
+        self.is_complete = not challenge
+        self._next = b"\x01"

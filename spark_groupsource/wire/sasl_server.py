@@ -17,11 +17,17 @@ from spark_groupsource.errors import AuthenticationError
 PLAIN = "PLAIN"
 SCRAM_HASHES: Mapping[str, str] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 """Mechanism -> name of its hash."""
-MECHANISMS = (PLAIN, *SCRAM_HASHES)
+OAUTHBEARER = "OAUTHBEARER"
+MECHANISMS = (PLAIN, *SCRAM_HASHES, OAUTHBEARER)
 MIN_ITERATIONS, MAX_ITERATIONS = 4096, 16384
 _NO_CHANNEL_BINDING = ("n", "y")
 _MAX_TOKEN_BYTES = 65_536
+_INVALID_TOKEN = '{"status":"invalid_token"}'
 _OTHER_ID = "Authentication failed: Client requested an authorization id that is different from username"
+
+
+class InvalidTokenError(Exception):
+    """A token that is not valid; the text is the cause."""
 
 
 class ScramCredential(NamedTuple):
@@ -47,10 +53,14 @@ def salted_password(mechanism: str, password: str, salt: bytes, iterations: int)
 
 
 class SaslServer(Protocol):
-    """One authentication. `user` is valid if `is_complete`."""
+    """One authentication. `user` is valid if `is_complete`.
+
+    `expires_ms` is the end of the credential in milliseconds since 1970, None if it has none.
+    """
 
     user: str
     is_complete: bool
+    expires_ms: int | None
 
     def evaluate_response(self, token: bytes) -> bytes:
         """Processes a token of the client and returns the challenge.
@@ -64,6 +74,7 @@ class PlainSaslServer:
 
     def __init__(self, password_of: Callable[[str], str | None]) -> None:
         self._password_of = password_of
+        self.expires_ms: int | None = None
         self.user = ""
         self.is_complete = False
 
@@ -94,6 +105,7 @@ class ScramSaslServer:
         self._nonce = nonce
         self._first: tuple[str, str, str] | None = None  # header and first message of the client, and the challenge
         self._credential = ScramCredential(b"", 0, b"", b"")
+        self.expires_ms: int | None = None
         self.user = ""
         self.is_complete = False
 
@@ -145,6 +157,54 @@ class ScramSaslServer:
     def _failed(self) -> AuthenticationError:
         text = "Authentication failed during authentication due to invalid credentials with SASL mechanism"
         return AuthenticationError(f"{text} {self._mechanism}")
+
+
+class BearerSaslServer:
+    """OAUTHBEARER: a token that names its user.
+
+    An invalid token has a challenge with the error, and the failure follows the client's next byte (RFC 7628).
+
+    Args: `validate`, returns user and end of a token, or raises InvalidTokenError.
+    """
+
+    def __init__(self, validate: Callable[[str], tuple[str, int]]) -> None:
+        self._validate = validate
+        self._error = ""
+        self.expires_ms: int | None = None
+        self.user = ""
+        self.is_complete = False
+
+    def evaluate_response(self, token: bytes) -> bytes:
+        if self._error:
+            raise AuthenticationError(f"Authentication failed: {_INVALID_TOKEN}: {self._error}")
+        authorize_as, bearer = _bearer_token(token)
+        try:
+            user, expires_ms = self._validate(bearer)
+        except InvalidTokenError as error:
+            self._error = str(error)
+            return _INVALID_TOKEN.encode()
+        if authorize_as not in ("", user):
+            raise AuthenticationError(_OTHER_ID)
+        self.user, self.expires_ms, self.is_complete = user, expires_ms, True
+        return b""
+
+
+def _bearer_token(message: bytes) -> tuple[str, str]:
+    """Returns authorization id and token of the first message of a client; ignores extensions (KIP-342).
+
+    Source: RFC 7628 section 3.1; Kafka `OAuthBearerClientInitialResponse`.
+    """
+    try:
+        header, *pairs, last, end = message.decode("ascii").split("\x01")
+        binding, authorize_as, rest = header.split(",")
+        (token,) = (pair[5:].strip() for pair in pairs if pair.lower().startswith("auth="))
+        scheme, _, value = token.partition(" ")
+        is_valid = binding == "n" and not rest and not last and not end and scheme.lower() == "bearer" and value.strip()
+        if not is_valid or authorize_as[:2] not in ("", "a="):
+            raise ValueError
+    except ValueError:
+        raise AuthenticationError("Authentication failed: the first OAUTHBEARER message is invalid.") from None
+    return authorize_as[2:], value.strip()
 
 
 def _attributes(text: str) -> dict[str, str]:

@@ -7,207 +7,34 @@ import gc
 import socket
 import struct
 import time
+from collections import deque
 from contextlib import ExitStack, suppress
 
 import pytest
 from support import attack_frames, attacks
 from support.partition_logs import batch
-from support.raw_broker import RawConnection, create_topic, fetch, metadata, produce
+from support.raw_broker import RawConnection, create_topic, fetch, fetched_values, metadata, produce
+from support.raw_members import committed
 from support.waiting import wait_until
 
+from spark_groupsource.broker import server
 from spark_groupsource.broker.api import topics, users
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.fetch import delayed_fetch
-from spark_groupsource.broker.network.limits import ConnectionCounts, RequestMemory, ResponseMemory
+from spark_groupsource.broker.network import limits
 from spark_groupsource.broker.network.listener import ResponseRouter
 from spark_groupsource.broker.network.scheduler import Scheduler
-from spark_groupsource.errors import ErrorCode, RemoteProtocolError
+from spark_groupsource.errors import ErrorCode
 from spark_groupsource.storage import log_manager
-from spark_groupsource.wire.decoder import TooManyElementsError
-from spark_groupsource.wire.element_count import has_more_elements
-from spark_groupsource.wire.frames import decode_request, encode_request, read_request_header
+from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import (
     AlterUserScramCredentialsRequest,
     ApiVersionsRequest,
     CreateTopicsRequest,
-    DescribeGroupsResponse,
     FindCoordinatorRequest,
-    HeartbeatResponse,
     MetadataRequest,
     SaslHandshakeRequest,
 )
-
-KB = 1024
-
-
-# --- pure bounds ---
-
-
-class Peer:
-    """A connection as the bounds see it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.last_activity_ms = 0
-        self.waits_for_client = True
-        self.unsent_bytes = 0
-        self.resumed = 0
-        self.refused = ""
-
-    def resume(self) -> None:
-        self.resumed += 1
-
-    def reject(self, reason: str) -> None:
-        self.refused = reason
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-def test_connections_are_counted_in_total_and_by_address():
-    counts = ConnectionCounts()
-    assert [counts.add("a", 3, 2), counts.add("a", 3, 2), counts.add("a", 3, 2)] == ["", "", "max.connections.per.ip"]
-    assert counts.add("b", 3, 2) == "max.connections"
-    counts.remove("a")
-    counts.remove("b")
-    assert counts.add("b", 3, 2) == ""
-
-
-def test_above_the_limit_one_large_request_is_read_at_a_time():
-    memory, (first, second, small) = RequestMemory(100 * KB), map(Peer, ("first", "second", "small"))
-    assert memory.set_size(first, 90 * KB)
-    assert memory.set_size(second, 90 * KB)  # exceeds the limit and is the one that is read
-    assert not memory.set_size(first, 91 * KB)
-    assert memory.set_size(small, 10 * KB)
-    assert memory.set_size(second, 120 * KB)
-    assert memory.set_size(second, 0)  # handled: below the limit again
-    assert first.resumed == 1
-    assert memory.total == 101 * KB
-
-
-def test_the_next_large_request_is_read_after_the_first():
-    memory, peers = RequestMemory(100 * KB), [Peer(str(number)) for number in range(3)]
-    assert [memory.set_size(peer, 90 * KB) for peer in peers] == [True, True, False]
-    memory.set_size(peers[1], 0)
-    assert [peer.resumed for peer in peers] == [0, 0, 1]
-
-
-def test_above_twice_the_limit_only_tiny_requests_are_read():
-    memory, (large, *small) = RequestMemory(100 * KB), [Peer(str(number)) for number in range(12)]
-    assert memory.set_size(large, 90 * KB) and memory.read_bytes == 256 * KB
-    assert all(memory.set_size(peer, 10 * KB) for peer in small) and memory.read_bytes == 16 * KB
-    tiny = Peer("tiny")
-    assert memory.set_size(Peer("admitted"), 1 * KB) and memory.set_size(tiny, 1 * KB) and memory.read_bytes == 1 * KB
-    assert memory.set_size(Peer("next"), 2 * KB)  # admitted
-    assert not memory.set_size(Peer("other"), 2 * KB)
-    memory.set_size(large, 0)
-    assert memory.read_bytes == 16 * KB
-
-
-@pytest.mark.parametrize("other_kb", [8_000, 0], ids=["above the limit", "below the limit"])
-def test_thousands_of_waiting_connections_are_resumed_in_turns(other_kb):
-    class Reader(Peer):
-        def resume(self) -> None:
-            super().resume()
-            memory.set_size(self, 2 * KB)
-
-    memory, other, large = RequestMemory(10_000 * KB), Peer("other"), Peer("large")
-    other.waits_for_client = False
-    assert memory.set_size(other, other_kb * KB) and memory.set_size(large, 30_000 * KB)
-    readers = [Reader(str(number)) for number in range(3_000)]
-    assert not any(memory.set_size(reader, 2 * KB) for reader in readers)
-    memory.set_size(large, 0)
-    assert sum(reader.resumed for reader in readers) == 100
-    for second in range(29):
-        memory.close_stalled(1_000 * second)
-    assert {reader.resumed for reader in readers} == {1}
-
-
-def test_a_connection_that_holds_memory_and_sends_nothing_is_closed():
-    memory, (silent, waiting, busy) = RequestMemory(100 * KB), map(Peer, ("silent", "waiting", "busy"))
-    assert [memory.set_size(silent, 90 * KB), memory.set_size(waiting, 90 * KB)] == [True, True]
-    busy.waits_for_client = False  # its request is in progress
-    memory.set_size(busy, 50 * KB)
-    memory.close_stalled(4_000)
-    assert not silent.refused
-    waiting.last_activity_ms = 4_000
-    memory.close_stalled(6_000)
-    assert "92,160 bytes" in silent.refused and not waiting.refused and not busy.refused
-
-
-def test_a_large_request_that_arrives_slowly_is_closed_only_when_others_wait():
-    memory, (slow, other) = RequestMemory(100 * KB), map(Peer, ("slow", "other"))
-    memory.set_size(slow, 80 * KB)
-    slow.last_activity_ms = 100_000
-    memory.close_stalled(100_000)
-    assert not slow.refused
-    memory.set_size(other, 10 * KB)
-    memory.set_size(slow, 120 * KB)
-    for now_ms in (100_000, 103_000, 106_000):
-        slow.last_activity_ms = now_ms
-        memory.close_stalled(now_ms)
-    assert slow.refused
-
-
-def test_fetch_responses_shrink_with_the_unread_bytes_of_all_clients():
-    memory, peers = ResponseMemory(), [Peer(str(number)) for number in range(100)]
-    for peer in peers:
-        size = memory.largest_bytes
-        assert size <= 4 << 20
-        memory.set_size(peer, size)
-    assert memory.total <= 64 << 20
-    memory.set_size(Peer("large"), 64 << 20)
-    assert memory.is_full and memory.largest_bytes == 0
-
-
-def test_clients_that_do_not_read_are_closed_while_others_wait():
-    memory, (silent, waiting) = ResponseMemory(), map(Peer, ("silent", "waiting"))
-    silent.unsent_bytes = 70 << 20
-    memory.set_size(silent, silent.unsent_bytes)
-    memory.wait(waiting)
-    memory.close_stalled(1_000)
-    assert not silent.refused
-    memory.close_stalled(2_000)
-    assert "73,400,320 bytes" in silent.refused
-    memory.remove(silent)
-    assert waiting.resumed == 1 and memory.total == 0
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        attack_frames.metadata_of(["t"] * 300),
-        attack_frames.unknown_tags(600),
-        attack_frames.fetch_many(300),
-        attack_frames.produce_to_many(300),
-    ],
-)
-def test_elements_are_counted_before_they_are_decoded(frame):
-    body = memoryview(frame)[4:]
-    header, position = read_request_header(body)
-    assert decode_request(body, header, position, 400)
-    with pytest.raises(TooManyElementsError, match="more than 200 elements"):
-        decode_request(body, header, position, 200)
-
-
-def test_a_header_has_a_bounded_number_of_tags():
-    with pytest.raises(RemoteProtocolError, match="1000 tagged fields"):
-        read_request_header(memoryview(attack_frames.header_tags(2_000))[4:])
-
-
-def test_the_elements_of_a_message_are_counted_up_to_a_limit():
-    topic = MetadataRequest.MetadataRequestTopic
-    request = MetadataRequest(topics=[topic(name="t")] * 50, allow_auto_topic_creation=False)
-    assert has_more_elements(request, 49) and not has_more_elements(request, 50)
-    assert not has_more_elements(HeartbeatResponse(throttle_time_ms=0, error_code=0), 0)
-    member = DescribeGroupsResponse.DescribedGroup.DescribedGroupMember(member_metadata=bytes(50_000))
-    group = DescribeGroupsResponse.DescribedGroup(members=[member])
-    response = DescribeGroupsResponse(groups=[group])
-    assert has_more_elements(response, 51) and not has_more_elements(response, 52)  # group, member, 50 kB
-
-
-# --- through a broker ---
-
 
 SETTINGS = {
     "max.connections.per.ip": "20",
@@ -261,6 +88,26 @@ def test_half_sent_requests_hold_a_bounded_number_of_bytes(broker):
             assert metadata(neighbor, "t").topics[0].error_code == 0
 
 
+def test_large_requests_do_not_wait_for_all_stalled_ones(broker, monkeypatch):
+    monkeypatch.setattr(limits, "_STALLED_ADMITTED_MS", 200)
+    monkeypatch.setattr(server, "_CONNECTION_CHECK_MS", 20)
+    target = attacks.Target(broker.bootstrap_servers, None)
+    data = attack_frames.half_sent(1_000_000, 900_000)
+    with ExitStack() as held:
+        clients = [held.enter_context(target.connect()) for _ in range(15)]
+        for client in clients:
+            client.socket.setblocking(False)
+            with suppress(OSError):
+                client.socket.send(data)
+        requests = limits_of(broker).requests
+        wait_until(lambda: broker.call(lambda _: requests.total) > 2_000_000, "the memory is used")
+        with RawConnection(broker.bootstrap_servers) as neighbor:
+            began_s = time.monotonic()
+            assert produce(neighbor, "t", batch(bytes(900_000))).error_code == 0
+            assert len(metadata(neighbor, *[f"unknown-{number}" for number in range(3_000)]).topics) == 3_000
+            assert time.monotonic() - began_s < 4
+
+
 def test_a_large_request_is_accepted_when_memory_is_free(broker):
     with RawConnection(broker.bootstrap_servers) as connection:
         assert produce(connection, "t", batch(bytes(900_000))).error_code == 0
@@ -305,6 +152,39 @@ def test_closed_connections_leave_no_cycles(broker):
         assert gc.collect() < 50
     finally:
         gc.enable()
+
+
+def test_clients_that_read_are_served_while_others_do_not(monkeypatch):
+    with EmbeddedBroker(config=SETTINGS) as broker, ExitStack() as held:
+        target = attacks.Target(broker.bootstrap_servers, None)
+        neighbor = held.enter_context(RawConnection(broker.bootstrap_servers))
+        for name in ("unread", "small"):
+            create_topic(neighbor, name)
+        produce(neighbor, "small", batch(b"value"))
+        for _ in range(4):
+            produce(neighbor, "unread", batch(bytes(900_000)))
+        find = FindCoordinatorRequest(key_type=0, coordinator_keys=["g"])
+        wait_until(lambda: neighbor.call(find, 4).coordinators[0].error_code == 0, "the coordinator is known")
+        for _ in range(8):
+            held.enter_context(target.connect(receive_bytes=4096)).send(attack_frames.fetch("unread", 50_000_000) * 20)
+        responses = limits_of(broker).responses
+        totals: deque[int] = deque(maxlen=20)
+
+        def are_blocked() -> bool:
+            totals.append(broker.call(lambda _: responses.total))
+            # what the system's buffers take is written first
+            return totals[0] > 1_000_000 and totals.count(totals[0]) == totals.maxlen
+
+        wait_until(are_blocked, "responses are not read")
+        monkeypatch.setattr(limits, "_RESPONSE_BYTES", totals[0])
+        monkeypatch.setattr(limits, "_STALLED_RESPONSE_MS", 600_000)
+        assert fetched_values(fetch(neighbor, "small", 0)) == [b"value"]
+        assert committed(neighbor) == {}
+        assert metadata(neighbor, "small").topics[0].error_code == 0
+        assert produce(neighbor, "small", batch(bytes(100_000))).error_code == 0
+        # a large batch needs memory
+        assert not fetch(neighbor, "unread", 0, max_wait_ms=0).records
+        assert broker.call(lambda _: (responses.is_full, broker.connection_count)) == (True, 9)
 
 
 @pytest.mark.parametrize(
@@ -465,6 +345,33 @@ def test_one_large_request_runs_at_a_time():
 
     asyncio.run(asyncio.wait_for(run(), 10))
     assert most == 1 and not running
+
+
+def test_short_steps_do_not_wait_for_the_end_of_long_requests():
+    def short():
+        yield None
+        return "short"
+
+    def endless():
+        while True:
+            yield None
+
+    async def run() -> None:
+        ended: list[object] = []
+        router = ResponseRouter(Scheduler(lambda: None))
+        for number in range(10):
+            router.run_steps(number, endless(), None, ended.append, False)
+        for number in (10, 11):
+            router.run_steps(number, short(), None, ended.append, False, is_short=True)
+        while len(ended) < 2:
+            await asyncio.sleep(0)
+        for number in range(10):
+            router.cancel(number)
+        router.run_steps(12, short(), None, ended.append, False)
+        while len(ended) < 3:
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run(), 10))
 
 
 def test_clients_before_login_hold_bounded_memory_and_are_closed():

@@ -41,6 +41,35 @@ def test_requests_are_handled_before_connections_that_were_closed():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="another selector is used")
+def test_incomplete_requests_are_read_after_others_and_in_turn(monkeypatch):
+    now_ns = 0
+    monkeypatch.setattr(event_loop, "monotonic_ns", lambda: now_ns)
+    selector = event_loop._new_selector()  # private: it is part of the loop
+    pairs = [socket.socketpair() for _ in range(61)]
+    for server, client in pairs:
+        selector.register(server, selectors.EVENT_READ)
+        selector.deferred_reads.add(server.fileno())
+        client.send(b"part")
+    request = pairs[30][0].fileno()
+    selector.deferred_reads.discard(request)
+    found = []
+    for _ in range(5):
+        ready = [key.fd for key, _ in selector.select(1)]
+        assert ready[0] == request  # its handler does not wait for the others
+        found.append(ready[1:])
+        now_ns += 20_000_000
+    assert [len(each) for each in found] == [32, 16, 8, 4, 4]
+    # the others are not read again before each was read once
+    assert len(set(sum(found[:4], []))) == 60
+    assert len(selector.select(0)) == 5
+    assert len(selector.select(0)) == 9  # the last iteration was short
+    selector.close()
+    for server, client in pairs:
+        server.close()
+        client.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another selector is used")
 def test_a_client_that_ends_its_requests_can_still_be_written_to():
     selector = event_loop._new_selector()  # private: it is part of the loop
     server, client = socket.socketpair()

@@ -17,6 +17,7 @@ from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.storage.catalog import OFFSETS_TOPIC
+from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.wire.messages import DeleteGroupsRequest, OffsetCommitRequest
 
 PARTITIONS = 100
@@ -45,7 +46,7 @@ def limit_batches(broker: EmbeddedBroker) -> int:
 
     def alter(b) -> int:
         settings = {**b.partitions.topic(OFFSETS_TOPIC).settings, "max.message.bytes": str(LIMIT)}
-        b.partitions.alter_topic(OFFSETS_TOPIC, settings)
+        run_steps(b.partitions.alter_topic_steps(OFFSETS_TOPIC, settings))
         return b.partitions.partition(OFFSETS_TOPIC, 0).log.log_end_offset
 
     return broker.call(alter)

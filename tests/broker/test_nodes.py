@@ -292,7 +292,7 @@ def test_connections_accepted_while_a_node_stops_are_closed(tmp_path, iterations
         addresses = await server.start()
         with ExitStack() as clients:
             for _ in range(20):
-                clients.enter_context(RawConnection(str(addresses[1])))
+                clients.enter_context(RawConnection(str(addresses["PLAINTEXT"][1])))
             for _ in range(iterations):
                 await asyncio.sleep(0)
             await server.stop_node(2)

@@ -16,7 +16,7 @@ def test_producer_states_expire_by_the_clock_of_the_broker(tmp_path):
     clock = ManualClock()
     broker = Broker(config, DataDirectory(tmp_path), clock, lambda token, response: None, lambda line, level=0: None)
     broker.start()
-    broker.node_started(Node(1, "127.0.0.1", 9092))
+    broker.node_started(1, {"PLAINTEXT": Node(1, "127.0.0.1", 9092)})
     broker.create_topic("t", 1, {})
     partition = broker.partitions.partition("t", 0)
     now = clock.timestamp_ms()

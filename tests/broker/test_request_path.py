@@ -25,6 +25,7 @@ from spark_groupsource.wire.messages import (
     FetchRequest,
     HeartbeatRequest,
     HeartbeatResponse,
+    ListGroupsResponse,
     MetadataRequest,
 )
 
@@ -62,13 +63,13 @@ class Host:
     """Records requests; the test sends the responses."""
 
     node_id = 0
+    protocol = "PLAINTEXT"
 
     def __init__(self) -> None:
         self.receive_buffer = memoryview(bytearray(64))
         self.taken: list[str] = []
-        credentials = SimpleNamespace(mechanisms=())
         self.broker: Any = SimpleNamespace(
-            credentials=credentials, config=BrokerConfig(), report=lambda line, level=0: self.taken.append(line)
+            config=BrokerConfig(), report=lambda line, level=0: self.taken.append(line)
         )
         self.requests, self.responses = RequestMemory(1 << 20), ResponseMemory()
         self.dispatcher: Any = RequestDispatcher(self.broker, SERVED, lambda *_: None, lambda *_: None)
@@ -131,6 +132,23 @@ def test_requests_are_handled_in_order_for_any_split_of_their_bytes(names, cuts,
         assert (host.taken, wire.correlation_ids) == (names, list(range(len(names))))
 
     asyncio.run(run())
+
+
+def test_a_response_that_was_sent_holds_no_response_memory():
+    async def run() -> None:
+        host, wire = Host(), Wire()
+        connection = Connection(host, lambda: 0)
+        connection.connection_made(wire)
+        receive(host, connection, bytes(encode_request(HeartbeatRequest(group_id="g"), 3, 1, "c")))
+        listed = [ListGroupsResponse.ListedGroup(group_id=str(number)) for number in range(2_000)]
+        connection.send_response(ListGroupsResponse(throttle_time_ms=0, groups=listed))  # encoded by the worker thread
+        assert host.responses.total > 0
+        while not wire.correlation_ids:
+            await asyncio.sleep(0.001)
+        host.scheduler.close()
+        assert host.responses.total == 0
+
+    asyncio.run(asyncio.wait_for(run(), 10))
 
 
 def test_a_delayed_response_is_sent_before_the_responses_of_later_requests():

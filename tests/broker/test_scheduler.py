@@ -120,6 +120,7 @@ def broker():
 
 
 
+@pytest.mark.slow
 def test_pipelined_requests_run_round_robin_with_other_clients(broker):
     """The other client is served after a few of the pipelined requests, which take seconds."""
     beat = bytes(encode_request(HeartbeatRequest(group_id="g", generation_id=1, member_id="m"), 3, 1, "c"))

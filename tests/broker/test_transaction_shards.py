@@ -14,6 +14,7 @@ from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.storage.catalog import TRANSACTIONS_TOPIC
 from spark_groupsource.storage.partition import Partition
+from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.transactions.states import COMPLETE_COMMIT, EMPTY, ONGOING, PREPARE_ABORT
 from spark_groupsource.wire.messages import DescribeTransactionsRequest, InitProducerIdRequest, ListTransactionsRequest
 
@@ -226,7 +227,7 @@ def test_tombstones_of_many_ids_are_stored_in_batches_below_the_limit(broker, co
 
     def set_limit(b, limit: str) -> int:
         settings = {**b.partitions.topic(TRANSACTIONS_TOPIC).settings, "max.message.bytes": limit}
-        b.partitions.alter_topic(TRANSACTIONS_TOPIC, settings)
+        run_steps(b.partitions.alter_topic_steps(TRANSACTIONS_TOPIC, settings))
         return b.partitions.partition(TRANSACTIONS_TOPIC, 0).log.log_end_offset
 
     end = broker.call(lambda b: set_limit(b, "50"))

@@ -336,7 +336,7 @@ def test_a_long_transaction_log_is_loaded_in_slices(tmp_path, monkeypatch):
         for _ in range(10):
             assert producer.init() is NONE
     # private constants: a log of realistic length would make the test slow
-    monkeypatch.setattr("spark_groupsource.broker.coordinators.shard_registry._SLICE_RECORDS", 3)
+    monkeypatch.setattr("spark_groupsource.broker.coordinators.log_replay._SLICE_WORK", 24)
     monkeypatch.setattr("spark_groupsource.broker.coordinators.shard_registry._LOAD_PAUSE_MS", 50)
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
         again = RawTransactions(connection)

@@ -33,8 +33,7 @@ from support.waiting import wait_until
 
 from spark_groupsource import stop_gracefully
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.client.cluster.client import LATEST
-from spark_groupsource.client.cluster.client import Cluster as Client
+from spark_groupsource.client.cluster.client import LATEST, ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.model import TopicPartition
@@ -196,7 +195,7 @@ def run(directory: Path, moves: int, seed: int, *, kafka: bool, spark: bool = Fa
         harness.client.close()
         # of the checks, not of the query: a suspended node must not delay them
         settings = {"bootstrap.servers": nodes.bootstrap_servers, "request.timeout.ms": "3000"}
-        harness.client = Client(nodes.bootstrap_servers, ClientSettings.parse(settings))
+        harness.client = ClusterClient(nodes.bootstrap_servers, ClientSettings.parse(settings))
         stack.callback(harness.close)
         producer = NumberedProducer(nodes.bootstrap_servers, TOPIC, PARTITIONS, 200)
         query = SparkQuery(harness, assignor) if spark else DirectQuery(nodes.bootstrap_servers, assignor)

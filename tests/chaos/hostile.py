@@ -31,9 +31,9 @@ from kafka_jars import KAFKA_VERSION
 from support.attacked_brokers import AttackedBroker, embedded, kafka, running
 from support.attacks import ATTACKS, Outcome, Target
 from support.chaos.neighbors import KINDS, Neighbors
-from support.full_bounds import STATE, TRANSIENT, fill_all_bounds, measure
+from support.full_bounds import STATE, TRANSIENT, fill_all_bounds, measure_all
 from support.hostile_frames import run_examples, send_hostile
-from support.hostile_report import FUZZ, IDLE, BoundCost, Row, print_table, write_sections
+from support.hostile_report import FUZZ, IDLE, Row, print_table, write_attacks
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, produce, unexpected_errors
 from support.state_attacks import STATE_ATTACKS
@@ -271,18 +271,15 @@ def _measure(options: argparse.Namespace, is_kafka: bool, runs: list[Run]) -> No
 def _document(options: argparse.Namespace, runs: list[Run]) -> None:
     """Measures the memory of the bounds and runs the attacks on both brokers.
 
-    The sections of the page are written in every case, with what was measured until then.
+    The page gets each bound when it is measured, and the attacks in every case, with what was measured until then.
     """
-    costs: list[BoundCost] = []
+    measure_all(options.bounds if options.bounds is not None else BOUNDS, options.document)
     try:
-        for name in options.bounds if options.bounds is not None else BOUNDS:
-            costs.append(measure(name))
-            print(costs[-1].row, flush=True)
         _measure(options, False, runs)
         _measure(options, True, runs)
     finally:
         rows = [run.rows for run in runs] + [{}, {}]
-        write_sections(options.document, _introduction(options, runs), rows[0], rows[1], costs)
+        write_attacks(options.document, _introduction(options, runs), rows[0], rows[1])
 
 
 def _introduction(options: argparse.Namespace, runs: list[Run]) -> str:

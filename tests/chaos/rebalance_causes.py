@@ -50,7 +50,7 @@ from support.chaos.caused_members import SLOW_ASSIGNOR, World
 from support.kafka_cluster import OFFSETS_TOPIC, KafkaCluster
 from support.topics import create_topic
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 
 CONFIG = {
@@ -264,44 +264,24 @@ def run(
         create_topic(bootstrap, topic, 6)
     traffic = threading.Thread(target=produce, args=(bootstrap, topics, ended), daemon=True)
     traffic.start()
-    with Cluster(settings.bootstrap, settings) as cluster:
-        groups = [
-            CausedGroup(
-                bootstrap,
-                Cluster(settings.bootstrap, settings),
-                f"caused-{number}",
-                topics[2 * number : 2 * number + 2],
-                world,
-                seed * 1_000 + number,
-                directory / f"caused-{number}.log",
-                settle_s,
-            )
-            for number, world in enumerate(worlds)
-        ]
-        total = sum(world.share for world in worlds)
-        broken: set[str] = set()
-
-        def act_on(number: int, group: CausedGroup) -> None:
-            try:
-                act(group, -(-count * group.world.share // total), seed * 1_000 + number, actions)
-            except Exception:
-                print(f"{group.name}: {traceback.format_exc()}", file=sys.stderr)
-                broken.add(group.name)
+    with ClusterClient(settings.bootstrap, settings) as cluster:
+        groups = []
+        for n, world in enumerate(worlds):
+            log = directory / f"caused-{n}.log"
+            groups.append(CausedGroup(settings, topics[2 * n : 2 * n + 2], world, seed * 1_000 + n, log, settle_s))
 
         def read() -> list[Observed]:
             cases = {group.name: (group.world.assignors == COOPERATIVE, group.injections) for group in groups}
             return observe(cluster, cases, broker.log, directory / "times.jsonl")
 
         try:
-            _in_threads([(act_on, (number, group)) for number, group in enumerate(groups)])
+            intact = act_in_all(groups, count, seed, actions)
             observed = read()
-            try:
+            # without a restart, what was caused before it is judged
+            with _reported_unavailability():
                 for pause_s in pauses_s:
-                    restart(broker, [group for group in groups if group.name not in broken], pause_s)
+                    restart(broker, intact, pause_s)
                 observed = read() if pauses_s else observed
-            except UnavailableError as error:
-                # what was caused before the restart is judged
-                print(f"Restarting the broker failed: {error}", file=sys.stderr)
             ended.set()
             traffic.join()
             return [i for group in groups for i in group.injections], judge(observed), observed
@@ -309,6 +289,30 @@ def run(
             ended.set()
             for group in groups:
                 group.stop()
+
+
+@contextmanager
+def _reported_unavailability() -> Iterator[None]:
+    try:
+        yield
+    except UnavailableError as error:
+        print(f"Restarting the broker failed: {error}", file=sys.stderr)
+
+
+def act_in_all(groups: Sequence[CausedGroup], count: int, seed: int, actions: Sequence[str]) -> list[CausedGroup]:
+    """Divides `count` rebalances among groups by the shares of their worlds; returns those without an exception."""
+    total = sum(group.world.share for group in groups)
+    intact = list(groups)
+
+    def act_on(number: int, group: CausedGroup) -> None:
+        try:
+            act(group, -(-count * group.world.share // total), seed * 1_000 + number, actions)
+        except Exception:
+            print(f"{group.name}: {traceback.format_exc()}", file=sys.stderr)
+            intact.remove(group)
+
+    _in_threads([(act_on, (number, group)) for number, group in enumerate(groups)])
+    return intact
 
 
 def _in_threads(calls: Sequence[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:

@@ -33,7 +33,7 @@ from support.chaos.submitted_application import SubmittedApplication, signal_all
 from support.topics import create_topic
 from support.waiting import wait_until
 
-from spark_groupsource.client.cluster.client import LATEST, Cluster
+from spark_groupsource.client.cluster.client import LATEST, ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.model import TopicPartition
@@ -48,7 +48,7 @@ TOPIC, GROUP = "chaos", "chaos"
 class CommitMonitor:
     """Compares the committed offsets with the outputs, in a thread and with a `client` of its own."""
 
-    def __init__(self, client: Cluster, deliveries: DeliveryTracker) -> None:
+    def __init__(self, client: ClusterClient, deliveries: DeliveryTracker) -> None:
         self.commits: dict[int, int] = {}
         self._client = client
         self._deliveries = deliveries
@@ -181,9 +181,9 @@ class FaultRun:
         self._broker.start()
         create_topic(self._proxy.address, TOPIC, PARTITIONS)
         settings = ClientSettings.parse({"bootstrap.servers": self._proxy.address, "default.api.timeout.ms": "5000"})
-        self._client = Cluster(settings.bootstrap, settings)
+        self._client = ClusterClient(settings.bootstrap, settings)
         self._deliveries = DeliveryTracker()
-        self._monitor = CommitMonitor(Cluster(settings.bootstrap, settings), self._deliveries)
+        self._monitor = CommitMonitor(ClusterClient(settings.bootstrap, settings), self._deliveries)
         self._producer = NumberedProducer(self._proxy.address, TOPIC, PARTITIONS, records_per_s)
         arguments = ["--bootstrap-servers", self._proxy.address, "--topic", TOPIC, "--group", GROUP]
         arguments += ["--max-offsets", str(MAX_OFFSETS), "--assignor", assignor, "--trigger", trigger]

@@ -13,7 +13,7 @@ import pytest
 from support.attacked_brokers import AttackedBroker
 from support.attacks import Outcome, Target
 from support.chaos.neighbors import KINDS, Reading
-from support.hostile_report import ATTACKS_TITLE, BOUNDS_TITLE, FUZZ, IDLE, BoundCost, Row, write_sections
+from support.hostile_report import ATTACKS_TITLE, BOUNDS_TITLE, FUZZ, IDLE, BoundCost, Row, write_attacks, write_bounds
 
 TESTS = Path(__file__).parents[1]
 
@@ -114,15 +114,21 @@ def test_the_page_is_written_with_what_was_measured(tmp_path):
     rows = {IDLE: Row(), "tags_4mb": Row(), "many_groups": Row()}
     rows[IDLE].add(READING, 0)
     rows["tags_4mb"].add(READING, 2)
-    for bounds in ([], [BoundCost("12,000 partitions", 60, 90, 85)]):
-        write_sections(page, "Introduction.", rows, {}, bounds)
+    write_attacks(page, "Introduction.", rows, {})
     after = page.read_text()
     head = before.partition(ATTACKS_TITLE)[0]
     attacks, _, costs = after.removeprefix(head).partition(BOUNDS_TITLE)
     assert after.startswith(head) and attacks.startswith(f"{ATTACKS_TITLE}\n\nIntroduction.\n\n| attack |")
     assert "| no attack | 7 ms | 80 MB | 0 | not measured |  |  |\n" in attacks
     assert attacks.endswith("| 2 | not measured |  |  |\n\nNot measured: 9,000 groups of one member.\n\n")
-    assert costs.endswith("|---|--:|--:|--:|\n| 12,000 partitions | 60 MB | 90 MB | 85 MB |\n")
+    assert costs == before.partition(BOUNDS_TITLE)[2]
+
+
+def test_the_rows_of_bounds_that_were_not_measured_stay(tmp_path):
+    page = tmp_path / "security.md"
+    page.write_text(f"# Title\n\n{BOUNDS_TITLE}\n\n| bound | before |\n|---|--:|\n| first | 1 MB |\n| old | 2 MB |\n")
+    write_bounds(page, [BoundCost("second", 60, 90, 85)], ["second", "third", "first"])
+    assert page.read_text().endswith("|---|--:|--:|--:|\n| second | 60 MB | 90 MB | 85 MB |\n| first | 1 MB |\n")
 
 
 def test_the_page_is_written_when_the_run_is_interrupted(monkeypatch, tmp_path):

@@ -16,7 +16,7 @@ from support.direct_readers import StreamQuery
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 
 PARTITIONS = 4
@@ -30,7 +30,7 @@ def values(first, count, size_bytes):
 def commits(cluster, group):
     """Returns a function that returns the committed offset of each partition."""
     settings = ClientSettings.parse({"bootstrap.servers": cluster.bootstrap_servers})
-    client = Cluster(settings.bootstrap, settings)
+    client = ClusterClient(settings.bootstrap, settings)
 
     def committed():
         return {p.partition: c for p, c in client.fetch_committed(group).items() if c is not None}

@@ -13,7 +13,7 @@ from support.clusters import Cluster
 from support.topics import create_topic, produce
 
 from spark_groupsource.cli.main import main
-from spark_groupsource.client.cluster.client import Cluster as ClusterClient
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.source.offset_json import SourceOffset, encode_offset
@@ -110,6 +110,7 @@ def test_checkpoint_of_sparks_kafka_source_ignores_the_group(cluster: Cluster, t
     ("directory", "message"),
     [
         ("s3a://bucket/checkpoint", "only local directories can be read"),
+        ("hdfs:/checkpoint", "only local directories can be read"),
         ("/nowhere/checkpoint", "it has no folder offsets"),
     ],
 )
@@ -124,3 +125,40 @@ def test_damaged_offsets_are_reported(tmp_path: Path) -> None:
     result = run("show", tmp_path)
     assert result.exit_code == 1
     assert "its format is 'v9', not 'v1'" in result.stderr
+
+
+def test_export_writes_what_sparks_kafka_source_reads(tmp_path: Path) -> None:
+    counts = {"t": 2}
+    batches = [offset("g", "t", 3, 4, partition_counts=counts), offset("g", "t", 10, 20, partition_counts=counts)]
+    source, target = tmp_path / "source", tmp_path / "target"
+    write(source, batches, committed=1)
+    assert "at batch 1. Start the query with format kafka" in run("export", source, target).output
+    lines = [(target / "offsets" / name).read_text().split("\n") for name in ("0", "1")]
+    assert [found[2] for found in lines] == ['{"t":{"0":3,"1":4}}', '{"t":{"0":10,"1":20}}']
+    assert lines[1][:2] == (source / "offsets" / "1").read_text().split("\n")[:2]
+    assert not (target / "offsets" / ".1.crc").exists()
+    assert (target / "metadata").read_text() == (source / "metadata").read_text()
+    result = run("export", source, target)
+    assert (result.exit_code, "it exists. Give the path of a new directory." in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("positions", "committed", "message"),
+    [
+        ((3, 4), None, "batch 0 is not committed. Start the query once more and stop it gracefully."),
+        ((3,), 0, "it has no position of t-1, which other members of group g read. Stop the other members"),
+    ],
+)
+def test_export_of_an_incomplete_checkpoint_is_rejected(
+    tmp_path: Path, positions: tuple[int, ...], committed: int | None, message: str
+) -> None:
+    source = tmp_path / "source"
+    write(source, [offset("g", "t", *positions, partition_counts={"t": 2})], committed=committed)
+    result = run("export", source, tmp_path / "target")
+    assert (result.exit_code, message in result.stderr) == (1, True), result.stderr
+    assert not (tmp_path / "target").exists()
+
+
+def test_export_of_a_checkpoint_of_another_source_is_rejected(tmp_path: Path) -> None:
+    write(tmp_path / "source", [{"t": {"0": 3}}], committed=0)
+    assert "none of its sources is groupsource" in run("export", tmp_path / "source", tmp_path / "target").stderr

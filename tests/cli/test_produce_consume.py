@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Producer
+from schema_registry import SchemaRegistryServer
 from support.clusters import Cluster
 from support.topics import create_topic, produce
 
+import spark_groupsource as gs
 from spark_groupsource import EmbeddedBroker
 from spark_groupsource.cli.input_blocks import blocks_of, lines_of
 from spark_groupsource.cli.main import main
-from spark_groupsource.errors import BrokerError
+from spark_groupsource.cli.serdes import serde
+from spark_groupsource.errors import BrokerError, ConfigurationError
 
 
 def run(cluster: Cluster, verb: str, topic: str, *arguments: str, stdin: bytes = b"") -> Result:
@@ -123,6 +126,27 @@ def test_json_lines_have_keys_headers_tombstones_and_times(cluster: Cluster, top
     assert (nothing.exit_code, nothing.stdout) == (0, "")
 
 
+def test_json_may_have_the_header_of_a_schema_registry() -> None:
+    decode = serde("--value-format", "json", None).decode
+    assert decode(b'\0\0\0\0\7{"n": 1}') == decode(b'{"n": 1}') == {"n": 1}
+    with pytest.raises(ConfigurationError, match="--value-format is json, but a record is not"):
+        decode(b"\0\0\0\0\7")
+
+
+def test_times_of_producers_that_write_microseconds(cluster: Cluster, topic: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 1, {"message.timestamp.after.max.ms": str(2**63 - 1)})
+    times = [1_700_000_000_000_000, 1_700_000_000_000]
+    stdin = "".join(json.dumps({"value": str(time), "timestamp": time}) + "\n" for time in times).encode()
+    assert run(cluster, "produce", topic, "--json", stdin=stdin).exit_code == 0
+    assert [row["timestamp"] for row in consumed(cluster, topic, "--last", "2")] == sorted(times)
+    shown = run(cluster, "consume", topic, "--show").stdout
+    assert shown.splitlines()[0] == f"55840-11-08 22:13:20.000000+00:00 0:0 - {times[0]}"
+    with gs.connect(cluster.bootstrap_servers) as opened:
+        found = opened.peek(topic)
+    assert [row["value"] for row in found] == [str(time) for time in sorted(times)]
+    assert "55840-11-08" in repr(found) and "55840-11-08" in found._repr_html_()
+
+
 @pytest.mark.parametrize(
     ("name", "lines"),
     [("int", "1\n-5\n"), ("double", "1.5\n"), ("hex", "00ff\n"), ("base64", "//8=\n"), ("json", '{"a": 1}\n')],
@@ -160,6 +184,35 @@ def test_avro_with_a_schema(embedded: EmbeddedBroker, topic: str, tmp_path: Path
         assert run(cluster, "consume", topic, "--schema", str(schema), "--from", "-2", *read).stdout == lines
     result = run(cluster, "produce", topic, "--schema", str(schema), stdin=b'{"carrier": 1}\n')
     assert (result.exit_code, "--value-format is avro" in result.stderr) == (1, True)
+
+
+def test_avro_of_a_registry(embedded: EmbeddedBroker, topic: str, tmp_path: Path) -> None:
+    cluster = Cluster("embedded", embedded.bootstrap_servers)
+    create_topic(cluster.bootstrap_servers, topic)
+    with SchemaRegistryServer() as registry:
+        for fields in (["carrier"], ["carrier", "gate"]):
+            schema = {"type": "record", "name": "Flight", "fields": [{"name": f, "type": "string"} for f in fields]}
+            path = tmp_path / f"{len(fields)}.avsc"
+            path.write_text(json.dumps(schema))
+            schema_id = str(registry.register(f"{topic}-value", schema))
+            line = json.dumps({field: field.upper() for field in fields}).encode()
+            run(cluster, "produce", topic, "--schema", str(path), "--schema-id", schema_id, stdin=line)
+        config = tmp_path / "formatter.properties"
+        config.write_text(f"schema.registry.url={registry.url}\n")
+        url = ("--property", f"schema.registry.url={registry.url}")
+        expected = '{"carrier": "CARRIER"}\n{"carrier": "CARRIER", "gate": "GATE"}\n'
+        for given in (url, ("--formatter-config", str(config))):
+            assert run(cluster, "consume", topic, "--value-format", "avro", *given).stdout == expected
+        # read as one schema
+        options = ("--value-format", "avro", "--schema", str(tmp_path / "1.avsc"), "--json")
+        found = run(cluster, "consume", topic, *options, *url).stdout.splitlines()
+        assert [json.loads(each)["value"] for each in found] == [{"carrier": "CARRIER"}] * 2
+        run(cluster, "produce", topic, stdin=b"text\n")
+        failed = run(cluster, "consume", topic, "--value-format", "avro", *url)
+        assert failed.exit_code == 1 and "a record is not: b'text' (it does not begin with a zero" in failed.stderr
+        failed = run(cluster, "consume", topic, "--value-format", "avro", "--property", "schema.registry.ulr=x", *url)
+        assert "Property schema.registry.ulr is unknown. Did you mean schema.registry.url?" in failed.stderr
+        assert "Format avro needs a schema" in run(cluster, "consume", topic, "--value-format", "avro").stderr
 
 
 def test_null_marker_and_fixed_key(embedded: EmbeddedBroker, topic: str) -> None:
@@ -241,6 +294,7 @@ def test_positions_of_kcat(embedded: EmbeddedBroker, topic: str) -> None:
 
 
 @pytest.mark.parametrize("separator", ["", ":"])
+@pytest.mark.slow
 def test_many_lines_are_written_by_block(cluster: Cluster, topic: str, separator: str) -> None:
     """The records and partitions are those of the lines one by one, which a null marker requires."""
     create_topic(cluster.bootstrap_servers, topic, 3)

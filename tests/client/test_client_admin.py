@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from support.clients import POLL_MS, group_client, open_cluster
 from support.waiting import wait_until
 
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster.client import EARLIEST, Cluster
+from spark_groupsource.client.cluster.client import EARLIEST, ClusterClient
 from spark_groupsource.client.cluster.configs import TOPIC_RESOURCE, describe_config
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.errors import BrokerError, ErrorCode
@@ -19,7 +20,7 @@ from spark_groupsource.records.encode import Record
 
 
 @pytest.fixture
-def client(cluster: Any) -> Iterator[Cluster]:
+def client(cluster: Any) -> Iterator[ClusterClient]:
     with open_cluster(cluster.bootstrap_servers) as opened:
         yield opened
 
@@ -28,7 +29,34 @@ def code_of(raised: Any) -> ErrorCode:
     return ErrorCode(raised.value.code)
 
 
-def test_topic_is_created_changed_and_deleted(client: Cluster, topic: str) -> None:
+class ThrottlingController:
+    """A controller that accepts one topic of each request, and whose quota rejects the others (KIP-599)."""
+
+    settings = SimpleNamespace(request_timeout_ms=1_000)
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    def retry(self) -> Any:
+        return SimpleNamespace(remaining_ms=1_000, backoff_or_raise=lambda error: None)
+
+    def call_controller(self, request: Any, timeout_ms: int) -> Any:
+        names = [each.name for each in request.topics]
+        self.asked.append(names)
+        codes = [0, *[ErrorCode.THROTTLING_QUOTA_EXCEEDED] * (len(names) - 1)]
+        rows = [SimpleNamespace(name=name, error_code=code, error_message="") for name, code in zip(names, codes)]
+        return SimpleNamespace(topics=rows, results=rows)
+
+
+def test_topics_above_the_quota_of_mutations_are_requested_again() -> None:
+    controller: Any = ThrottlingController()
+    admin.create_topics(controller, [admin.NewTopic(name) for name in "abc"])
+    assert controller.asked == [["a", "b", "c"], ["b", "c"], ["c"]]
+    admin.create_partitions(controller, {"a": 2, "b": 2})
+    assert controller.asked[3:] == [["a", "b"], ["b"]]
+
+
+def test_topic_is_created_changed_and_deleted(client: ClusterClient, topic: str) -> None:
     admin.create_topics(client, [admin.NewTopic(topic, 2, config={"retention.ms": "3600000"})])
     wait_until(lambda: topic in admin.list_topics(client), "the topic is listed")
     assert len(admin.list_topics(client)[topic].partitions) == 2
@@ -62,18 +90,18 @@ def test_topic_is_created_changed_and_deleted(client: Cluster, topic: str) -> No
         (admin.NewTopic("odd", 1, config={"no.such.setting": "1"}), ErrorCode.INVALID_CONFIG),
     ],
 )
-def test_invalid_topics_are_rejected(client: Cluster, new: admin.NewTopic, code: ErrorCode) -> None:
+def test_invalid_topics_are_rejected(client: ClusterClient, new: admin.NewTopic, code: ErrorCode) -> None:
     with pytest.raises(BrokerError, match=f"Creating topic '{new.name}'") as raised:
         admin.create_topics(client, [new])
     assert code_of(raised) is code
 
 
-def test_validate_only_creates_no_topic(client: Cluster, topic: str) -> None:
+def test_validate_only_creates_no_topic(client: ClusterClient, topic: str) -> None:
     admin.create_topics(client, [admin.NewTopic(topic, 1)], validate_only=True)
     assert topic not in admin.list_topics(client)
 
 
-def test_records_are_deleted_before_an_offset(client: Cluster, topic: str) -> None:
+def test_records_are_deleted_before_an_offset(client: ClusterClient, topic: str) -> None:
     admin.create_topics(client, [admin.NewTopic(topic, 1)])
     tp = TopicPartition(topic, 0)
     BatchProducer(client).send_batches(topic, 0, [Record(None, b"x", 1)] * 10)
@@ -82,7 +110,7 @@ def test_records_are_deleted_before_an_offset(client: Cluster, topic: str) -> No
     assert admin.delete_records(client, {tp: -1}) == {tp: 10}
 
 
-def test_group_is_listed_described_and_deleted(client: Cluster, topic: str, group: str) -> None:
+def test_group_is_listed_described_and_deleted(client: ClusterClient, topic: str, group: str) -> None:
     admin.create_topics(client, [admin.NewTopic(topic, 2)])
     tp = TopicPartition(topic, 0)
     assert admin.describe_groups(client, [group])[group].state == "Dead"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.clients import advertise, client_settings, fake_broker
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.network.connection import BrokerConnection
 from spark_groupsource.client.network.security import SecuritySettings
 from spark_groupsource.clock import ManualClock, SystemClock
@@ -135,6 +135,7 @@ def test_bytes_that_are_not_kafkas_protocol_raise(greeting: bytes, problem: str)
 def test_missing_response_raises_after_the_timeout() -> None:
     with fake_broker(ApiVersions=serving(Heartbeat=(0, 4)), Heartbeat=lambda r, v: None) as broker:
         connection = connect(broker.address)
+        connection.open()
         with pytest.raises(RequestTimeoutError, match="Heartbeat.*No response within"):
             connection.call(HEARTBEAT, timeout_ms=50)
         with pytest.raises(NetworkError, match="is closed"):
@@ -192,7 +193,7 @@ def test_connection_is_replaced_before_its_login_expires() -> None:
         ApiVersions=SASL_APIS, SaslHandshake=handshake, SaslAuthenticate=login, Heartbeat=respond_to_heartbeat
     ) as broker:
         settings = replace(client_settings(str(broker.address)), security=credentials("PLAIN"))
-        with Cluster(settings.bootstrap, settings, clock := ManualClock()) as client:
+        with ClusterClient(settings.bootstrap, settings, clock := ManualClock()) as client:
             for time_ms in (0, 8_000, 9_000):
                 clock.advance_ms(time_ms - clock.now_ms())
                 assert client.call_address(broker.address, HEARTBEAT).error_code == 0

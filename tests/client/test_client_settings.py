@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_groupsource.client.network.security import SecuritySettings, parse_jaas
+from spark_groupsource.client.network.sasl_options import parse_jaas
+from spark_groupsource.client.network.security import SecuritySettings
 from spark_groupsource.client.records.partition_fetch import fetch_request
 from spark_groupsource.client.settings import (
     ACCEPTED_SETTINGS,
@@ -191,7 +192,7 @@ def test_repr_omits_the_password() -> None:
             },
             "is for SCRAM",
         ),
-        ({"security.protocol": "SSL", "ssl.truststore.location": "/x.jks"}, "ssl.truststore.type=PEM"),
+        ({"security.protocol": "SSL", "ssl.truststore.type": "BCFKS"}, "PEM, PKCS12, JKS, .* -srcstoretype BCFKS"),
         ({"ssl.endpoint.identification.algorithm": "httpss"}, "algorithm must be https, or empty .*httpss"),
         ({"ssl.endpoint.identification.algorithm": "none"}, "algorithm must be https, or empty .*none"),
     ],
@@ -199,24 +200,6 @@ def test_repr_omits_the_password() -> None:
 def test_security_settings_rejected(settings: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         SecuritySettings.parse(settings)
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("ca.jks", b"\xfe\xed\xfe\xed\0\0\0\2", "in the format JKS, .*keytool -list -rfc -keystore .*ca.jks > trust"),
-        ("ca.jks", b"\x30\x82\x01\x02", "in the format PKCS12, .*openssl pkcs12 -in .*ca.jks -nokeys"),
-        ("missing.p12", None, "in the format PKCS12"),
-    ],
-)
-def test_java_stores_are_rejected_before_other_settings_with_the_conversion(
-    tmp_path: Path, file: str, content: bytes | None, message: str
-) -> None:
-    if content is not None:
-        (tmp_path / file).write_bytes(content)
-    settings = {"security.protocol": "SSL", "ssl.truststore.location": str(tmp_path / file), "color": "blue"}
-    with pytest.raises(ConfigurationError, match=message):
-        ClientSettings.parse(settings)
 
 
 def test_pem_store_needs_no_name_of_its_kind(tmp_path: Path) -> None:
@@ -244,7 +227,7 @@ def test_tls_files() -> None:
         }
     ).tls
     assert tls is not None
-    assert (tls.ca_file, tls.cert_file, tls.key_file, tls.key_password) == ("/ca.pem", "/me.pem", "/me.pem", "k")
+    assert (tls.ca_file, tls.cert_file, tls.key_file, tls.key_password) == ("/ca.pem", "/me.pem", None, "k")
     assert not tls.check_hostname
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.clients import FakeBroker, advertise, client_settings, fake_broker, open_cluster
 from support.topics import create_topic, produce
 
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, MAX_TIMESTAMP, Cluster
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, MAX_TIMESTAMP, ClusterClient
 from spark_groupsource.client.network.connection_pool import ClientClosedError
 from spark_groupsource.client.network.retry import Retry, backoff_ms
 from spark_groupsource.clock import ManualClock
@@ -190,7 +190,7 @@ def test_request_is_not_sent_after_a_lookup_that_used_the_timeout(
     coordinator: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, settings = ManualClock(), client_settings(str(coordinator.address))
-    with Cluster(settings.bootstrap, settings, clock) as client:
+    with ClusterClient(settings.bootstrap, settings, clock) as client:
         find = client.find_coordinator
 
         def find_late(group_id: str, timeout_ms: int | None = None) -> Any:
@@ -228,7 +228,7 @@ def test_retry_ends_at_its_deadline() -> None:
 def test_idle_connections_are_closed(cluster: Any) -> None:
     settings = client_settings(cluster.bootstrap_servers)
     clock = ManualClock(1)
-    with Cluster(settings.bootstrap, settings, clock) as client:
+    with ClusterClient(settings.bootstrap, settings, clock) as client:
         first = client.acquire_connection(settings.bootstrap[0])
         first.open()
         client.release_connection(first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.topics import create_topic
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.membership import commit_history, offsets_topic
 from spark_groupsource.client.membership.commit_history import find_last_commits
 from spark_groupsource.client.settings import ClientSettings
@@ -15,7 +15,7 @@ def test_last_commit_of_an_author_is_found_before_later_ones(cluster, topic, gro
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 100)
     partitions = [TopicPartition(topic, n) for n in range(100)]
-    with Cluster(servers, ClientSettings.parse({"bootstrap.servers": servers})) as client:
+    with ClusterClient(servers, ClientSettings.parse({"bootstrap.servers": servers})) as client:
         for offset in (4, 7):
             client.commit(group, {p: OffsetAndMetadata(offset, "author") for p in partitions[:2]})
         client.commit(f"{group}-other", {partitions[0]: OffsetAndMetadata(9, "author")})
@@ -33,7 +33,7 @@ def test_log_that_was_not_read_to_its_start_leaves_the_commits_unknown(cluster, 
     partitions = [TopicPartition(topic, n) for n in range(2)]
     monkeypatch.setattr(offsets_topic, "_FIRST_RECORDS", 1)
     monkeypatch.setattr(commit_history, "_MAX_WINDOWS", 2)
-    with Cluster(servers, ClientSettings.parse({"bootstrap.servers": servers})) as client:
+    with ClusterClient(servers, ClientSettings.parse({"bootstrap.servers": servers})) as client:
         for offset in range(30):
             client.commit(group, {partitions[0]: OffsetAndMetadata(offset, "author")})
         assert find_last_commits(client, group, partitions, "author") == {partitions[0]: 29}

@@ -22,7 +22,7 @@ from support.clients import FakeBroker, advertise, client_settings, fake_broker,
 
 from spark_groupsource import net
 from spark_groupsource.client.cluster import routing
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.membership.fencing import find_generation
 from spark_groupsource.client.network.connection import BrokerConnection
 from spark_groupsource.client.network.security import SecuritySettings
@@ -368,12 +368,12 @@ def test_frozen_address_leaves_time_for_the_others_and_is_tried_last(monkeypatch
 
 def test_address_of_a_cluster_that_exists_is_tried_until_the_timeout() -> None:
     clock, settings = ManualClock(), client_settings(str(REFUSING))
-    with Cluster(settings.bootstrap, settings, clock) as client:
+    with ClusterClient(settings.bootstrap, settings, clock) as client:
         with pytest.raises(NetworkError):
             client.metadata()
         assert clock.now_ms() < 5_000, "the address may be wrong"
     clock = ManualClock()
-    with Cluster(settings.bootstrap, settings, clock, known_brokers=[REFUSING]) as client:
+    with ClusterClient(settings.bootstrap, settings, clock, known_brokers=[REFUSING]) as client:
         with pytest.raises(NetworkError):
             client.metadata()
         assert clock.now_ms() > settings.default_api_timeout_ms - 2_000

@@ -10,7 +10,7 @@ from support.clients import fake_broker, open_cluster
 from support.fake_leader import TP, fake_leader
 from support.scripted_group import GROUP, T0, T1, Bench, joined
 
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, ClusterClient
 from spark_groupsource.client.cluster.metadata import EpochEndOffset
 from spark_groupsource.client.membership.task_heartbeat import TaskHeartbeat
 from spark_groupsource.client.records.fetcher import PartitionFetcher
@@ -38,7 +38,7 @@ SASL = {
     "sasl_username": "ann",
     "sasl_password": "wrong",
 }
-CALLS: dict[str, Callable[[Cluster], Any]] = {
+CALLS: dict[str, Callable[[ClusterClient], Any]] = {
     "partitions": lambda client: client.metadata(["t"]),
     "beginning offsets": lambda client: client.list_offsets({TP: EARLIEST}),
     "end offsets": lambda client: client.list_offsets({TP: LATEST}),

@@ -14,7 +14,7 @@ from support.topics import create_topic
 from support.waiting import wait_until
 
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.membership.group_client import GroupClient, GroupView
 from spark_groupsource.client.membership.task_heartbeat import TaskHeartbeat
 from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError
@@ -24,12 +24,12 @@ COOPERATIVE = ("cooperative-sticky",)
 
 
 @pytest.fixture
-def client(cluster: Any) -> Iterator[Cluster]:
+def client(cluster: Any) -> Iterator[ClusterClient]:
     with open_cluster(cluster.bootstrap_servers, metadata_max_age_ms="200") as opened:
         yield opened
 
 
-def task(client: Cluster, group: str, view: GroupView, retains_partitions: bool | None = None) -> TaskHeartbeat:
+def task(client: ClusterClient, group: str, view: GroupView, retains_partitions: bool | None = None) -> TaskHeartbeat:
     """The heartbeat of a task planned when the first member looked as in `view`."""
     member = view.members[0]
     return TaskHeartbeat(
@@ -47,7 +47,7 @@ def commit_all(ours: GroupClient, view: GroupView, offset: int) -> None:
 
 
 @contextmanager
-def two_members_and_a_third_that_joins(client: Cluster, group: str, topic: str) -> Iterator[list[GroupClient]]:
+def two_members_and_a_third_that_joins(client: ClusterClient, group: str, topic: str) -> Iterator[list[GroupClient]]:
     """Two members own half of the partitions each; the third has sent JoinGroup."""
     ours, slow, late = (
         group_client(client, group, topic, client_id=name, assignors=COOPERATIVE) for name in ("ours", "slow", "late")
@@ -63,7 +63,7 @@ def two_members_and_a_third_that_joins(client: Cluster, group: str, topic: str) 
 
 
 def test_retained_partitions_are_owned_in_both_rebalances(
-    client: Cluster, topic: str, group: str, cluster: Any
+    client: ClusterClient, topic: str, group: str, cluster: Any
 ) -> None:
     create_topic(cluster.bootstrap_servers, topic, 6)
 
@@ -105,7 +105,7 @@ def test_retained_partitions_are_owned_in_both_rebalances(
         assert sorted(owned) == [TopicPartition(topic, n) for n in range(6)]
 
 
-def test_removed_member_does_not_retain_partitions(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_removed_member_does_not_retain_partitions(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic, assignors=COOPERATIVE) as ours:
         ours.poll(POLL_MS)
@@ -123,7 +123,7 @@ def test_removed_member_does_not_retain_partitions(client: Cluster, topic: str, 
         slow.close()
 
 
-def test_eager_members_do_not_retain_partitions(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_eager_members_do_not_retain_partitions(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic) as ours:
         assert ours.poll(POLL_MS).retains_partitions

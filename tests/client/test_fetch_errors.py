@@ -11,7 +11,7 @@ import pytest
 from support.clients import client_settings, open_cluster
 from support.fake_leader import EMPTY, TP, FakeLeader, fake_leader
 
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, UNKNOWN_TOPIC_TIMEOUT_MS, Cluster
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, UNKNOWN_TOPIC_TIMEOUT_MS, ClusterClient
 from spark_groupsource.client.cluster.metadata import EpochEndOffset
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.clock import ManualClock
@@ -39,12 +39,12 @@ def follower(broker: FakeLeader) -> Iterator[FakeLeader]:
 
 
 @pytest.fixture
-def client(broker: FakeLeader) -> Iterator[Cluster]:
+def client(broker: FakeLeader) -> Iterator[ClusterClient]:
     with open_cluster(str(broker.address), **SETTINGS) as opened:
         yield opened
 
 
-def fetch(client: Cluster, start: int = 0, end: int = 10) -> list[int]:
+def fetch(client: ClusterClient, start: int = 0, end: int = 10) -> list[int]:
     blocks = list(PartitionFetcher(client).fetch_blocks([OffsetRange(TP, start, end)]))
     assert not any(block.error for block in blocks), blocks
     return [block.next_offset for block in blocks]
@@ -87,7 +87,7 @@ def test_leader_that_accepts_no_connection_is_looked_up_again(broker: FakeLeader
 @pytest.mark.conformance("FT-016", "FT-038", "FT-080")
 @pytest.mark.parametrize("code", RETRIED, ids=lambda code: code.name)
 def test_partition_error_refreshes_the_metadata_and_is_retried(
-    broker: FakeLeader, client: Cluster, code: ErrorCode
+    broker: FakeLeader, client: ClusterClient, code: ErrorCode
 ) -> None:
     client.metadata(["t"])
     before = len(broker.sent("Metadata"))
@@ -111,7 +111,7 @@ def respond_first(broker: FakeLeader, *responses: FetchResponse) -> None:
 @pytest.mark.parametrize(
     "code", [ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR, ErrorCode.KAFKA_STORAGE_ERROR]
 )
-def test_error_of_a_whole_request_is_retried(broker: FakeLeader, client: Cluster, code: ErrorCode) -> None:
+def test_error_of_a_whole_request_is_retried(broker: FakeLeader, client: ClusterClient, code: ErrorCode) -> None:
     client.metadata(["t"])
     before = len(broker.sent("Metadata"))
     respond_first(broker, whole_request(code), whole_request(code))
@@ -119,7 +119,7 @@ def test_error_of_a_whole_request_is_retried(broker: FakeLeader, client: Cluster
     assert len(broker.sent("Metadata")) > before
 
 
-def test_fatal_error_of_a_whole_request_is_raised(broker: FakeLeader, client: Cluster) -> None:
+def test_fatal_error_of_a_whole_request_is_raised(broker: FakeLeader, client: ClusterClient) -> None:
     respond_first(broker, whole_request(ErrorCode.UNSUPPORTED_VERSION))
     with pytest.raises(BrokerError, match="UNSUPPORTED_VERSION"):
         fetch(client)
@@ -128,7 +128,7 @@ def test_fatal_error_of_a_whole_request_is_raised(broker: FakeLeader, client: Cl
 def test_time_of_throttling_counts_in_no_timeout(broker: FakeLeader, caplog: pytest.LogCaptureFixture) -> None:
     respond_first(broker, *[whole_request(throttle_time_ms=60_000)] * 3)
     settings = client_settings(str(broker.address), **SETTINGS)
-    with Cluster(settings.bootstrap, settings, clock := ManualClock()) as client:
+    with ClusterClient(settings.bootstrap, settings, clock := ManualClock()) as client:
         client.metadata(["t"])
         before = len(broker.sent("Metadata"))
         assert fetch(client) == EVERYTHING
@@ -138,7 +138,7 @@ def test_time_of_throttling_counts_in_no_timeout(broker: FakeLeader, caplog: pyt
     assert line == f"[broker={broker.address}] A quota of the broker delays fetches of this task: 60000 ms."
 
 
-def test_throttled_responses_are_no_gap_of_a_compacted_topic(broker: FakeLeader, client: Cluster) -> None:
+def test_throttled_responses_are_no_gap_of_a_compacted_topic(broker: FakeLeader, client: ClusterClient) -> None:
     broker.cleanup_policy, respond = "compact", broker.responses["Fetch"]
     broker.steps = [EMPTY] * 3
 
@@ -160,7 +160,7 @@ def test_throttled_responses_are_no_gap_of_a_compacted_topic(broker: FakeLeader,
     ],
 )
 def test_fatal_error_names_partition_and_offset(
-    broker: FakeLeader, client: Cluster, code: ErrorCode, hint: str
+    broker: FakeLeader, client: ClusterClient, code: ErrorCode, hint: str
 ) -> None:
     broker.steps = [lambda: None, code]
     with pytest.raises(BrokerError, match=f"Fetch of t-0 at offset 1 from .*{code.name}.* {hint}"):
@@ -168,7 +168,7 @@ def test_fatal_error_names_partition_and_offset(
 
 
 @pytest.mark.conformance("FT-047", "FT-014")
-def test_lost_connections_are_retried_after_a_backoff(broker: FakeLeader, client: Cluster) -> None:
+def test_lost_connections_are_retried_after_a_backoff(broker: FakeLeader, client: ClusterClient) -> None:
     broker.lost = 3
     assert fetch(client) == EVERYTHING
 
@@ -199,7 +199,7 @@ def test_incomplete_batch_is_no_progress(broker: FakeLeader) -> None:
 
 
 @pytest.mark.conformance("FT-073")
-def test_preferred_replica_is_fetched_from(broker: FakeLeader, follower: FakeLeader, client: Cluster) -> None:
+def test_preferred_replica_is_fetched_from(broker: FakeLeader, follower: FakeLeader, client: ClusterClient) -> None:
     broker.preferred_replica = 2
     assert fetch(client) == EVERYTHING
     assert (len(broker.fetches), len(follower.fetches)) == (1, 10)
@@ -207,7 +207,7 @@ def test_preferred_replica_is_fetched_from(broker: FakeLeader, follower: FakeLea
 
 @pytest.mark.conformance("FT-074")
 def test_lost_connection_to_a_follower_leads_back_to_the_leader(
-    broker: FakeLeader, follower: FakeLeader, client: Cluster
+    broker: FakeLeader, follower: FakeLeader, client: ClusterClient
 ) -> None:
     broker.preferred_replica, follower.lost = 2, 1
     assert fetch(client) == EVERYTHING
@@ -216,7 +216,7 @@ def test_lost_connection_to_a_follower_leads_back_to_the_leader(
 
 @pytest.mark.conformance("FT-076")
 def test_error_of_a_follower_leads_back_to_the_leader(
-    broker: FakeLeader, follower: FakeLeader, client: Cluster
+    broker: FakeLeader, follower: FakeLeader, client: ClusterClient
 ) -> None:
     broker.preferred_replica, follower.steps = 2, [ErrorCode.NOT_LEADER_OR_FOLLOWER]
     assert fetch(client) == EVERYTHING
@@ -225,7 +225,7 @@ def test_error_of_a_follower_leads_back_to_the_leader(
 
 @pytest.mark.conformance("FT-077")
 def test_out_of_range_response_of_a_follower_leads_back_to_the_leader(
-    broker: FakeLeader, follower: FakeLeader, client: Cluster
+    broker: FakeLeader, follower: FakeLeader, client: ClusterClient
 ) -> None:
     broker.preferred_replica = 2
 
@@ -256,7 +256,7 @@ def test_out_of_range_response_of_a_follower_leads_back_to_the_leader(
     ids=lambda code: code.name,
 )
 def test_retriable_error_of_listoffsets_refreshes_the_metadata(
-    broker: FakeLeader, client: Cluster, code: ErrorCode
+    broker: FakeLeader, client: ClusterClient, code: ErrorCode
 ) -> None:
     broker.list_errors = [code]
     assert client.list_offsets({TP: LATEST})[TP].offset == 10
@@ -265,7 +265,7 @@ def test_retriable_error_of_listoffsets_refreshes_the_metadata(
 
 def test_leader_that_does_not_know_the_partition_yet_is_retried_until_the_timeout(broker: FakeLeader) -> None:
     settings = client_settings(str(broker.address))
-    with Cluster(settings.bootstrap, settings, clock := ManualClock()) as client:
+    with ClusterClient(settings.bootstrap, settings, clock := ManualClock()) as client:
         broker.list_errors = [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 12
         assert client.list_offsets({TP: LATEST})[TP].offset == 10
         assert clock.now_ms() > 2 * UNKNOWN_TOPIC_TIMEOUT_MS
@@ -275,7 +275,7 @@ def test_leader_that_does_not_know_the_partition_yet_is_retried_until_the_timeou
 
 
 @pytest.mark.conformance("OF-018")
-def test_authorization_error_of_listoffsets_is_raised(broker: FakeLeader, client: Cluster) -> None:
+def test_authorization_error_of_listoffsets_is_raised(broker: FakeLeader, client: ClusterClient) -> None:
     broker.list_errors = [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
     with pytest.raises(BrokerError, match="ListOffsets of t-0 .*TOPIC_AUTHORIZATION_FAILED"):
         client.list_offsets({TP: EARLIEST})
@@ -295,7 +295,7 @@ def test_listoffsets_carries_isolation_level_and_leader_epoch(broker: FakeLeader
 
 @pytest.mark.conformance("OF-023", "OF-032", "KC-101")
 @pytest.mark.conformance("KC-099", "KC-100")
-def test_listoffsets_without_a_response_ends_at_its_timeout(broker: FakeLeader, client: Cluster) -> None:
+def test_listoffsets_without_a_response_ends_at_its_timeout(broker: FakeLeader, client: ClusterClient) -> None:
     broker.responses["ListOffsets"] = lambda request, version: None
     with pytest.raises(NetworkError, match="ListOffsets request to .*No response within"):
         client.list_offsets({TP: LATEST}, timeout_ms=100)
@@ -314,7 +314,7 @@ def test_lost_connections_of_listoffsets_are_retried(broker: FakeLeader) -> None
 
 
 @pytest.mark.conformance("OF-029")
-def test_leader_that_is_not_known_at_first_is_looked_up(broker: FakeLeader, client: Cluster) -> None:
+def test_leader_that_is_not_known_at_first_is_looked_up(broker: FakeLeader, client: ClusterClient) -> None:
     respond, missing = broker.responses["Metadata"], [True, True]
 
     def appear(request: object, version: int) -> object:
@@ -328,7 +328,7 @@ def test_leader_that_is_not_known_at_first_is_looked_up(broker: FakeLeader, clie
 @pytest.mark.conformance("OF-044")
 @pytest.mark.parametrize("code", [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH])
 def test_rejected_epoch_of_a_validation_is_retried_with_new_metadata(
-    broker: FakeLeader, client: Cluster, code: ErrorCode
+    broker: FakeLeader, client: ClusterClient, code: ErrorCode
 ) -> None:
     broker.leader_epoch, broker.epoch_ends, broker.epoch_errors = 3, {2: (1, 6)}, [code]
     assert client.end_offsets_for_epochs({TP: 2}) == {TP: EpochEndOffset(1, 6)}
@@ -336,14 +336,14 @@ def test_rejected_epoch_of_a_validation_is_retried_with_new_metadata(
 
 
 @pytest.mark.conformance("OF-036")
-def test_epochs_are_not_requested_from_old_brokers(broker: FakeLeader, client: Cluster) -> None:
+def test_epochs_are_not_requested_from_old_brokers(broker: FakeLeader, client: ClusterClient) -> None:
     broker.epoch_versions = (0, 2)
     with pytest.raises(UnsupportedVersionError):
         client.end_offsets_for_epochs({TP: 2})
     assert not broker.sent("OffsetForLeaderEpoch")
 
 
-def test_metadata_are_requested_again_after_a_lost_connection(broker: FakeLeader, client: Cluster) -> None:
+def test_metadata_are_requested_again_after_a_lost_connection(broker: FakeLeader, client: ClusterClient) -> None:
     """A leader that no longer responds may have a successor, which a call with a short timeout must find, too."""
     client.metadata(["t"])
     client.metadata(["t"])
@@ -354,14 +354,14 @@ def test_metadata_are_requested_again_after_a_lost_connection(broker: FakeLeader
     assert len(broker.sent("Metadata")) == 2
 
 
-def test_calls_without_a_timeout_have_that_of_the_caller(client: Cluster) -> None:
+def test_calls_without_a_timeout_have_that_of_the_caller(client: ClusterClient) -> None:
     limit_ms = client.settings.default_api_timeout_ms
     assert limit_ms - 1_000 < client.retry().remaining_ms <= limit_ms
     client.call_timeout_ms = 700
     assert client.retry().remaining_ms <= 700 < client.retry(2_000).remaining_ms
 
 
-def test_unexpected_error_of_a_lookup_is_retried(broker: FakeLeader, client: Cluster) -> None:
+def test_unexpected_error_of_a_lookup_is_retried(broker: FakeLeader, client: ClusterClient) -> None:
     """Source: Kafka `OffsetFetcherUtils.handleListOffsetResponse`, `OffsetsForLeaderEpochUtils`."""
     broker.list_errors = [ErrorCode.UNKNOWN_SERVER_ERROR]
     assert client.list_offsets({TP: LATEST})[TP].offset == 10

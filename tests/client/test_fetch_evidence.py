@@ -13,7 +13,7 @@ from support.clients import FakeBroker, advertise, fake_broker, open_cluster
 from support.fake_leader import EMPTY, TP, FakeLeader, fake_leader
 from support.topics import create_topic, produce
 
-from spark_groupsource.client.cluster.client import LATEST, Cluster
+from spark_groupsource.client.cluster.client import LATEST, ClusterClient
 from spark_groupsource.client.network.connection import BrokerConnection
 from spark_groupsource.client.network.security import SecuritySettings
 from spark_groupsource.client.records import fetcher
@@ -35,12 +35,12 @@ def broker() -> Iterator[FakeLeader]:
 
 
 @pytest.fixture
-def client(broker: FakeLeader) -> Iterator[Cluster]:
+def client(broker: FakeLeader) -> Iterator[ClusterClient]:
     with open_cluster(str(broker.address), **SETTINGS) as opened:
         yield opened
 
 
-def fetch(client: Cluster, end: int = 10, start: int = 0, **known: Any) -> list[FetchedBlock]:
+def fetch(client: ClusterClient, end: int = 10, start: int = 0, **known: Any) -> list[FetchedBlock]:
     return list(PartitionFetcher(client, **known).fetch_blocks([OffsetRange(TP, start, end)]))
 
 
@@ -52,7 +52,7 @@ def next_offsets(blocks: list[FetchedBlock]) -> list[int]:
 # -- gaps ------------------------------------------------------------------------------------------------------------
 
 
-def test_responses_without_records_do_not_end_a_range(broker: FakeLeader, client: Cluster) -> None:
+def test_responses_without_records_do_not_end_a_range(broker: FakeLeader, client: ClusterClient) -> None:
     broker.steps = [EMPTY, EMPTY, lambda: None, EMPTY, EMPTY, EMPTY]
     assert next_offsets(fetch(client)) == list(range(1, 11))
 
@@ -69,14 +69,16 @@ def test_range_without_records_fails_after_the_timeout(broker: FakeLeader, polic
 
 
 @pytest.mark.parametrize("policy", ["compact", "compact,delete"])
-def test_end_of_a_compacted_log_without_records_is_skipped(broker: FakeLeader, client: Cluster, policy: str) -> None:
+def test_end_of_a_compacted_log_without_records_is_skipped(
+    broker: FakeLeader, client: ClusterClient, policy: str
+) -> None:
     broker.gap, broker.cleanup_policy = frozenset(range(7, 10)), policy
     assert next_offsets(fetch(client)) == [*range(1, 8), 10]
     assert len(broker.sent("DescribeConfigs")) == 1
 
 
 @pytest.mark.conformance("FT-025")
-def test_gap_before_a_batch_is_skipped(broker: FakeLeader, client: Cluster) -> None:
+def test_gap_before_a_batch_is_skipped(broker: FakeLeader, client: ClusterClient) -> None:
     broker.gap = frozenset(range(2, 9))
     assert next_offsets(fetch(client)) == [1, 2, 10]
     assert not broker.sent("DescribeConfigs")
@@ -94,7 +96,7 @@ def test_open_transaction_is_waited_for(broker: FakeLeader) -> None:
 # -- offsets out of range --------------------------------------------------------------------------------------------
 
 
-def test_out_of_range_response_of_a_former_leader_is_no_loss(broker: FakeLeader, client: Cluster) -> None:
+def test_out_of_range_response_of_a_former_leader_is_no_loss(broker: FakeLeader, client: ClusterClient) -> None:
     broker.steps = [lambda: None, ErrorCode.OFFSET_OUT_OF_RANGE]
     before = len(broker.sent("Metadata"))
     assert next_offsets(fetch(client)) == list(range(1, 11))
@@ -112,7 +114,7 @@ def test_out_of_range_responses_that_contradict_the_log_fail_after_the_timeout(b
 
 
 @pytest.mark.conformance("FT-039")
-def test_requests_carry_the_current_leader_epoch(broker: FakeLeader, client: Cluster) -> None:
+def test_requests_carry_the_current_leader_epoch(broker: FakeLeader, client: ClusterClient) -> None:
     broker.leader_epoch = 5
     assert client.list_offsets({TP: LATEST})[TP].offset == 10
     fetch(client)
@@ -123,7 +125,7 @@ def test_requests_carry_the_current_leader_epoch(broker: FakeLeader, client: Clu
 
 
 @pytest.mark.parametrize("change", [1, -1])
-def test_rejected_leader_epoch_is_looked_up_again(broker: FakeLeader, client: Cluster, change: int) -> None:
+def test_rejected_leader_epoch_is_looked_up_again(broker: FakeLeader, client: ClusterClient, change: int) -> None:
     broker.leader_epoch = 5
 
     def move() -> None:
@@ -134,7 +136,7 @@ def test_rejected_leader_epoch_is_looked_up_again(broker: FakeLeader, client: Cl
     assert [each.current_leader_epoch for each in broker.fetches][-1] == 6
 
 
-def test_metadata_with_an_earlier_leader_epoch_are_ignored(broker: FakeLeader, client: Cluster) -> None:
+def test_metadata_with_an_earlier_leader_epoch_are_ignored(broker: FakeLeader, client: ClusterClient) -> None:
     broker.leader_epoch = 5
     client.metadata(["t"])
     broker.leader_epoch = 4
@@ -144,7 +146,7 @@ def test_metadata_with_an_earlier_leader_epoch_are_ignored(broker: FakeLeader, c
 
 
 @pytest.mark.conformance("FT-072", "OF-042")
-def test_log_that_was_truncated_and_has_grown_again_is_reported(broker: FakeLeader, client: Cluster) -> None:
+def test_log_that_was_truncated_and_has_grown_again_is_reported(broker: FakeLeader, client: ClusterClient) -> None:
     broker.leader_epoch, broker.epoch_ends = 3, {2: (2, 6)}
     blocks = fetch(client, leader_epochs={TP: 2})
     assert blocks[0].diverging_offset == 6 and not blocks[0].data
@@ -155,7 +157,7 @@ def test_log_that_was_truncated_and_has_grown_again_is_reported(broker: FakeLead
 
 
 @pytest.mark.conformance("FT-071", "FT-072")
-def test_truncation_during_a_fetch_is_reported(broker: FakeLeader, client: Cluster) -> None:
+def test_truncation_during_a_fetch_is_reported(broker: FakeLeader, client: ClusterClient) -> None:
     def truncate() -> None:
         broker.leader_epoch, broker.epoch_ends = 1, {0: (0, 8)}
 
@@ -164,27 +166,27 @@ def test_truncation_during_a_fetch_is_reported(broker: FakeLeader, client: Clust
     assert [block.diverging_offset for block in blocks if block.diverging_offset is not None] == [8]
 
 
-def test_range_below_the_end_of_its_epoch_is_valid(broker: FakeLeader, client: Cluster) -> None:
+def test_range_below_the_end_of_its_epoch_is_valid(broker: FakeLeader, client: ClusterClient) -> None:
     broker.leader_epoch, broker.epoch_ends = 3, {2: (1, 6)}
     assert next_offsets(fetch(client, end=6, leader_epochs={TP: 2})) == list(range(1, 7))
 
 
 @pytest.mark.conformance("OF-040", "OF-041")
 def test_epoch_that_the_leader_does_not_know_is_a_truncation_at_an_unknown_offset(
-    broker: FakeLeader, client: Cluster
+    broker: FakeLeader, client: ClusterClient
 ) -> None:
     broker.leader_epoch, broker.epoch_ends = 3, {2: (-1, -1)}
     assert fetch(client, leader_epochs={TP: 2})[0].diverging_offset == -1
 
 
 @pytest.mark.conformance("OF-036")
-def test_epochs_are_not_validated_where_the_broker_cannot(broker: FakeLeader, client: Cluster) -> None:
+def test_epochs_are_not_validated_where_the_broker_cannot(broker: FakeLeader, client: ClusterClient) -> None:
     broker.leader_epoch, broker.epoch_ends, broker.epoch_versions = 3, {2: (2, 6)}, (0, 2)
     assert next_offsets(fetch(client, leader_epochs={TP: 2})) == list(range(1, 11))
     assert not broker.sent("OffsetForLeaderEpoch")
 
 
-def test_epoch_in_effect_when_the_range_was_planned_is_not_validated(broker: FakeLeader, client: Cluster) -> None:
+def test_epoch_in_effect_when_the_range_was_planned_is_not_validated(broker: FakeLeader, client: ClusterClient) -> None:
     broker.leader_epoch = 3
     fetch(client, leader_epochs={TP: 3})
     assert not broker.sent("OffsetForLeaderEpoch")
@@ -194,7 +196,7 @@ def test_epoch_in_effect_when_the_range_was_planned_is_not_validated(broker: Fak
 
 
 @pytest.mark.conformance("FT-007")
-def test_topic_is_fetched_by_its_id(broker: FakeLeader, client: Cluster) -> None:
+def test_topic_is_fetched_by_its_id(broker: FakeLeader, client: ClusterClient) -> None:
     fetch(client, topic_ids={"t": str(broker.topic_id)})
     assert {(version, request.topics[0].topic_id) for version, request in broker.sent("Fetch")} == {
         (13, broker.topic_id)
@@ -204,7 +206,7 @@ def test_topic_is_fetched_by_its_id(broker: FakeLeader, client: Cluster) -> None
 @pytest.mark.parametrize("versions", [(4, 13), (4, 11)])
 @pytest.mark.parametrize("when", ["before the fetch", "during the fetch"])
 def test_recreated_topic_is_not_read(
-    broker: FakeLeader, client: Cluster, versions: tuple[int, int], when: str, monkeypatch: pytest.MonkeyPatch
+    broker: FakeLeader, client: ClusterClient, versions: tuple[int, int], when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetcher, "UNKNOWN_TOPIC_TIMEOUT_MS", 20)
     broker.fetch_versions = versions
@@ -226,13 +228,13 @@ def test_recreated_topic_is_not_read(
 
 @pytest.mark.parametrize("topic_id", [None, UUID(int=0)])
 @pytest.mark.conformance("FT-006")
-def test_topic_without_id_is_fetched_by_name(broker: FakeLeader, client: Cluster, topic_id: UUID | None) -> None:
+def test_topic_without_id_is_fetched_by_name(broker: FakeLeader, client: ClusterClient, topic_id: UUID | None) -> None:
     broker.topic_id, broker.fetch_versions = topic_id, (4, 12)
     assert next_offsets(fetch(client, topic_ids={"t": str(uuid4())} if topic_id else {})) == list(range(1, 11))
 
 
 @pytest.mark.conformance("KC-049")
-def test_partition_that_was_not_requested_is_ignored(broker: FakeLeader, client: Cluster) -> None:
+def test_partition_that_was_not_requested_is_ignored(broker: FakeLeader, client: ClusterClient) -> None:
     respond, unexpected = broker.responses["Fetch"], [4, 4]
 
     def other(request: Any, version: int) -> Any:

@@ -13,7 +13,7 @@ from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster.client import LATEST, Cluster
+from spark_groupsource.client.cluster.client import LATEST, ClusterClient
 from spark_groupsource.client.records.fetcher import FetchedBlock, PartitionFetcher
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode
@@ -27,12 +27,12 @@ Read = dict[int, list[tuple[int, bytes | None]]]
 
 
 @pytest.fixture
-def client(cluster: Any) -> Iterator[Cluster]:
+def client(cluster: Any) -> Iterator[ClusterClient]:
     with open_cluster(cluster.bootstrap_servers) as opened:
         yield opened
 
 
-def read(client: Cluster, *ranges: OffsetRange) -> Read:
+def read(client: ClusterClient, *ranges: OffsetRange) -> Read:
     """partition -> (offset, value) within the ranges, taken from each block while it is valid."""
     wanted = {r.topic_partition: r for r in ranges}
     found: Read = defaultdict(list)
@@ -54,7 +54,7 @@ def values(block: FetchedBlock, wanted: OffsetRange) -> list[tuple[int, bytes | 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 @pytest.mark.conformance("FT-001", "KC-005")
-def test_every_record_is_fetched_once(client: Cluster, cluster: Any, topic: str, codec: str) -> None:
+def test_every_record_is_fetched_once(client: ClusterClient, cluster: Any, topic: str, codec: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 3)
     records = [(n % 3, b"k", b"%d" % n) for n in range(3_000)]
     produce(cluster.bootstrap_servers, topic, records, compression_codec=codec, batch_num_messages=100)
@@ -97,7 +97,7 @@ def test_small_responses_rotate_partitions(cluster: Any, topic: str) -> None:
         assert {*order[:6]} == {0, 1, 2}, "no partition waits for the end of another"
 
 
-def test_a_range_begins_and_ends_inside_batches(client: Cluster, cluster: Any, topic: str) -> None:
+def test_a_range_begins_and_ends_inside_batches(client: ClusterClient, cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     tp = TopicPartition(topic, 0)
     producer = BatchProducer(client)
@@ -116,7 +116,9 @@ def test_records_above_the_fetch_limits_are_returned(cluster: Any, topic: str) -
 
 
 @pytest.mark.conformance("FT-044", "FT-045")
-def test_deleted_records_are_out_of_range_with_the_bounds_of_the_log(client: Cluster, cluster: Any, topic: str) -> None:
+def test_deleted_records_are_out_of_range_with_the_bounds_of_the_log(
+    client: ClusterClient, cluster: Any, topic: str
+) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     produce(cluster.bootstrap_servers, topic, [(n % 2, None, b"x") for n in range(20)])
     first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
@@ -133,13 +135,13 @@ def test_deleted_records_are_out_of_range_with_the_bounds_of_the_log(client: Clu
 
 
 @pytest.mark.conformance("FT-040")
-def test_offsets_past_the_end_are_out_of_range(client: Cluster, cluster: Any, topic: str) -> None:
+def test_offsets_past_the_end_are_out_of_range(client: ClusterClient, cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     (block,) = PartitionFetcher(client).fetch_blocks([OffsetRange(TopicPartition(topic, 0), 5, 7)])
     assert (block.error, block.log_start_offset, block.high_watermark) == (ErrorCode.OFFSET_OUT_OF_RANGE, 0, 0)
 
 
-def test_deleted_topic_is_reported(client: Cluster, cluster: Any, topic: str) -> None:
+def test_deleted_topic_is_reported(client: ClusterClient, cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     produce(cluster.bootstrap_servers, topic, [(0, None, b"x")])
     client.metadata([topic])
@@ -157,7 +159,9 @@ def test_range_beyond_the_log_end_raises_after_the_timeout(cluster: Any, topic: 
             list(PartitionFetcher(client).fetch_blocks([OffsetRange(TopicPartition(topic, 0), 0, 5)]))
 
 
-def test_cancelled_fetch_leaves_no_response_on_a_pooled_connection(client: Cluster, cluster: Any, topic: str) -> None:
+def test_cancelled_fetch_leaves_no_response_on_a_pooled_connection(
+    client: ClusterClient, cluster: Any, topic: str
+) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     tp = TopicPartition(topic, 0)
     producer = BatchProducer(client)
@@ -191,7 +195,7 @@ def test_aborted_transactions_are_returned(cluster: Any, topic: str) -> None:
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_produced_records_are_fetched(client: Cluster, cluster: Any, topic: str, codec: int) -> None:
+def test_produced_records_are_fetched(client: ClusterClient, cluster: Any, topic: str, codec: int) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     tps = [TopicPartition(topic, n) for n in range(2)]
     producer = BatchProducer(client, codec=codec)
@@ -206,14 +210,14 @@ def test_produced_records_are_fetched(client: Cluster, cluster: Any, topic: str,
     assert [value for _, value in found[1]] == [b"v%d" % n for n in range(500)]
 
 
-def test_producer_splits_records_into_batches(client: Cluster, cluster: Any, topic: str) -> None:
+def test_producer_splits_records_into_batches(client: ClusterClient, cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     records = [Record(None, b"x" * 10_000, n) for n in range(250)]
     assert BatchProducer(client).send_batches(topic, 0, records) == 0
     assert len(read(client, OffsetRange(TopicPartition(topic, 0), 0, 250))[0]) == 250
 
 
-def test_record_that_is_too_large_raises(client: Cluster, cluster: Any, topic: str) -> None:
+def test_record_that_is_too_large_raises(client: ClusterClient, cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     producer = BatchProducer(client)
     with pytest.raises(BrokerError, match=f"Produce to {topic}-0.*MESSAGE_TOO_LARGE"):

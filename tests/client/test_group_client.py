@@ -13,7 +13,7 @@ from support.topics import create_topic
 from support.waiting import wait_until
 
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.membership.group_client import GroupClient
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.errors import (
@@ -29,12 +29,12 @@ from spark_groupsource.wire.messages import FindCoordinatorResponse, MetadataRes
 
 
 @pytest.fixture
-def client(cluster: Any) -> Iterator[Cluster]:
+def client(cluster: Any) -> Iterator[ClusterClient]:
     with open_cluster(cluster.bootstrap_servers, metadata_max_age_ms="200") as opened:
         yield opened
 
 
-def test_members_of_one_process_join_one_rebalance(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_members_of_one_process_join_one_rebalance(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 6)
     with group_client(client, group, topic, members=3) as ours:
         view = ours.poll(POLL_MS)
@@ -58,7 +58,7 @@ def test_members_of_one_process_join_one_rebalance(client: Cluster, topic: str, 
     assert admin.describe_groups(client, [group])[group].state == "Empty"
 
 
-def test_second_application_joins_and_leaves(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_second_application_joins_and_leaves(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 6)
     with group_client(client, group, topic, members=2, client_id="a") as first:
         before = first.poll(POLL_MS)
@@ -82,7 +82,7 @@ def test_second_application_joins_and_leaves(client: Cluster, topic: str, group:
 
 @pytest.mark.parametrize("assignor", ["roundrobin", "sticky", "cooperative-sticky"])
 def test_every_assignor_shares_all_partitions(
-    client: Cluster, topic: str, group: str, cluster: Any, assignor: str
+    client: ClusterClient, topic: str, group: str, cluster: Any, assignor: str
 ) -> None:
     create_topic(cluster.bootstrap_servers, topic, 5)
     with group_client(client, group, topic, members=2, assignors=(assignor,)) as ours:
@@ -102,7 +102,7 @@ def test_every_assignor_shares_all_partitions(
         other.close()
 
 
-def test_cooperative_members_retain_partitions(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_cooperative_members_retain_partitions(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 4)
     calls: list[tuple[str, list[TopicPartition]]] = []
 
@@ -136,7 +136,7 @@ def test_cooperative_members_retain_partitions(client: Cluster, topic: str, grou
 
 
 def test_listener_of_an_eager_member_is_called_for_all_partitions(
-    client: Cluster, topic: str, group: str, cluster: Any
+    client: ClusterClient, topic: str, group: str, cluster: Any
 ) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     calls: list[str] = []
@@ -171,7 +171,7 @@ def test_listener_of_an_eager_member_is_called_for_all_partitions(
         other.close()
 
 
-def test_removed_member_cannot_commit(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_removed_member_cannot_commit(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     # a heartbeat every ten seconds: the commit is rejected before a heartbeat
     with group_client(client, group, topic, heartbeat_interval_ms=9_000) as ours:
@@ -193,7 +193,7 @@ def test_removed_member_cannot_commit(client: Cluster, topic: str, group: str, c
         ours.commit({tp: OffsetAndMetadata(1) for tp in again.partitions})
 
 
-def test_commit_in_an_old_generation_is_rejected(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_commit_in_an_old_generation_is_rejected(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic) as ours:
         old = ours.poll(POLL_MS).members[0]
@@ -210,7 +210,9 @@ def test_commit_in_an_old_generation_is_rejected(client: Cluster, topic: str, gr
         other.close()
 
 
-def test_commit_of_a_partition_of_another_member_raises(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_commit_of_a_partition_of_another_member_raises(
+    client: ClusterClient, topic: str, group: str, cluster: Any
+) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     with group_client(client, group, topic) as ours:
         ours.poll(POLL_MS)
@@ -218,7 +220,9 @@ def test_commit_of_a_partition_of_another_member_raises(client: Cluster, topic: 
             ours.commit({TopicPartition(topic, 9): OffsetAndMetadata(1)})
 
 
-def test_members_leave_when_the_owner_does_not_poll(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_members_leave_when_the_owner_does_not_poll(
+    client: ClusterClient, topic: str, group: str, cluster: Any
+) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic, members=2, max_poll_interval_ms=1_500) as ours:
         view = ours.poll(POLL_MS)
@@ -229,7 +233,7 @@ def test_members_leave_when_the_owner_does_not_poll(client: Cluster, topic: str,
 
 
 def test_static_members_keep_their_partitions_over_a_restart(
-    client: Cluster, topic: str, group: str, cluster: Any
+    client: ClusterClient, topic: str, group: str, cluster: Any
 ) -> None:
     create_topic(cluster.bootstrap_servers, topic, 4)
     first = group_client(client, group, topic, members=2, group_instance_id="i")
@@ -246,7 +250,7 @@ def test_static_members_keep_their_partitions_over_a_restart(
     admin.remove_members(client, group, group_instance_ids=["i-0", "i-1"])
 
 
-def test_replaced_static_member_is_fenced(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_replaced_static_member_is_fenced(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     first = group_client(client, group, topic, group_instance_id="i")
     view = first.poll(POLL_MS)
@@ -262,7 +266,7 @@ def test_replaced_static_member_is_fenced(client: Cluster, topic: str, group: st
     admin.remove_members(client, group, group_instance_ids=["i-0"])
 
 
-def test_new_partitions_make_the_leader_rebalance(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_new_partitions_make_the_leader_rebalance(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic, members=2) as ours:
         settle(ours, 2)
@@ -273,7 +277,7 @@ def test_new_partitions_make_the_leader_rebalance(client: Cluster, topic: str, g
 
 
 @pytest.mark.conformance("KC-045")
-def test_pattern_subscribes_to_new_topics(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_pattern_subscribes_to_new_topics(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, f"{topic}-a", 1)
     with group_client(client, group, pattern=f"{topic}-.*") as ours:
         settle(ours, 1)
@@ -284,7 +288,7 @@ def test_pattern_subscribes_to_new_topics(client: Cluster, topic: str, group: st
         assert "subscription has changed" in ours.events[-1].cause
 
 
-def test_members_without_a_common_assignor_raise(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_members_without_a_common_assignor_raise(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic, assignors=("range",)) as first:
         first.poll(POLL_MS)
@@ -295,7 +299,7 @@ def test_members_without_a_common_assignor_raise(client: Cluster, topic: str, gr
 
 
 def test_session_timeout_outside_the_brokers_bounds_raises(
-    client: Cluster, topic: str, group: str, cluster: Any
+    client: ClusterClient, topic: str, group: str, cluster: Any
 ) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     with group_client(client, group, topic, session_timeout_ms=1_000) as ours:
@@ -303,7 +307,7 @@ def test_session_timeout_outside_the_brokers_bounds_raises(
             ours.poll(POLL_MS)
 
 
-def test_unknown_assignor_raises(client: Cluster, group: str) -> None:
+def test_unknown_assignor_raises(client: ClusterClient, group: str) -> None:
     with pytest.raises(ConfigurationError, match="partition.assignment.strategy"):
         group_client(client, group, "t", assignors=("best",))
 
@@ -324,14 +328,16 @@ class Failing:
         return None
 
 
-def test_exception_of_an_assignor_is_raised_from_poll(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_exception_of_an_assignor_is_raised_from_poll(
+    client: ClusterClient, topic: str, group: str, cluster: Any
+) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     with group_client(client, group, topic, assignors=("test_group_client:Failing",)) as ours:
         with pytest.raises(LookupError, match="no idea"):
             ours.poll(POLL_MS)
 
 
-def test_close_during_a_rebalance_returns_soon(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_close_during_a_rebalance_returns_soon(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     first = group_client(client, group, topic)
     first.poll(POLL_MS)

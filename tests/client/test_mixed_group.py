@@ -12,7 +12,7 @@ from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.model import TopicPartition
 
 RANGE = "org.apache.kafka.clients.consumer.RangeAssignor"
@@ -20,7 +20,7 @@ COOPERATIVE = "org.apache.kafka.clients.consumer.CooperativeStickyAssignor"
 
 
 @pytest.fixture
-def client(cluster: Any) -> Iterator[Cluster]:
+def client(cluster: Any) -> Iterator[ClusterClient]:
     with open_cluster(cluster.bootstrap_servers) as opened:
         yield opened
 
@@ -37,7 +37,7 @@ def led_by_us(ours: Any) -> bool:
 
 
 def test_our_member_leads_a_group_with_librdkafka(
-    client: Cluster, topic: str, group: str, cluster: Any, six: Any
+    client: ClusterClient, topic: str, group: str, cluster: Any, six: Any
 ) -> None:
     with group_client(client, group, topic, members=2, assignors=("range",)) as ours:
         settle(ours, 6)
@@ -52,7 +52,7 @@ def test_our_member_leads_a_group_with_librdkafka(
 
 
 def test_librdkafka_leads_a_group_with_our_members(
-    client: Cluster, topic: str, group: str, cluster: Any, six: Any
+    client: ClusterClient, topic: str, group: str, cluster: Any, six: Any
 ) -> None:
     with LibrdkafkaMember(cluster.bootstrap_servers, group, topic, partition_assignment_strategy="roundrobin") as other:
         other.wait_for_partitions(6)
@@ -65,7 +65,9 @@ def test_librdkafka_leads_a_group_with_our_members(
 
 
 @pytest.mark.java
-def test_our_member_leads_a_group_with_java(client: Cluster, topic: str, group: str, cluster: Any, six: Any) -> None:
+def test_our_member_leads_a_group_with_java(
+    client: ClusterClient, topic: str, group: str, cluster: Any, six: Any
+) -> None:
     with group_client(client, group, topic, members=2, assignors=("range",)) as ours:
         settle(ours, 6)
         with polling(ours), JavaMember(cluster.bootstrap_servers, group, topic, assignor=RANGE) as other:
@@ -80,7 +82,9 @@ def test_our_member_leads_a_group_with_java(client: Cluster, topic: str, group: 
 
 
 @pytest.mark.java
-def test_java_leads_a_group_with_our_members(client: Cluster, topic: str, group: str, cluster: Any, six: Any) -> None:
+def test_java_leads_a_group_with_our_members(
+    client: ClusterClient, topic: str, group: str, cluster: Any, six: Any
+) -> None:
     with JavaMember(cluster.bootstrap_servers, group, topic, assignor=RANGE) as other:
         other.wait_for_partitions(6)
         with group_client(client, group, topic, members=2, assignors=("range",)) as ours:
@@ -93,7 +97,7 @@ def test_java_leads_a_group_with_our_members(client: Cluster, topic: str, group:
 
 
 @pytest.mark.java
-def test_cooperative_rebalance_with_java(client: Cluster, topic: str, group: str, cluster: Any, six: Any) -> None:
+def test_cooperative_rebalance_with_java(client: ClusterClient, topic: str, group: str, cluster: Any, six: Any) -> None:
     with group_client(client, group, topic, members=1, assignors=("cooperative-sticky",)) as ours:
         before = settle(ours, 6)
         with polling(ours), JavaMember(cluster.bootstrap_servers, group, topic, assignor=COOPERATIVE) as other:
@@ -105,7 +109,7 @@ def test_cooperative_rebalance_with_java(client: Cluster, topic: str, group: str
 
 @pytest.mark.java
 def test_partitions_of_a_killed_java_member_are_reassigned_after_its_session(
-    client: Cluster, topic: str, group: str, cluster: Any, six: Any
+    client: ClusterClient, topic: str, group: str, cluster: Any, six: Any
 ) -> None:
     with group_client(client, group, topic, assignors=("range",)) as ours:
         ours.poll(POLL_MS)

@@ -11,7 +11,7 @@ from support.topics import create_topic
 from support.waiting import wait_until
 
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.membership.fencing import find_generation
 from spark_groupsource.client.membership.group_client import GroupClient, MemberView
 from spark_groupsource.client.membership.task_heartbeat import TaskHeartbeat
@@ -19,12 +19,12 @@ from spark_groupsource.errors import GenerationMismatchError
 
 
 @pytest.fixture
-def client(cluster: Any) -> Iterator[Cluster]:
+def client(cluster: Any) -> Iterator[ClusterClient]:
     with open_cluster(cluster.bootstrap_servers) as opened:
         yield opened
 
 
-def heartbeat(client: Cluster, group: str, member: MemberView, interval_ms: int = 100) -> TaskHeartbeat:
+def heartbeat(client: ClusterClient, group: str, member: MemberView, interval_ms: int = 100) -> TaskHeartbeat:
     return TaskHeartbeat(
         client,
         group_id=group,
@@ -43,7 +43,7 @@ def failure(task_heartbeat: TaskHeartbeat) -> GenerationMismatchError | None:
     return None
 
 
-def test_heartbeat_of_a_current_member_succeeds(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_heartbeat_of_a_current_member_succeeds(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic) as ours:
         member = ours.poll(POLL_MS).members[0]
@@ -53,7 +53,7 @@ def test_heartbeat_of_a_current_member_succeeds(client: Cluster, topic: str, gro
 
 
 def test_error_of_a_removed_member_names_both_generations(
-    client: Cluster, topic: str, group: str, cluster: Any
+    client: ClusterClient, topic: str, group: str, cluster: Any
 ) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic) as ours:
@@ -69,7 +69,7 @@ def test_error_of_a_removed_member_names_both_generations(
 
 
 def test_error_of_an_old_generation_names_the_new_one(
-    client: Cluster, topic: str, group: str, cluster: Any
+    client: ClusterClient, topic: str, group: str, cluster: Any
 ) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic) as ours:
@@ -86,7 +86,9 @@ def test_error_of_an_old_generation_names_the_new_one(
         other.close()
 
 
-def test_rebalance_in_progress_does_not_fail_a_task(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_rebalance_in_progress_does_not_fail_a_task(
+    client: ClusterClient, topic: str, group: str, cluster: Any
+) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic) as ours:
         member = ours.poll(POLL_MS).members[0]
@@ -99,7 +101,7 @@ def test_rebalance_in_progress_does_not_fail_a_task(client: Cluster, topic: str,
         other.close()
 
 
-def test_generation_is_found_before_many_commits(client: Cluster, topic: str, group: str, cluster: Any) -> None:
+def test_generation_is_found_before_many_commits(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:
     from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 
     create_topic(cluster.bootstrap_servers, topic, 1)

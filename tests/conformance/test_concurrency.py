@@ -185,6 +185,7 @@ def in_parallel(count: int, run: Callable[[int], None]) -> None:
         pytest.param(TransactionalMember, marks=pytest.mark.conformance("MI-002")),
     ],
 )
+@pytest.mark.slow
 def test_many_groups_join_sync_heartbeat_commit_and_leave_concurrently(broker: str, kind: type[Member]) -> None:
     names = [f"good-{uuid4().hex[:8]}" for _ in range(GROUPS)]
     barriers = [threading.Barrier(MEMBERS, timeout=30) for _ in names]
@@ -240,6 +241,7 @@ ALLOWED = {
 
 
 @pytest.mark.conformance("MI-003")
+@pytest.mark.slow
 def test_operations_in_random_order_all_get_responses(broker: str) -> None:
     names = [f"random-{uuid4().hex[:8]}" for _ in range(GROUPS)]
 

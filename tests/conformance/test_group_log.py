@@ -14,7 +14,7 @@ from support.group_context import GROUP, GroupContext
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ErrorCode
@@ -149,12 +149,12 @@ def test_shard_can_be_unloaded_twice_and_loaded_again() -> None:
 
 
 @contextmanager
-def client_of(directory: Path, **config: str) -> Iterator[Cluster]:
+def client_of(directory: Path, **config: str) -> Iterator[ClusterClient]:
     """Runs a broker on `directory` and a client of it."""
     settings = {**CONFIG, **{name.replace("_", "."): value for name, value in config.items()}}
     with EmbeddedBroker(directory, config=settings) as broker:
         parsed = ClientSettings.parse({"bootstrap.servers": broker.bootstrap_servers})
-        with Cluster(parsed.bootstrap, parsed) as cluster:
+        with ClusterClient(parsed.bootstrap, parsed) as cluster:
             yield cluster
 
 

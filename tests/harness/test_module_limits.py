@@ -19,8 +19,6 @@ TITLE_WORDS = 12
 # function -> reason why it is not divided
 LONG_FUNCTIONS = {
     "records/plain_records.py: _check": "a loop over bytes, in which a call for each field doubles its time",
-    "chaos/rebalance_causes.py: run": "the steps of one run, in their order",
-    "chaos/causes_member.py: run_own": "the commands of a member, as for each other client library",
 }
 _DEFINITION = re.compile(r"( *)(?:async )?def ")
 

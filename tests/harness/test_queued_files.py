@@ -88,6 +88,7 @@ def test_a_process_without_a_closing_line_has_failed() -> None:
     assert process.wait() == 1 and not process.is_complete
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_without_a_failed_test_fails_the_run(capfd: pytest.CaptureFixture[str]) -> None:
     assert run("quick", 1, ["--no-such-option"]) == 4
     shown = capfd.readouterr().out.splitlines()

@@ -29,6 +29,7 @@ def test_all_rows_and_columns_are_loaded(flights: pandas.DataFrame) -> None:
     assert list(flights.columns) == [field["name"] for field in json.loads(SCHEMA_FILE.read_text())["fields"]]
 
 
+@pytest.mark.slow
 def test_records_decode_to_the_original_rows_with_null_for_missing_values(
     flights: pandas.DataFrame, schema: object
 ) -> None:

@@ -21,7 +21,7 @@ from support.members import JavaMember, JavaProducer, LibrdkafkaMember
 from support.topics import HOUR_MS, create_hourly_topic, create_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 
@@ -160,24 +160,24 @@ def offsets_of(rows: list[list[str]], topic: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def client(cluster: Any) -> Iterator[Cluster]:
+def client(cluster: Any) -> Iterator[ClusterClient]:
     settings = ClientSettings.parse({"bootstrap.servers": cluster.bootstrap_servers})
-    opened = Cluster(settings.bootstrap, settings)
+    opened = ClusterClient(settings.bootstrap, settings)
     yield opened
     opened.close()
 
 
-def commit(client: Cluster, group: str, topic: str, offset: int) -> None:
+def commit(client: ClusterClient, group: str, topic: str, offset: int) -> None:
     client.commit(group, {TopicPartition(topic, number): OffsetAndMetadata(offset) for number in range(2)})
 
 
-def committed(client: Cluster, group: str) -> tuple[str, ...]:
+def committed(client: ClusterClient, group: str) -> tuple[str, ...]:
     found = client.fetch_committed(group)
     return tuple(str(commit.offset) for _, commit in sorted(found.items()) if commit is not None)
 
 
 def test_every_option_of_reset_offsets(
-    tool: Tool, client: Cluster, filled: str, group: str, tmp_path: Path
+    tool: Tool, client: ClusterClient, filled: str, group: str, tmp_path: Path
 ) -> None:
     both = ("--reset-offsets", "--group", group, "--topic", filled)
     returned = tool(GROUPS, *both, "--to-offset", "5", "--execute")

@@ -29,7 +29,7 @@ from support.waiting import wait_until
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.cli.main import main
 from spark_groupsource.client import admin as our_admin
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import StorageError
 
@@ -88,7 +88,7 @@ def read_all(bootstrap_servers: str, isolation: str) -> Records:
 
 def topic_ids(bootstrap_servers: str) -> dict[str, Any]:
     settings = ClientSettings.parse({"bootstrap.servers": bootstrap_servers})
-    with Cluster(settings.bootstrap, settings) as cluster:
+    with ClusterClient(settings.bootstrap, settings) as cluster:
         topics = our_admin.list_topics(cluster, internal=True).values()
         return {topic.name: (topic.topic_id, len(topic.partitions)) for topic in topics}
 

@@ -12,6 +12,8 @@ from support.waiting import wait_until
 
 from spark_groupsource.model import TopicPartition
 
+pytestmark = pytest.mark.foreign
+
 JAVA = "org.apache.kafka.clients.consumer."
 JAVA_ASSIGNORS = {
     "range": f"{JAVA}RangeAssignor",

@@ -7,6 +7,7 @@ A difference is a defect of the embedded broker.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator
 from itertools import combinations
 from typing import Any
@@ -251,6 +252,14 @@ def test_a_tie_of_assignors_is_decided_alike(pair: Pair) -> None:
     assert found[0] == found[1]
 
 
+def _exchange(pair: Pair, steps: list[group_cases.Step]) -> tuple[list[Any], list[str]]:
+    """Returns the responses of both brokers to a request, and their differences."""
+    responses = [broker.exchange(request, at) for broker, (_, request, at) in zip(pair, steps)]
+    ours, theirs = (normalize(broker, response) for broker, response in zip(pair, responses))
+    return responses, list(differences(ours, theirs))
+
+
+_LISTED_WITHIN_S = 3  # less than the session timeout of the member
 LIVES = [(version, static) for version in range(10) for static in (False, True) if version >= 5 or not static]
 
 
@@ -260,9 +269,13 @@ def test_responses_to_the_requests_of_a_member_are_equal(pair: Pair, version: in
     members = [group_cases.member_requests(broker, version, static) for broker in pair]
     steps = [next(requests) for requests in members]
     while steps:
-        responses = [broker.exchange(request, at) for broker, (_, request, at) in zip(pair, steps)]
-        ours, theirs = (normalize(broker, response) for broker, response in zip(pair, responses))
-        found += [f"{steps[0][0]}: {line}" for line in differences(ours, theirs)]
+        responses, different = _exchange(pair, steps)
+        if steps[0][1].API_KEY == ApiKey.LIST_GROUPS:
+            # lists all groups: the sessions of members that other tests have left end at almost the same time
+            deadline_s = time.monotonic() + _LISTED_WITHIN_S
+            while different and time.monotonic() < deadline_s:
+                responses, different = _exchange(pair, steps)
+        found += [f"{steps[0][0]}: {line}" for line in different]
         try:
             steps = [requests.send(response) for requests, response in zip(members, responses)]
         except StopIteration:

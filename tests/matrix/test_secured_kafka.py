@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType
+from support import certificates
 from support.clients import open_cluster
 from support.direct_readers import StreamQuery
 from support.secured_kafka import PASSWORD, USER, SecuredKafka
 from support.topics import create_topic, produce
+from support.unauthorized_requests import cases, codes_of, logged_in
 from support.waiting import wait_until
 
 from spark_groupsource.errors import AuthenticationError, BrokerError, GroupSourceError
@@ -41,7 +45,50 @@ def test_tls_with_and_without_a_client_certificate(secured: SecuredKafka) -> Non
             client.metadata(())
 
 
+@pytest.mark.parametrize(
+    ("trust", "own"), [("TRUST_JKS", "KEY_JKS"), ("TRUST_PKCS12", "KEY_PKCS12")], ids=["JKS", "PKCS12"]
+)
+def test_stores_of_java(secured: SecuredKafka, tmp_path: Path, trust: str, own: str) -> None:
+    (tmp_path / "trust").write_bytes(getattr(certificates, trust))
+    (tmp_path / "own").write_bytes(getattr(certificates, own))
+    stores = {
+        "security_protocol": "SSL",
+        "ssl_truststore_location": str(tmp_path / "trust"),
+        "ssl_truststore_password": "trustpass",
+        "ssl_keystore_location": str(tmp_path / "own"),
+        "ssl_keystore_password": "storepass",
+        "ssl_key_password": "keypass",
+    }
+    with open_cluster(secured.address("MUTUAL"), **stores) as client:
+        assert client.metadata(()).nodes
+
+
+# --- tokens ---
+
+
+def test_tokens_and_sessions_that_end(secured: SecuredKafka, topic: str) -> None:
+    jaas = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="
+    login = {"security_protocol": "SASL_SSL", "ssl_ca_location": secured.authority, "sasl_mechanism": "OAUTHBEARER"}
+    with open_cluster(secured.address("OAUTH"), **login, sasl_jaas_config=f'{jaas}"{USER}";') as client:
+        end = time.monotonic() + 5  # two sessions
+        while time.monotonic() < end:
+            assert client.metadata((), refresh=True).nodes
+            time.sleep(0.3)
+
+
 # --- permissions ---
+
+
+def test_each_api_rejects_a_user_without_acls(secured: SecuredKafka, topic: str, group: str) -> None:
+    """The same table as for the embedded broker (tests/broker/test_acls.py)."""
+    create_topic(secured.address("PLAINTEXT"), topic)
+    with logged_in(secured.address("SASL"), USER, PASSWORD) as connection:
+        found = {
+            f"{number} {name}": (codes_of(connection.call(request, version)), codes)
+            for number, (name, request, version, codes) in enumerate(cases(topic, group))
+        }
+    # topics that other tests permitted are in Metadata of all topics
+    assert {name: pair for name, pair in found.items() if pair[0] - {0} != pair[1] - {0}} == {}
 
 
 class Permissions:

@@ -19,7 +19,7 @@ from support.waiting import wait_until
 
 from spark_groupsource.cli.main import main
 from spark_groupsource.client.admin import delete_records
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import BrokerError, GroupSourceError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
@@ -31,13 +31,15 @@ from spark_groupsource.monitor.tables import TableQuery, read_rows
 
 
 @pytest.fixture
-def client(cluster: Servers) -> Iterator[Cluster]:
+def client(cluster: Servers) -> Iterator[ClusterClient]:
     settings = ClientSettings.parse({"bootstrap.servers": cluster.bootstrap_servers})
-    with Cluster(settings.bootstrap, settings) as opened:
+    with ClusterClient(settings.bootstrap, settings) as opened:
         yield opened
 
 
-def read(client: Cluster, table: str, group: str = "", topic: str = "", columns: set[str] = frozenset()) -> list[Any]:
+def read(
+    client: ClusterClient, table: str, group: str = "", topic: str = "", columns: set[str] = frozenset()
+) -> list[Any]:
     """Returns the rows; every column of the definition is present."""
     definition = TABLES[table]
     query = TableQuery(
@@ -51,11 +53,11 @@ def read(client: Cluster, table: str, group: str = "", topic: str = "", columns:
     return pa.Table.from_batches(record_batches(rows, arrow_schema(definition)), arrow_schema(definition)).to_pylist()
 
 
-def commit(client: Cluster, group: str, topic: str, *offsets: int) -> None:
+def commit(client: ClusterClient, group: str, topic: str, *offsets: int) -> None:
     client.commit(group, {TopicPartition(topic, n): OffsetAndMetadata(offset) for n, offset in enumerate(offsets)})
 
 
-def test_topics_and_partitions(client: Cluster, cluster: Servers, topic: str) -> None:
+def test_topics_and_partitions(client: ClusterClient, cluster: Servers, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2, {"retention.ms": "-1", "max.message.bytes": "100000"})
     produce(cluster.bootstrap_servers, topic, [(1, None, b"x" * 100)] * 3)
     (row,) = read(client, "topics", topic=topic)
@@ -73,7 +75,7 @@ def test_topics_and_partitions(client: Cluster, cluster: Servers, topic: str) ->
         read(client, "partitions", topic="missing")
 
 
-def test_lag_of_a_group_without_members(client: Cluster, cluster: Servers, topic: str, group: str) -> None:
+def test_lag_of_a_group_without_members(client: ClusterClient, cluster: Servers, topic: str, group: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 3)
     value = b"x" * 200
     produce(cluster.bootstrap_servers, topic, [(n, None, value) for n in (0, 1) for _ in range(50)], linger_ms=0)
@@ -108,7 +110,7 @@ def test_lag_of_a_group_without_members(client: Cluster, cluster: Servers, topic
 
 
 def test_columns_that_are_not_selected_are_not_computed(
-    client: Cluster, cluster: Servers, topic: str, group: str
+    client: ClusterClient, cluster: Servers, topic: str, group: str
 ) -> None:
     create_topic(cluster.bootstrap_servers, topic)
     commit(client, group, topic, 0)
@@ -116,7 +118,7 @@ def test_columns_that_are_not_selected_are_not_computed(
     assert (row["lag"], row["lag_ms"], row["records_per_second"]) == (0, None, None)
 
 
-def test_lag_ms_of_a_position_within_a_batch(client: Cluster, cluster: Servers, topic: str, group: str) -> None:
+def test_lag_ms_of_a_position_within_a_batch(client: ClusterClient, cluster: Servers, topic: str, group: str) -> None:
     create_topic(cluster.bootstrap_servers, topic)
     from confluent_kafka import Producer
 
@@ -137,7 +139,7 @@ def test_lag_ms_of_a_position_within_a_batch(client: Cluster, cluster: Servers, 
 
 
 def test_members_and_groups_equal_kafkas_tool(
-    client: Cluster, cluster: Servers, topic: str, group: str, java: JavaTools
+    client: ClusterClient, cluster: Servers, topic: str, group: str, java: JavaTools
 ) -> None:
     create_topic(cluster.bootstrap_servers, topic, 3)
     produce(cluster.bootstrap_servers, topic, [(n % 3, None, b"x") for n in range(9)])
@@ -172,7 +174,7 @@ def test_members_and_groups_equal_kafkas_tool(
     assert group in [row["group"] for row in read(client, "groups", "g-.*")]
 
 
-def test_a_group_that_does_not_exist(client: Cluster) -> None:
+def test_a_group_that_does_not_exist(client: ClusterClient) -> None:
     for table in ("groups", "members", "lag"):
         with pytest.raises(GroupSourceError, match="Consumer group 'missing' does not exist. Run: groupsource groups"):
             read(client, table, "missing")
@@ -200,7 +202,7 @@ def check_history_commands(bootstrap_servers: str, group: str) -> None:
     assert result.exit_code == 1 and "Consumer group 'missing' does not exist." in result.output
 
 
-def test_rebalances_and_the_log_of_a_group(client: Cluster, cluster: Servers, topic: str, group: str) -> None:
+def test_rebalances_and_the_log_of_a_group(client: ClusterClient, cluster: Servers, topic: str, group: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with LibrdkafkaMember(cluster.bootstrap_servers, group, topic, client_id="first") as first:
         first.wait_for_partitions(2)

@@ -13,7 +13,7 @@ from support.topics import create_topic
 from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.membership.group_client import GroupClient
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ApiError, ErrorCode
@@ -34,11 +34,11 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield running
 
 
-def rebalances(client: Cluster, group: str) -> list[Rebalance]:
+def rebalances(client: ClusterClient, group: str) -> list[Rebalance]:
     return list(rebalances_from_events(group_events(client, NameSelection((group,))).get(group, ())))
 
 
-def wait_for(client: Cluster, group: str, cause: Cause, after: int = 0) -> Rebalance:
+def wait_for(client: ClusterClient, group: str, cause: Cause, after: int = 0) -> Rebalance:
     """The last rebalance of a cause after a generation; the broker writes events a moment later.
 
     A rebalance may follow by itself: a leader that joined before it knew the new topic joins again.

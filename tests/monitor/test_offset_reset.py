@@ -10,7 +10,7 @@ import pytest
 from support.clusters import Cluster
 from support.topics import HOUR_MS, create_hourly_topic
 
-from spark_groupsource.client.cluster.client import Cluster as ClusterClient
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import BrokerError, ConfigurationError, GroupSourceError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition

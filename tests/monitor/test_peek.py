@@ -9,6 +9,7 @@ from typing import Any, Iterator
 
 import fastavro
 import pytest
+from schema_registry import SchemaRegistryServer
 
 import spark_groupsource as gs
 from spark_groupsource.errors import BrokerError, ConfigurationError, GroupSourceError
@@ -26,6 +27,7 @@ def cluster() -> Iterator[Any]:
     topics: dict[str, Any] = {
         "flights": flights, "empty": 2, "mixed": [{"a": 1}, "text", {"a": "x"}], "fields": [{"a": 1}, {"a": "x"}],
         "avro": [("k", data.getvalue()), ("k", b"\0\0\0\0\7" + data.getvalue())], "bytes": [(None, b"\xff\0"), None],
+        "framed": [b"\0\0\0\0\7" + b'{"n": 1}', b'{"n": 2}'], "long": [b"\0" * 5 + b"123"],
     }  # fmt: skip
     with gs.EmbeddedBroker(topics=topics) as broker, gs.connect(broker) as opened:
         yield opened
@@ -81,10 +83,40 @@ def test_decoding(cluster: Any) -> None:
     assert [row["value"] for row in cluster.peek("bytes")] == ["ff00", None]
     assert [row["value"] for row in cluster.peek("bytes", decode={"value": "utf-8"})] == ["\\xff\0", None]
     assert cluster.peek("flights", 1, decode="hex").arrow()["value"][0].as_py().startswith("7b22")
+    assert [row["value"] for row in cluster.peek("framed", decode="json")] == [{"n": 1}, {"n": 2}]
+    assert [row["value"] for row in cluster.peek("framed", 1, where="offset == 0")] == [{"n": 1}]
+    assert [row["value"] for row in cluster.peek("long")] == ["0000000000313233"]
     with pytest.raises(ConfigurationError, match="Decoding column value as JSON failed"):
         cluster.peek("bytes", decode="json")
     with pytest.raises(ConfigurationError, match="as Avro failed"):
         cluster.peek("flights", decode="avro", schema=SCHEMA)
+
+
+def test_values_of_a_registry(cluster: Any) -> None:
+    from decimal import Decimal
+
+    amount = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
+    fields = [{"name": "total", "type": amount}, {"name": "by", "type": {"type": "map", "values": "bytes"}}]
+    with SchemaRegistryServer() as server, gs.EmbeddedBroker(topics={"orders": 1}) as broker, gs.connect(broker) as c:
+        schema = {"type": "record", "name": "Order", "fields": fields}
+        data = io.BytesIO()
+        fastavro.schemaless_writer(data, schema, {"total": Decimal("1.50"), "by": {"a": b"x", "b": b"\xff"}})
+        schema_id = server.register("orders-value", schema)
+        broker.produce("orders", [("k", b"\0" + schema_id.to_bytes(4, "big") + data.getvalue())])
+        registry = {"schema.registry.url": server.url}
+        expected = {"total": "1.50", "by": {"a": "x", "b": {"base64": "/w=="}}}
+        for decode in ("auto", "avro"):
+            (row,) = c.peek("orders", decode=decode, registry=registry)
+            assert row["key"] == "k" and json.loads(json.dumps(row["value"])) == expected
+        broker.produce("orders", [b"\0\0\0\0\x63"])
+        # automatic decoding never fails
+        assert {type(row["value"]) for row in c.peek("orders", registry=registry)} == {str}
+        with pytest.raises(ConfigurationError, match="as Avro failed: the registry has no Avro schema with id 99"):
+            c.peek("orders", decode="avro", registry=registry)
+        with pytest.raises(ConfigurationError, match="schema.registry.ulr is unknown. Did you mean schema.regi"):
+            c.peek("orders", registry={"schema.registry.ulr": "x"})
+        with pytest.raises(ConfigurationError, match="Property format is unknown"):
+            c.peek("orders", registry={"schema.registry.url": server.url, "format": "json"})
 
 
 def test_invalid_arguments(cluster: Any) -> None:

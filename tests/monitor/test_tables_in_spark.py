@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import PySparkException
 from support.topics import create_topic, produce
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.monitor.definitions import TABLES
@@ -23,7 +23,7 @@ def committed(cluster: Any, topic: str, group: str) -> str:
     create_topic(cluster.bootstrap_servers, topic, 2)
     produce(cluster.bootstrap_servers, topic, [(0, None, b"x")] * 5)
     settings = ClientSettings.parse({"bootstrap.servers": cluster.bootstrap_servers})
-    with Cluster(settings.bootstrap, settings) as client:
+    with ClusterClient(settings.bootstrap, settings) as client:
         client.commit(group, {TopicPartition(topic, 0): OffsetAndMetadata(3)})
     return str(cluster.bootstrap_servers)
 

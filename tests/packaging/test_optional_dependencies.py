@@ -40,6 +40,7 @@ def test_the_data_source_without_pyspark_names_the_extra() -> None:
     assert "pip install 'spark-groupsource[spark]'" in run.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_broker_and_the_command_need_no_pyspark() -> None:
     commands = "checkpoint, consume, group_resets, produce, topics"
     code = f"import spark_groupsource.broker.embedded; from spark_groupsource.cli import {commands}"

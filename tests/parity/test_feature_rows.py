@@ -20,6 +20,7 @@ from support.waiting import wait_until
 
 from spark_groupsource.errors import ConfigurationError, DataLossError
 from spark_groupsource.source.options import OPTIONS
+from spark_groupsource.source.value_options import VALUE_OPTIONS
 
 ALL = {0: (0, 40), 1: (0, 20)}
 LATER = str(FIRST_MS + 10_000)
@@ -240,9 +241,7 @@ OTHER_TESTS = {
 
 BEYOND_SPARK = {
     "group.id", "members", "onGroupReset", "rebalanceLog", "rebalanceListener", "maxBytesPerTrigger",
-    "splitBetweenQueries", "mode",
-    *(f"{column}.{name}" for column in ("key", "value")
-      for name in ("format", "schema", "schema.registry.url", "basic.auth.user.info")), "value.flatten",
+    "splitBetweenQueries", *(option.name for option in VALUE_OPTIONS.values()),
 }  # fmt: skip
 
 

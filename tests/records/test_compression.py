@@ -109,6 +109,7 @@ def test_a_snappy_length_is_checked_before_allocation():
         decompress(2, b"\xff\xff\xff\xff\x0f" + b"x" * 20, 1 << 40)
 
 
+@pytest.mark.slow
 def test_a_large_snappy_block_is_decompressed_in_parts():
     data = b"".join(b"%04d" % number * 30_000 for number in range(150))
     block = compress(2, data)
@@ -130,6 +131,7 @@ def test_a_large_snappy_block_that_cannot_be_divided_is_decompressed():
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0", b"\xff\xff\xff\xff\xff"], ids=["short", "a byte more", "a wrong copy"])
+@pytest.mark.slow
 def test_a_damaged_large_snappy_block_is_corrupt(damage):
     data = compress(2, b"abcd" * 5_000_000)
     stream = DecompressionStream(2, data[:-3] + damage)

@@ -111,13 +111,13 @@ def test_invalid_schema_is_named(spark, cluster, filled):
 
 def test_deleted_records_fail_or_are_skipped(spark, cluster, filled):
     from spark_groupsource.client.admin import delete_records
-    from spark_groupsource.client.cluster.client import Cluster
+    from spark_groupsource.client.cluster.client import ClusterClient
     from spark_groupsource.client.settings import ClientSettings
     from spark_groupsource.model import TopicPartition
 
     starts = json.dumps({filled: {"0": 0, "1": 0, "2": 0}})
     settings = ClientSettings.parse({"bootstrap.servers": cluster.bootstrap_servers})
-    with Cluster(settings.bootstrap, settings) as client:
+    with ClusterClient(settings.bootstrap, settings) as client:
         delete_records(client, {TopicPartition(filled, 0): 10})
     with pytest.raises(Exception, match="KAFKA_DATA_LOSS.START_OFFSET_RESET.*begins at offset 10 now"):
         reader(spark, cluster, filled, startingOffsets=starts).load().count()

@@ -1,5 +1,6 @@
 """Control socket of a reader, and `stop_gracefully` with an in-memory query."""
 
+import json
 import os
 import shutil
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from spark_groupsource.net import dial_local
 from spark_groupsource.source import drain
 from spark_groupsource.source.control_socket import ControlServer, control_directory, control_sockets
 from spark_groupsource.source.drain import stop_gracefully
+from spark_groupsource.source.queries import drain_readers
 
 READER = "0123456789abcdef0123456789abcdef"
 
@@ -190,3 +192,15 @@ def test_reader_without_control_socket_reads_with_one_warning(embedded, topic, g
         source.stop()
     finally:
         source.kill()
+
+
+def test_readers_of_a_query_are_drained_by_their_names(driver):
+    """As a client of Spark Connect requests it through table queries."""
+    end = json.loads(END)
+    reader = Reader(proof=end)
+    server = ControlServer(driver, READER, reader.request_drain)
+    assert drain_readers(driver, ["another query", "f" * 32], [end]) == set()
+    assert not reader.proofs
+    assert drain_readers(driver, ["query", READER], [end]) == {os.getpid()}
+    assert reader.drained
+    server.close()

@@ -14,7 +14,7 @@ from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.client.admin import describe_groups
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.source.options import parse_options
 from spark_groupsource.source.schema import SelectedColumns
@@ -92,7 +92,7 @@ class GroupScenario:
 
     def __init__(self, cluster, topic, group):
         self.servers, self.topic, self.group = cluster.bootstrap_servers, topic, group
-        self.client = Cluster(self.servers, ClientSettings.parse({"bootstrap.servers": self.servers}))
+        self.client = ClusterClient(self.servers, ClientSettings.parse({"bootstrap.servers": self.servers}))
         self.produced = 0
         create_topic(self.servers, topic, PARTITIONS)
 
@@ -167,6 +167,7 @@ def test_retained_partitions_are_read_while_a_java_member_is_slow(scenario):
 
 
 @pytest.mark.parametrize("assignor", ["cooperative-sticky", "range"])
+@pytest.mark.slow
 def test_nothing_is_lost_or_read_twice_while_queries_start_and_stop(scenario, assignor):
     rng, running, ended = random.Random(7), [], []
 

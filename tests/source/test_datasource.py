@@ -7,13 +7,13 @@ import sys
 
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import StructType
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.records.arrow import kafka_schema
 from spark_groupsource.records.columns import SOURCE_COLUMNS
 from spark_groupsource.source import reader_process
+from spark_groupsource.source.admission_control import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from spark_groupsource.source.batch_planner import Limits
 from spark_groupsource.source.datasource import GroupDataSource
 from spark_groupsource.source.schema import select_columns, spark_schema

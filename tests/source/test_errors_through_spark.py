@@ -19,6 +19,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from kafka_jars import spark_connector_jars
+from schema_registry import SchemaRegistryServer
 from support.members import LibrdkafkaMember
 from support.query_harness import QueryHarness
 from support.topics import create_topic, produce
@@ -35,7 +36,7 @@ HOOKS = '''
 import confluent_kafka
 import confluent_kafka.admin
 from spark_groupsource.client.admin import describe_groups, remove_members
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 
 SERVERS, TOPIC, GROUP = {servers!r}, {topic!r}, {group!r}
@@ -48,7 +49,7 @@ class Listener:
 
 class Removing(Listener):
     def assigned(self, partitions):
-        with Cluster(SERVERS, ClientSettings.parse({{"bootstrap.servers": SERVERS}})) as client:
+        with ClusterClient(SERVERS, ClientSettings.parse({{"bootstrap.servers": SERVERS}})) as client:
             members = describe_groups(client, [GROUP])[GROUP].members
             remove_members(client, GROUP, [member.member_id for member in members])
 
@@ -242,6 +243,15 @@ def far_timestamp(harness):
     harness.read(subscribe=f"{harness.topic}-far")
 
 
+def schema_changed(harness):
+    with SchemaRegistryServer() as registry:
+        for name in ("a", "b"):
+            field = {"name": name, "type": "int"}
+            registry.register(f"{harness.topic}-value", {"type": "record", "name": "r", "fields": [field]})
+        options = {"value.format": "avro", "value.schema.registry.url": registry.url, "onSchemaChange": "fail"}
+        harness.read(**options, **{"value.schema.version": "1"})
+
+
 CONFIGURATION, LOSS = "ConfigurationError", "DataLossError"
 RESTART = "The batch is not committed; restart the query to continue from its checkpoint"
 GO_ON = "Set option failOnDataLoss to false to continue"
@@ -262,6 +272,8 @@ FAILURES = {
     "malformed value": (
         "MalformedRecordError", lambda s: s.read(**{"value.format": "json", "value.schema": "a struct<b: int>"}),
         ["MALFORMED_RECORD", r"the value of T-\d at offset 0 as json", "Set option mode to PERMISSIVE"]),
+    "schema changed": (
+        "SchemaChangedError", schema_changed, [r"\[SCHEMA_CHANGED\] .* subject T-value has version 2", "Set it to ig"]),
     "no topic": (CONFIGURATION, lambda s: s.read(subscribe="nope"), ["topic nope does not exist at .*. Create it"]),
     "no topic for a stream": (CONFIGURATION, lambda s: s.run(subscribe="nope"), ["topic nope does not exist at"]),
     "no time": (

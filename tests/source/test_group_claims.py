@@ -14,7 +14,13 @@ from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.source.driver_process import lock_directory, process_identity, remove_stale_directories
 from spark_groupsource.source.file_locks import is_locked, lock_shared
-from spark_groupsource.source.group_claims import GroupClaim, claim_group, record_query
+from spark_groupsource.source.group_claims import (
+    GroupClaim,
+    claim_group,
+    record_first_record,
+    record_query,
+    recorded_query,
+)
 
 CLAIM = GroupClaim("g", "cluster", ("orders",), None, False, 1, 0)
 
@@ -72,6 +78,26 @@ def test_second_reader_is_refused_with_the_name_of_the_first(tmp_path, claims, m
     record_query(claims[0].query_file)
     with pytest.raises(ConfigurationError, match=r"query 'late orders' of this application \(id 7f, started "):
         claim_group(tmp_path, CLAIM, clock)
+
+
+def test_first_record_is_recorded_before_and_after_the_query(tmp_path, claims, monkeypatch):
+    """Tasks of several processes write both, in any order."""
+    clock = ManualClock()
+    claims.append(claim_group(tmp_path, CLAIM, clock))
+    file = claims[0].query_file
+    record_first_record(file, 3, 1_000)
+    with pytest.raises(ConfigurationError, match="another query, load"):
+        claim_group(tmp_path, CLAIM, clock)
+    properties = {"spark.job.description": "orders<br/>id = 7f", "sql.streaming.queryId": "7f"}
+    context = type("Context", (), {"getLocalProperty": lambda self, key: properties.get(key)})()
+    monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
+    record_query(file)
+    record_first_record(file, 2, 2_000)
+    assert recorded_query(file) == {"name": "orders", "id": "7f", "batch": None, "first_record": [3, 1_000]}
+    record_first_record(file, 4, 3_000)
+    assert recorded_query(file)["first_record"] == [4, 3_000]
+    claims.pop().release()
+    assert {path.name for path in tmp_path.iterdir()} == {"claims"}
 
 
 def test_task_on_another_machine_records_no_query(tmp_path):

@@ -41,6 +41,7 @@ def batches(cluster, topic, sizes):
     ],
     ids=["even", "growing", "growing later", "shrinking", "mixed"],
 )
+@pytest.mark.slow
 def test_changed_record_sizes_are_sampled(cluster, topic, sizes, max_bytes, max_batches):
     found = batches(cluster, topic, sizes)
     assert max(found) <= max_bytes and len(found) <= max_batches, found

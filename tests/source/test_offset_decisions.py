@@ -15,7 +15,7 @@ from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.client.admin import describe_groups
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import ConfigurationError, DataLossError
 from spark_groupsource.model import TopicPartition
@@ -30,7 +30,7 @@ class Scenario:
         self.cluster, self.topic, self.group = cluster, topic, group
         self.partition = TopicPartition(topic, 0)
         servers = cluster.bootstrap_servers
-        self.client = Cluster(servers, ClientSettings.parse({"bootstrap.servers": servers}))
+        self.client = ClusterClient(servers, ClientSettings.parse({"bootstrap.servers": servers}))
         self.checkpoint = {}
         create_topic(servers, topic)
 

@@ -12,6 +12,7 @@ from spark_groupsource.source.offset_json import (
     decode_offset,
     encode_offset,
     logged_ranges,
+    parse_progress_offset,
 )
 
 A0, A2, A10, B0 = (TopicPartition(*pair) for pair in (("a", 0), ("a", 2), ("a", 10), ("b", 0)))
@@ -82,3 +83,11 @@ def test_ranges_start_at_the_acquired_offsets():
 def test_batch_that_reads_backward_is_rejected():
     with pytest.raises(ConfigurationError, match="reads a-0 backward, from 5 to 4"):
         logged_ranges(SourceOffset({A0: 5}), SourceOffset({A0: 4}))
+
+
+def test_offset_of_a_progress_report_is_parsed_in_each_form():
+    """PySpark 4.0 and 4.1 write Python's form."""
+    offset = {"t": {"0": 1}, "@group": {"reader": "r"}}
+    for form in (offset, json.dumps(offset), str(offset)):
+        assert parse_progress_offset(form) == offset
+    assert parse_progress_offset("null") is parse_progress_offset("None") is parse_progress_offset(None) is None

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from spark_groupsource.client.cluster.client import LATEST, Cluster
+from spark_groupsource.client.cluster.client import LATEST, ClusterClient
 from spark_groupsource.client.cluster.metadata import OffsetAndTimestamp
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError, NetworkError
@@ -34,7 +34,7 @@ class FailingCluster:
 
 
 def look_up(*failures: GroupSourceError) -> dict[TopicPartition, int]:
-    cluster = cast(Cluster, FailingCluster(*failures))
+    cluster = cast(ClusterClient, FailingCluster(*failures))
     return OffsetLookup(cluster, parse_options(OPTIONS), ManualClock()).latest([P0])
 
 

@@ -13,7 +13,7 @@ from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.client.admin import describe_groups
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import RequestTimeoutError
 from spark_groupsource.net import dial_local
@@ -27,7 +27,7 @@ RECEIVED = "SIGTERM received; the driver decides when the query ends."
 @pytest.fixture
 def client(cluster):
     settings = ClientSettings.parse({"bootstrap.servers": cluster.bootstrap_servers})
-    with Cluster(settings.bootstrap, settings) as opened:
+    with ClusterClient(settings.bootstrap, settings) as opened:
         yield opened
 
 

@@ -355,3 +355,26 @@ def test_partition_deleted_before_the_lookup_of_its_start_is_data_loss(caplog):
     assert lenient.trigger() == {}
     assert lenient.trigger() is None
     assert "start offset of t-1" in caplog.text
+
+
+MOVED = {"t": {"0": 5, "1": 6, "2": 7}}
+
+
+def replayed(options, end=MOVED):
+    tasks = Query(**options).session.input_partitions({}, end)
+    return {r.topic_partition: (r.start, r.end) for task in tasks for r in task.ranges}
+
+
+def test_uncommitted_first_batch_of_sparks_kafka_source_starts_at_its_initial_offsets(tmp_path):
+    """Spark's Kafka source writes them to another file than the offset log."""
+    for number, topic in enumerate(("other", "t")):
+        (tmp_path / "sources" / str(number)).mkdir(parents=True)
+        text = '\0v1\n{"%s":{"0":1,"1":2,"2":7}}' % topic
+        (tmp_path / "sources" / str(number) / "0").write_text(text)
+    found = {P0: (1, 5), P1: (2, 6)}
+    assert replayed({"checkpointLocation": f"file://{tmp_path}"}) == found
+    assert replayed({"startingOffsets": "earliest"}) == {P0: (0, 5), P1: (0, 6), P2: (0, 7)}
+    with pytest.raises(ConfigurationError, match="Set checkpointLocation to the local checkpoint directory, or let"):
+        replayed({})
+    with pytest.raises(ConfigurationError, match="initial offsets of t-0, t-1, t-2 failed: no file /nowhere/sources/"):
+        replayed({"checkpointLocation": "/nowhere"})

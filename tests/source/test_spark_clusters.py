@@ -16,7 +16,7 @@ from child_processes import start_process, stop_process
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -99,7 +99,7 @@ def run_drained(directory, master, servers, topic, group, **settings):
     create_topic(servers, topic, PARTITIONS)
     produce(servers, topic, [(n % PARTITIONS, None, b"%d" % n) for n in range(RECORDS)])
     client_settings = ClientSettings.parse({"bootstrap.servers": servers})
-    client = Cluster(client_settings.bootstrap, client_settings)
+    client = ClusterClient(client_settings.bootstrap, client_settings)
 
     def commits():
         return {p.partition: c.offset for p, c in client.fetch_committed(group).items() if c is not None}

@@ -15,7 +15,7 @@ from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.client.admin import delete_offsets, describe_groups, remove_members
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
@@ -45,7 +45,7 @@ def aged(cluster):
 @pytest.fixture
 def client(cluster):
     servers = cluster.bootstrap_servers
-    with Cluster(servers, ClientSettings.parse({"bootstrap.servers": servers})) as opened:
+    with ClusterClient(servers, ClientSettings.parse({"bootstrap.servers": servers})) as opened:
         yield opened
 
 

@@ -6,11 +6,13 @@ import signal
 import pyarrow.dataset
 import pytest
 from support.query_harness import PARTITIONS, QueryHarness
+from support.spark_features import needs_admission_control
 from support.waiting import wait_until
 
 from spark_groupsource import stop_gracefully
 from spark_groupsource.client.admin import remove_members
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.source.admission_control import HAS_ADMISSION_CONTROL
 from spark_groupsource.source.control_socket import control_sockets
 from spark_groupsource.source.driver_process import process_identity
 
@@ -24,6 +26,7 @@ def harness(spark, cluster, topic, group, tmp_path):
     opened.close()
 
 
+@needs_admission_control
 def test_limited_available_now_reads_everything_and_leaves_no_lag(harness):
     harness.produce(1000)
     query = harness.start("a", {"availableNow": True}, maxOffsetsPerTrigger="400")
@@ -36,6 +39,15 @@ def test_limited_available_now_reads_everything_and_leaves_no_lag(harness):
     assert harness.start("a", {"availableNow": True}).awaitTermination(120)
     assert harness.values("a") == list(range(1100))
     assert harness.committed() == 1100
+
+
+@pytest.mark.skipif(HAS_ADMISSION_CONTROL, reason="Spark has admission control")
+def test_available_now_runs_one_batch_which_the_next_run_commits(harness):
+    for produced, committed in ((100, 0), (150, 100)):
+        harness.produce(produced - harness.produced)
+        assert harness.start("a", {"availableNow": True}).awaitTermination(120)
+        assert harness.values("a") == list(range(produced))
+        assert harness.committed() == committed
 
 
 def test_idle_stream_commits_and_shows_its_members(harness):

@@ -89,6 +89,7 @@ def test_an_interrupted_replacement_is_completed_after_two_crashes(tmp_path):
 
 @pytest.mark.conformance("LC-033")
 @pytest.mark.parametrize("steps", range(0, 70, 5))
+@pytest.mark.slow
 def test_a_pass_that_is_stopped_leaves_the_records_unchanged(tmp_path, steps):
     store = Store(tmp_path, TopicConfig(cleanup_policy=("compact",), segment_bytes=4096, index_interval_bytes=100))
     written = fill(store, 4)

@@ -264,6 +264,7 @@ def test_transaction_index_is_compacted_with_its_segment(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(scaled(8, 1)))
+@pytest.mark.slow
 def test_read_committed_result_is_unchanged_by_passes_and_restarts(tmp_path, seed):
     rng = random.Random(seed)
     store = Store(tmp_path)

@@ -84,6 +84,7 @@ def check(disk: FullDisk, *, maybe_twice: bool) -> None:
 
 
 @pytest.mark.conformance("UL-014")
+@pytest.mark.slow
 def test_a_full_disk_fails_one_request_and_damages_nothing(tmp_path: Path) -> None:
     unlimited = FullDisk(tmp_path / "unlimited", 1 << 40)
     unlimited.run(requests)

@@ -310,6 +310,7 @@ def test_snapshots_of_merged_segments_are_removed(tmp_path):
     assert store.append((b"k", b"5"), producer_id=7, producer_epoch=0, base_sequence=5) == 5
 
 
+@pytest.mark.slow
 def test_a_batch_of_many_records_is_compacted_in_many_steps(tmp_path):
     store = Store(tmp_path, TopicConfig(cleanup_policy=("compact",)))
     count = 30_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -332,6 +333,24 @@ def test_the_recovery_point_follows_flushes_and_stays_after_a_failed_one(directo
     with pytest.raises(StorageError, match="a bad disk"):
         log.close()
     assert (log.recovery_point, log.log_end_offset) == (91, 93)
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_a_directory_that_disappears_before_its_flush_is_reported_unless_it_is_deleted(directory, is_deleted):
+    log, reports = open_log(directory, config=SMALL)
+    flushes = []
+    log._files.run_in_background = lambda flush: flushes.append(flush) or Future()
+    fill(log)
+    if is_deleted:
+        log.close_files()
+    directory.rename(directory.with_name("renamed"))
+    if is_deleted:
+        flushes[0]()
+        assert reports == []
+    else:
+        with pytest.raises(StorageError):
+            flushes[0]()
+        assert "A completed segment was not flushed: " in reports[-1]
 
 
 def test_files_with_other_names_are_ignored(directory):

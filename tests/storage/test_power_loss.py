@@ -160,7 +160,9 @@ def check(path: Path, known: Acknowledged, flush: bool) -> None:
     broker.crash()
 
 
-@pytest.mark.parametrize("flush", (True, False), ids=("flush always", "flush os"))
+@pytest.mark.parametrize(
+    "flush", (True, pytest.param(False, marks=pytest.mark.slow)), ids=("flush always", "flush os")
+)
 @pytest.mark.parametrize("name", RUNS)
 def test_logs_recover_from_a_power_loss_at_any_operation(tmp_path: Path, name: str, flush: bool) -> None:
     """With flushes nothing acknowledged is lost; without, every log opens and takes records."""

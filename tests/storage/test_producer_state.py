@@ -107,6 +107,17 @@ def test_a_snapshot_retains_the_batches_of_each_producer():
     assert refused(again, numbered(3)) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
+def test_a_snapshot_keeps_the_time_of_the_last_marker_from_which_a_producer_expires():
+    begun = batch(b"x", producer_id=3, producer_epoch=0, base_sequence=0, timestamp_ms=1_000, transactional=True)
+    states = stored(next(iter_batches(begun)))
+    states.complete_transaction(3, 0, 0, 5_000)
+    again = ProducerStateManager.decode(states.encode())
+    again.remove_expired(4_999)
+    assert again.entries()[3].coordinator_epoch == 0
+    again.remove_expired(5_000)
+    assert not again.entries()
+
+
 def test_a_snapshot_with_any_corrupt_byte_is_rejected():
     data = stored(numbered(0)).encode()
     for position in range(len(data)):

@@ -11,7 +11,7 @@ from typing import Any
 
 from support.waiting import wait_until
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.membership.group_client import GroupClient, GroupView
 from spark_groupsource.client.settings import ClientSettings, GroupSettings
 from spark_groupsource.net import Address
@@ -31,10 +31,10 @@ def client_settings(bootstrap_servers: str, **settings: str) -> ClientSettings:
     return ClientSettings.parse(options)
 
 
-def open_cluster(bootstrap_servers: str, **settings: str) -> Cluster:
+def open_cluster(bootstrap_servers: str, **settings: str) -> ClusterClient:
     """A client of a cluster; use it as a context manager."""
     parsed = client_settings(bootstrap_servers, **settings)
-    return Cluster(parsed.bootstrap, parsed)
+    return ClusterClient(parsed.bootstrap, parsed)
 
 
 def advertise(**ranges: tuple[int, int]) -> Any:
@@ -140,7 +140,7 @@ def fake_broker(greeting: bytes = b"", **responses: ResponseFunction) -> Iterato
         broker.close()
 
 
-def group_client(client: Cluster, group: str, topic: str = "", **settings: Any) -> GroupClient:
+def group_client(client: ClusterClient, group: str, topic: str = "", **settings: Any) -> GroupClient:
     values: dict[str, Any] = {"client_id": "app", "session_timeout_ms": 10_000, "heartbeat_interval_ms": 200}
     if "pattern" not in settings:
         values["topics"] = (topic,)

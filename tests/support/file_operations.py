@@ -162,6 +162,8 @@ class FileOperations:
             if descriptor in self._files:
                 return self._do(("flush", self._files[descriptor]), lambda: None)
             name = self._relative(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+            if name is not None and not os.fstat(descriptor).st_nlink:
+                return None  # removed meanwhile: without the record, less of it is certain
             if name is not None:  # opened for reading only
                 operation = ("open", next(self._ids), name)
                 self._do(operation, lambda: None)

@@ -1,24 +1,25 @@
 """Attacks that fill the memory bounds of a broker, alone or together.
 
-    PYTHONPATH=jobs:tests python tests/support/full_bounds.py [NAME ...]
+    PYTHONPATH=jobs:tests python tests/support/full_bounds.py [NAME ...] [--document docs/security.md]
 
-prints what each bound costs on a new broker; `hostile.py --document` writes that into docs/security.md.
+prints what each bound costs on a new broker, and writes it into the table of the page after each bound; the other rows
+stay. `hostile.py --document` does this, too.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
 
 from support.attack_frames import create_topics, fetch, half_sent, join_group, metadata_of, produce
 from support.attacks import Client, Outcome, Target
-from support.hostile_report import BoundCost
+from support.hostile_report import BoundCost, write_bounds
 from support.raw_broker import BrokerProcess
 from support.state_attacks import begin_transaction, commit_frame, find_coordinator, frame
 
@@ -31,19 +32,26 @@ from spark_groupsource.wire.messages import (
 )
 
 _TOPIC, _WIDTH = "full-wide-0", 5_000
-_PIPELINED = 50
+_PIPELINED, _REJECTED = 50, 300
+_PARTITIONS_OF_PRODUCERS = 20
 _GROUP_KEY, _TRANSACTION_KEY = 0, 1
 Fill = Callable[[Target, ExitStack], None]
 """Fills one bound; keeps connections open in the stack if the state belongs to them."""
 
 
-def _send_all(client: Client, frames: Iterator[bytes]) -> None:
-    """Sends frames, some at a time, and reads their responses."""
-    while some := list(islice(frames, _PIPELINED)):
+def _send_all(client: Client, frames: Iterator[bytes], code_at: slice = slice(0, 0)) -> None:
+    """Sends frames, some at a time, and reads their responses.
+
+    Ends when the broker has rejected many requests on end, by the error code at `code_at` of their responses.
+    """
+    rejected = 0
+    while rejected < _REJECTED and (some := list(islice(frames, _PIPELINED))):
         client.send(b"".join(some))
         for _ in some:
-            if client.read() is None:
+            response = client.read()
+            if response is None:
                 return
+            rejected = rejected + 1 if any(response[code_at]) else 0
 
 
 def _wide_topic(target: Target) -> None:
@@ -79,7 +87,8 @@ def groups(target: Target, stack: ExitStack) -> None:
     _wide_topic(target)
     with target.connect() as client:
         find_coordinator(client, _GROUP_KEY, "g")
-        _send_all(client, (commit_frame(f"full-{number}", _TOPIC, range(1)) for number in range(30_000)))
+        frames = (commit_frame(f"full-{number}", _TOPIC, range(1)) for number in range(30_000))
+        _send_all(client, frames, slice(-5, -3))
 
 
 def members(target: Target, stack: ExitStack) -> None:
@@ -87,7 +96,7 @@ def members(target: Target, stack: ExitStack) -> None:
     with target.connect() as client:
         find_coordinator(client, _GROUP_KEY, "g")
         frames = (join_group(f"full-member-{number}", b"m", session_timeout_ms=300_000) for number in range(30_000))
-        _send_all(client, frames)
+        _send_all(client, frames, slice(8, 10))
 
 
 def pending_offsets(target: Target, stack: ExitStack) -> None:
@@ -120,18 +129,18 @@ def producers(target: Target, stack: ExitStack, count: int = 20_000) -> None:
     topic_data = ProduceRequest.TopicProduceData
 
     def frames() -> Iterator[bytes]:
-        for number in range(10**9, 10**9 + count // 4):
+        for number in range(10**9, 10**9 + count, _PARTITIONS_OF_PRODUCERS):
             for sequence in range(5):
                 parts = [
                     topic_data.PartitionProduceData(
                         index=partition,
                         records=bytes(
                             encode_batch(
-                                records, producer_id=4 * number + partition, producer_epoch=0, base_sequence=sequence
+                                records, producer_id=number + partition, producer_epoch=0, base_sequence=sequence
                             )
                         ),
                     )
-                    for partition in range(4)
+                    for partition in range(_PARTITIONS_OF_PRODUCERS)
                 ]
                 data = [topic_data(name=_TOPIC, partition_data=parts)]
                 yield frame(ProduceRequest(transactional_id=None, acks=-1, timeout_ms=1000, topic_data=data), 8)
@@ -150,6 +159,7 @@ def transactional_ids(target: Target, stack: ExitStack) -> None:
                 frame(InitProducerIdRequest(transactional_id=f"full-{number}", transaction_timeout_ms=60_000), 2)
                 for number in range(20_000)
             ),
+            slice(9, 11),
         )
 
 
@@ -279,11 +289,15 @@ def fill_all_bounds(target: Target) -> Outcome:
     return Outcome()
 
 
+_SETTINGS = (
+    "offsets.topic.num.partitions=5", "transaction.state.log.num.partitions=5", "group.initial.rebalance.delay.ms=0",
+)  # fmt: skip
+
+
 def measure(name: str) -> BoundCost:
     """Fills one bound of a new broker; returns its memory before, at most, and 6 s afterwards."""
-    settings = ("offsets.topic.num.partitions=5", "transaction.state.log.num.partitions=5")
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
-        broker = stack.enter_context(BrokerProcess(Path(directory) / "data", *settings))
+        broker = stack.enter_context(BrokerProcess(Path(directory) / "data", *_SETTINGS))
         target = Target(broker.bootstrap_servers, broker.process.pid)
         time.sleep(1)
         before = peak = target.memory_mb()
@@ -302,14 +316,28 @@ def measure(name: str) -> BoundCost:
             after = target.memory_mb()
         is_done.set()
         watcher.join()
-    description = ((STATE | TRANSIENT)[name].__doc__ or "").rstrip(".")
-    return BoundCost(description, before, peak, after)
+    return BoundCost(_description(name), before, peak, after)
+
+
+def measure_all(names: Iterable[str], document: Path | None) -> None:
+    """Measures bounds; prints each, and writes it into the page."""
+    for name in names:
+        cost = measure(name)
+        print(cost.row, flush=True)
+        if document is not None:
+            write_bounds(document, [cost], [_description(each) for each in STATE | TRANSIENT])
+
+
+def _description(name: str) -> str:
+    return ((STATE | TRANSIENT)[name].__doc__ or "").rstrip(".")
 
 
 def main() -> None:
-    print("| bound | before | at most | 6 s later |\n|---|--:|--:|--:|")
-    for name in sys.argv[1:] or [*STATE, *TRANSIENT]:
-        print(measure(name).row, flush=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="bounds; default: all")
+    parser.add_argument("--document", type=Path, metavar="FILE", help="page with the table of bounds")
+    options = parser.parse_args()
+    measure_all(options.names or [*STATE, *TRANSIENT], options.document)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,28 +93,27 @@ def print_table(rows: Mapping[str, Row]) -> None:
     print(f"worst {worst_ms:.0f} ms, peak {max(row.peak_mb for row in rows.values()):.0f} MB", flush=True)
 
 
-def write_sections(
-    path: Path, introduction: str, embedded: Mapping[str, Row], kafka: Mapping[str, Row], bounds: Iterable[BoundCost]
-) -> None:
-    """Replaces the sections of the page with what was measured, which may be a part of the attacks and bounds.
-
-    A section of which nothing was measured stays as it is.
-    """
+def write_attacks(path: Path, introduction: str, embedded: Mapping[str, Row], kafka: Mapping[str, Row]) -> None:
+    """Replaces the section of the attacks with what was measured, which may be a part of them; nothing: it stays."""
     nothing = Row()
     attacks = [
         f"| {_LABELS[name]} |{row.cells}{kafka.get(name, nothing).cells}" for name, row in embedded.items() if row.runs
     ]
     not_measured = [_LABELS[name] for name, row in embedded.items() if not row.runs]
     ending = f"\n\nNot measured: {'; '.join(not_measured)}." if not_measured else ""
-    costs = [cost.row for cost in bounds]
-    text = path.read_text()
     if attacks:
         table = "\n".join([_ATTACKS_HEADER, *attacks])
-        text = _replaced(text, ATTACKS_TITLE, f"{introduction}\n\n{table}{ending}")
-    if costs:
-        table = "\n".join([_BOUNDS_HEADER, *costs])
-        text = _replaced(text, BOUNDS_TITLE, f"`full_bounds.py` fills each bound of a new broker.\n\n{table}")
-    path.write_text(text)
+        path.write_text(_replaced(path.read_text(), ATTACKS_TITLE, f"{introduction}\n\n{table}{ending}"))
+
+
+def write_bounds(path: Path, costs: Iterable[BoundCost], order: Sequence[str]) -> None:
+    """Replaces the rows of the bounds that were measured; `order`: the descriptions of all bounds."""
+    text = path.read_text()
+    section = text.partition(f"{BOUNDS_TITLE}\n")[2].partition("\n## ")[0]
+    rows = {line.split("|")[1].strip(): line for line in section.splitlines() if line.startswith("|")}
+    rows |= {cost.description: cost.row for cost in costs}
+    table = "\n".join([_BOUNDS_HEADER, *(rows[each] for each in order if each in rows)])
+    path.write_text(_replaced(text, BOUNDS_TITLE, f"`full_bounds.py` fills each bound of a new broker.\n\n{table}"))
 
 
 def _replaced(text: str, title: str, section: str) -> str:

@@ -53,6 +53,16 @@ def java_gateway(jars: Path) -> Iterator[JavaGateway]:
         process.wait(20)
 
 
+@contextmanager
+def plain_java_errors() -> Iterator[None]:
+    """Makes failed calls raise Py4JJavaError.
+
+    In a process with a Spark session, PySpark converts every py4j exception with calls to Spark's JVM.
+    """
+    with patch("py4j.java_gateway.get_return_value", get_return_value):
+        yield
+
+
 class JavaTools:
     """Runs ``main`` of Kafka's tools in sequence. A context manager."""
 
@@ -108,8 +118,7 @@ class JavaTools:
         jvm.java.lang.System.setErr(jvm.java.io.PrintStream(errors, True))
         thrown = ""
         try:
-            # in a process with a Spark session, PySpark converts every py4j exception with calls to Spark's JVM
-            with patch("py4j.java_gateway.get_return_value", get_return_value):
+            with plain_java_errors():
                 tool.main(values)
         except Py4JJavaError as error:
             thrown = str(error.java_exception.toString())

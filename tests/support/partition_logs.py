@@ -11,7 +11,8 @@ from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.storage.files import FileCache
-from spark_groupsource.storage.log import PartitionLog, TimestampAndOffset
+from spark_groupsource.storage.log import PartitionLog
+from spark_groupsource.storage.segment_index import TimestampAndOffset
 from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.storage.topic_config import TopicConfig
 

@@ -13,7 +13,7 @@ from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.client.admin import describe_groups
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 
 PARTITIONS = 4
@@ -31,7 +31,7 @@ class QueryHarness:
         self.spark: Any = spark
         self.cluster, self.topic, self.group, self.directory = cluster, topic, group, directory
         settings = ClientSettings.parse({"bootstrap.servers": cluster.bootstrap_servers})
-        self.client = Cluster(settings.bootstrap, settings)
+        self.client = ClusterClient(settings.bootstrap, settings)
         self.produced = 0
         self.queries: list[Any] = []
         create_topic(cluster.bootstrap_servers, topic, PARTITIONS)

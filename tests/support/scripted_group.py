@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator, Sequence
 from uuid import UUID
 
 from spark_groupsource.assign import Assignor
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import BY_ID
 from spark_groupsource.client.cluster.metadata import EARLIEST
 from spark_groupsource.client.membership.group_client import GroupClient, GroupView
@@ -335,7 +335,7 @@ class ScriptedConnection:
         self.is_closed = True
 
 
-class ScriptedCluster(Cluster):
+class ScriptedCluster(ClusterClient):
     """The package's own routing, caches and retries, with a scripted network."""
 
     def __init__(self, script: Script, clock: ManualClock, **settings: Any) -> None:

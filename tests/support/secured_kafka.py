@@ -20,14 +20,20 @@ from support.certificates import write_pem
 from support.clusters import BROKER_CONFIG
 
 USER, PASSWORD = "ann", "secret"
-_LISTENERS = {"PLAINTEXT": "PLAINTEXT", "SASL": "SASL_PLAINTEXT", "TLS": "SSL", "MUTUAL": "SSL"}
+_LISTENERS = {
+    "PLAINTEXT": "PLAINTEXT",
+    "SASL": "SASL_PLAINTEXT",
+    "TLS": "SSL",
+    "MUTUAL": "SSL",
+    "OAUTH": "SASL_SSL",
+}
 
 
 class SecuredKafka:
-    """One broker with four listeners; a context manager.
+    """One broker with five listeners; a context manager.
 
-    PLAINTEXT is for the super user, SASL for `USER`. TLS and MUTUAL have the certificate `certificates.SERVER`; MUTUAL
-    requires one of a client.
+    PLAINTEXT is for the super user, SASL for `USER`. OAUTH takes unsecured tokens, for sessions of 2 seconds. TLS,
+    MUTUAL and OAUTH have the certificate `certificates.SERVER`; MUTUAL requires one of a client.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -52,6 +58,12 @@ class SecuredKafka:
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": self.authority,
             "listener.name.mutual.ssl.client.auth": "required",
+            "listener.name.oauth.sasl.enabled.mechanisms": "OAUTHBEARER",
+            "listener.name.oauth.oauthbearer.connections.max.reauth.ms": "2000",
+            "listener.name.oauth.oauthbearer.sasl.jaas.config": (
+                "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required "
+                'unsecuredLoginStringClaim_sub="admin";'
+            ),
         }
         self.kafka = RealKafka({**BROKER_CONFIG, **config}, self._addresses["PLAINTEXT"])
 

@@ -28,10 +28,16 @@ _LONG_SECONDS = 5.0
 
 
 def is_for_soak(item: pytest.Item) -> bool:
-    """Whether the test is marked ``soak``, or is a Spark test on the cluster that this test is not selected for."""
+    """Whether only a run with ``--soak`` has the test.
+
+    It is marked ``soak``, or its cluster is not selected: a Spark test has one selected cluster, a test of foreign
+    clients alone has the embedded broker.
+    """
     if item.get_closest_marker("soak") is not None:
         return True
     callspec = getattr(item, "callspec", None)
+    if callspec is not None and item.get_closest_marker("foreign") is not None:
+        return bool(callspec.params.get("cluster") == "kafka")
     if callspec is None or "cluster" not in callspec.params or item.get_closest_marker("spark") is None:
         return False
     cluster = callspec.params["cluster"]

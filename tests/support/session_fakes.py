@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Iterable, Mapping, Sequence, cast
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import NO_IDS
 from spark_groupsource.client.cluster.metadata import (
     EARLIEST,
@@ -23,7 +23,7 @@ from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import Node, OffsetAndMetadata, TopicPartition
 from spark_groupsource.net import Address
 from spark_groupsource.source.batch_planner import Limits
-from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.options import SourceOptions, parse_options
 from spark_groupsource.source.session import StreamSession
 from spark_groupsource.source.task_partition import TaskMembership
 
@@ -172,13 +172,14 @@ class Query:
         cluster: FakeCluster | None = None,
         group: FakeGroup | None = None,
         co_readers: Any = None,
+        parsed: SourceOptions | None = None,
         **options: str,
     ) -> None:
         base = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "kafka.group.id": "g", **options}
         self.cluster, self.group = cluster or FakeCluster(), group or FakeGroup()
         self.clock = ManualClock()
-        parsed = parse_options(base, "stream")
-        self.session = StreamSession(cast(Cluster, self.cluster), parsed, self.group, self.clock, co_readers)
+        parsed = parsed or parse_options(base, "stream")
+        self.session = StreamSession(cast(ClusterClient, self.cluster), parsed, self.group, self.clock, co_readers)
         self.start: dict[str, Any] = start or {}
 
     def trigger(self, limits: Limits = NO_LIMITS) -> dict[TopicPartition, tuple[int, int]] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import time
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, Callable
@@ -12,9 +13,12 @@ from typing import Any, Callable
 import fastavro
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from support.examples import scaled
 
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.values import avro_nested
 from spark_groupsource.values.arrow_types import arrow_type
 from spark_groupsource.values.avro_blocks import AvroDecoder
 from spark_groupsource.values.avro_schema import parse_avro_schema
@@ -141,7 +145,7 @@ def encoded(schema: Any, values: list[Any]) -> list[bytes]:
 def decoder(schema: Any, *fields: str) -> AvroDecoder:
     avro = parse_avro_schema("value.schema", json.dumps(schema))
     kind = arrow_type(spark_type(avro), "value")
-    return AvroDecoder(avro, pa.struct([kind.field(name) for name in fields]) if fields else kind)
+    return AvroDecoder(avro, avro, pa.struct([kind.field(name) for name in fields]) if fields else kind)
 
 
 def decode(schema: Any, data: list[bytes | None], *fields: str):
@@ -150,8 +154,15 @@ def decode(schema: Any, data: list[bytes | None], *fields: str):
     return found
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_random_values_of_random_schemas(seed: int) -> None:
+@pytest.fixture(params=[0, 1000], ids=["item by item", "array by array"])
+def arrays(request, monkeypatch):
+    """Both ways to read arrays."""
+    monkeypatch.setattr(avro_nested, "_FEW_LANES", request.param)
+    monkeypatch.setattr(avro_nested, "_PIECE", 3)
+
+
+@pytest.mark.parametrize("seed", range(scaled(40, 6)))
+def test_random_values_of_random_schemas(arrays, seed: int) -> None:
     schema, make = Schemas(seed).record(3)
     pairs = [make() for _ in range(30)]
     data = encoded(schema, [datum for datum, _ in pairs])
@@ -162,8 +173,8 @@ def test_random_values_of_random_schemas(seed: int) -> None:
     assert decode(schema, data, name).values.to_pylist() == [{name: arrow[name]} for _, arrow in pairs]
 
 
-@pytest.mark.parametrize("seed", range(60, 90))
-def test_damaged_values_affect_no_other(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(60, 60 + scaled(25, 5)))
+def test_damaged_values_affect_no_other(arrays, seed: int) -> None:
     schemas = Schemas(seed)
     schema, make = schemas.record(3)
     pairs = [make() for _ in range(20)]
@@ -221,11 +232,59 @@ LONG = {"type": "record", "name": "r", "fields": [{"name": "n", "type": "long"},
         ),
     ],
 )
-def test_reasons(schema: Any, value: bytes, reason: str) -> None:
+def test_reasons(arrays, schema: Any, value: bytes, reason: str) -> None:
     assert decode(schema, [value, value]).malformed == {0: reason, 1: reason}
 
 
-def test_blocks_with_sizes_and_extreme_numbers() -> None:
+EMPTY = {"type": "record", "name": "e", "fields": []}
+
+
+def array_of(items: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def nested(depth: int) -> Any:
+    return "int" if not depth else array_of(nested(depth - 1))
+
+
+@pytest.mark.parametrize(
+    "schema, value, reason",
+    [
+        (RECORD, b"\x00" + b"\xff" * 9 + b"\x01" + b"\x02\x02\x00", "the count of a block exceeds the value"),
+        (RECORD, b"\x00\x02" + b"\x80" * 10 + b"\x01\x00", "an integer has more than 64 bits, or exceeds its type"),
+        (RECORD, b"\x00" + b"\x80" * 11, "an integer has more than 64 bits, or exceeds its type"),
+        (array_of("string"), b"\x04\x02a\x02\xff\x00", "a string is not UTF-8"),
+        (array_of("string"), b"\x04\x02a\x40\x00", "a length is negative, or exceeds the value"),
+        (array_of(["null", "int"]), b"\x02\x04\x00", "the branch of a union does not exist"),
+        (array_of({"type": "fixed", "name": "f", "size": 10**6}), b"\x04\0\0\0\0", "it ends before its last field"),
+        (array_of(EMPTY), b"\xd2\x0f\0", "the count of a block exceeds the value"),
+        (nested(99), b"\x02" * 98, "the count of a block exceeds the value"),
+        (nested(99), b"\x02" * 98 + b"\x80\x80\x40", "the count of a block exceeds the value"),
+    ],
+)
+def test_reasons_in_arrays(arrays, schema: Any, value: bytes, reason: str) -> None:
+    assert decode(schema, [value, value]).malformed == {0: reason, 1: reason}
+
+
+def test_deep_arrays_and_items_without_bytes(arrays) -> None:
+    found = decode(nested(99), [b"\x02" * 100 + b"\x00" * 99]).values.to_pylist()
+    assert json.dumps(found).count("[") == 100
+    assert decode(array_of(EMPTY), [b"\xd0\x0f\0"]).values.to_pylist() == [[{}] * 1000]
+
+
+def test_a_long_array_costs_no_more_for_each_item() -> None:
+    item = {"type": "record", "name": "i", "fields": [{"name": "s", "type": "string"}, {"name": "n", "type": "int"}]}
+    block = b"\x02" + b"\x02a\x04"
+    for long in (block * 20_000 + b"\0", b"\xc0\xb8\x02" + b"\x02a\x04" * 20_000 + b"\0"):
+        begin = time.process_time()
+        found = decode(array_of(item), [block + b"\0"] * 1000 + [long])
+        # a step for each item takes 3 seconds
+        assert time.process_time() - begin < 1
+        assert pc.list_value_length(found.values).to_pylist() == [1] * 1000 + [20_000]
+        assert found.values[1000][-1].as_py() == {"s": "a", "n": 2}
+
+
+def test_blocks_with_sizes_and_extreme_numbers(arrays) -> None:
     # two blocks: -2 items in 2 bytes, then one item
     assert decode(RECORD, [b"\x00\x03\x04\x02\x04\x02\x06\x00"]).values.to_pylist() == [{"s": "", "a": [1, 2, 3]}]
     numbers = ((2**63 - 1, 2**31 - 1), (-(2**63), -(2**31)), (2**56, 0), (-(2**55) - 1, 1))
@@ -237,6 +296,12 @@ def test_blocks_with_sizes_and_extreme_numbers() -> None:
     found = decode(wide, data).values.to_pylist()
     assert [each.as_tuple() for each in found] == [Decimal(f"{each}e-10").as_tuple() for each in unscaled]
     assert decode(["int", "long", "null"], [b"\x00\x02", b"\x02\x04", b"\x04"]).values.to_pylist() == [1, 2, None]
+
+
+@pytest.mark.parametrize("precision, logical", [(4, "decimal"), (5, ""), (39, ""), (0, ""), (None, "")])
+def test_a_decimal_whose_precision_is_invalid_is_ignored(precision: int | None, logical: str) -> None:
+    schema = {"type": "fixed", "name": "f", "size": 2, "logicalType": "decimal", "precision": precision}
+    assert parse_avro_schema("value.schema", json.dumps(schema)).logical == logical
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spark_groupsource.values import json_blocks
 from spark_groupsource.values.json_blocks import JsonDecoder
 from spark_groupsource.values.json_records import MalformedValueError, record_decoder
+from spark_groupsource.values.python_values import python_values
 
 UTC = timezone.utc
 KIND = pa.struct(
@@ -40,7 +41,7 @@ def one_by_one(values: list[bytes | None], kind: pa.DataType) -> tuple[list[obje
         except MalformedValueError as error:
             malformed[row] = str(error)
             found.append(None)
-    return pa.array(found, kind).to_pylist(), malformed
+    return python_values(pa.array(found, kind)), malformed
 
 
 def test_nested_values_of_every_kind() -> None:
@@ -155,11 +156,12 @@ OBJECTS = st.dictionaries(
 
 
 @settings(max_examples=60)
+@example([b'{"at": {"day": null, "time": -62135596801}}'])  # a time that Python does not have
 @given(st.lists(OBJECTS.map(lambda each: json.dumps(each).encode()) | st.binary(max_size=12) | st.none(), max_size=12))
 def test_blocks_equal_single_values(values: list[bytes | None]) -> None:
     found = decode(values)
     expected, malformed = one_by_one(values, KIND)
-    assert repr(found.values.to_pylist()) == repr(expected)
+    assert repr(python_values(found.values)) == repr(expected)
     assert list(sorted(found.malformed)) == list(malformed)
 
 
@@ -167,3 +169,53 @@ def test_a_rejected_part_is_the_smallest_unit(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(json_blocks, "_PART_ROWS", 2)
     found = decode([b'{"id": %d}' % n if n % 3 else b'{"id": []}' for n in range(10)])
     assert list(found.malformed) == [0, 3, 6, 9]
+
+
+FLAT = {
+    "id": 1, "name": "a{\u00e9", "price": 1.5, "small": 3, "flag": True, "day": "2024-01-02",
+    "tags": ["x"], "cost": 1.25,
+}  # fmt: skip
+FLAT_KIND = pa.struct(
+    [
+        ("id", pa.int64()), ("name", pa.string()), ("price", pa.float64()), ("small", pa.int32()), ("flag", pa.bool_()),
+        ("at", pa.timestamp("us", "UTC")), ("day", pa.date32()), ("cost", pa.decimal128(4, 2)),
+        ("tags", pa.list_(pa.field("element", pa.string()))),
+    ]
+)  # fmt: skip
+GOOD = json.dumps(FLAT | {"at": "2024-01-02T03:04:05Z"}).encode()
+
+
+def changed(**fields: object) -> bytes:
+    return json.dumps(FLAT | fields).encode()
+
+
+@pytest.mark.parametrize("spaced", [True, False])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [GOOD[:-3]], [GOOD[:20]], [b"no JSON"], [changed(id="x")], [changed(flag="yes")], [changed(flag=1)],
+        [changed(name={"a": 1})], [changed(name=12)], [changed(tags="x")], [changed(tags=[1])], [changed(id=1.5)],
+        [changed(small=2**31)], [changed(id=2**63)], [changed(at="tomorrow")], [changed(at=5)],
+        [changed(day="no day")],
+        [changed(cost=100)], [changed(cost=1.125)],
+        [GOOD.replace(b"1.5", b"1e400")], [GOOD[:-1] + b', "id": 5}'], [GOOD.replace(b'"flag":', b'"flag"')],
+        [GOOD.replace(b"a", b"\xff", 1)], [GOOD.replace(b"a", b"\0", 1)], [b'{"x":' + b"[" * 500 + b"]" * 500 + b"}"],
+        [changed(id="x"), GOOD[:-3], changed(small=1.5), changed(tags=[1]), GOOD.replace(b'"flag":', b'"flag"')],
+    ],
+)  # fmt: skip
+def test_few_malformed_values_of_a_block_are_decoded_by_themselves(monkeypatch, bad: list[bytes], spaced: bool) -> None:
+    values = [GOOD] * 300
+    values[::50] = (bad * 6)[:6]
+    if not spaced:
+        values = [value.replace(b": ", b":") for value in values]
+    decoder, single = JsonDecoder(FLAT_KIND), []
+    decode_record = decoder._decode_record
+    monkeypatch.setattr(decoder, "_decode_record", lambda value: single.append(value) or decode_record(value))
+    expected, malformed = one_by_one(values, FLAT_KIND)
+    for _ in range(2):
+        single.clear()
+        found = decoder.decode(pa.array(values, pa.binary()))
+        assert found.values.to_pylist() == expected
+        assert found.malformed == malformed
+        found.values.validate(full=True)
+        assert len(single) <= 6

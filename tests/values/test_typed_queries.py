@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 
+import fastavro
 import pytest
 from chispa import assert_df_equality
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from schema_registry import SchemaRegistryServer
 from support.topics import create_topic, produce
 
 pytestmark = pytest.mark.spark
@@ -88,6 +91,41 @@ def test_malformed_values_are_those_of_from_json(spark, broker_address, filled):
     failing = read(spark, broker_address, filled, 1, value_format="json").schema("value struct<id bigint>").load()
     with pytest.raises(PySparkException, match="MALFORMED_RECORD.*typed-values-1 at offset 0 as json failed"):
         failing.collect()
+
+
+def test_a_stream_has_the_columns_of_a_subject(spark, broker_address, tmp_path):
+    create_topic(broker_address, "flights", 1)
+
+    def flight(*names):
+        return {"type": "record", "name": "Flight", "fields": [{"name": name, "type": "long"} for name in names]}
+
+    def write(*names):
+        schema_id, data = registry.register("flights-value", flight(*names)), io.BytesIO()
+        fastavro.schemaless_writer(data, fastavro.parse_schema(flight(*names)), {name: len(name) for name in names})
+        produce(broker_address, "flights", [(0, None, b"\0" + schema_id.to_bytes(4, "big") + data.getvalue())])
+
+    def load():
+        options = {"value.format": "avro", "value.flatten": "true", "onSchemaChange": "restart"}
+        address = {"kafka.bootstrap.servers": broker_address, "value.schema.registry.url": registry.url}
+        stream = spark.readStream.format("groupsource").options(**options, **address, startingOffsets="earliest")
+        return stream.option("kafka.group.id", "schemas").option("subscribe", "flights").load()
+
+    def run(stream):
+        rows = []
+        writer = stream.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
+        writer = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+        writer.start().awaitTermination()
+        return rows
+
+    with SchemaRegistryServer() as registry:
+        write("delay")
+        loaded = load()
+        assert [row.delay for row in run(loaded)] == [5]
+        write("delay", "gate")
+        # the same DataFrame: no record of the newer version is read as the older one
+        with pytest.raises(PySparkException, match="SCHEMA_CHANGED.*flights-value has version 2"):
+            run(loaded)
+        assert [(row.delay, row.gate) for row in run(load())] == [(5, 4)]
 
 
 def test_a_stream_has_typed_columns(spark, broker_address, filled, tmp_path):

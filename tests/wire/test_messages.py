@@ -27,7 +27,7 @@ EXPECTED = """
     DescribeTopicPartitions WriteTxnMarkers ConsumerGroupDescribe
 """
 
-few = settings(max_examples=scaled(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=scaled(12, 1), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def test_all_expected_apis_are_in_the_table():
@@ -68,7 +68,7 @@ def test_messages_round_trip_through_kio(api, side):
 
 @pytest.mark.parametrize("api, side", API_SIDES, ids=side_id)
 def test_incomplete_messages_and_trailing_bytes_are_rejected(api, side):
-    @settings(few, max_examples=scaled(5))
+    @settings(few, max_examples=scaled(5, 1))
     @given(st.data())
     def check(data):
         version = data.draw(versions(api))
@@ -86,7 +86,7 @@ def test_incomplete_messages_and_trailing_bytes_are_rejected(api, side):
 
 @pytest.mark.parametrize("api, side", API_SIDES, ids=side_id)
 def test_damaged_messages_raise_protocol_errors_only(api, side):
-    @settings(few, max_examples=scaled(20))
+    @settings(few, max_examples=scaled(20, 1))
     @given(st.data())
     def check(data):
         version = data.draw(versions(api))

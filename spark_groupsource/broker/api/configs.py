@@ -220,10 +220,10 @@ def _describe_unknown(
 
 
 def _value_of_node(broker: Broker, context: ApiRequestContext, key: BrokerConfigKey) -> object:
-    node = broker.nodes.get(context.node_id)
-    assert node is not None  # it has received this request
-    protocol = "SASL_PLAINTEXT" if broker.credentials.mechanisms else "PLAINTEXT"
-    return node.node_id if key.name == "node.id" else f"{protocol}://{node.host}:{node.port}"
+    if key.name == "node.id":
+        return context.node_id
+    endpoints = broker.nodes.endpoints(context.node_id)
+    return tuple(f"{listener}://{node.host}:{node.port}" for listener, node in endpoints.items())
 
 
 def _broker_entry(
@@ -270,7 +270,7 @@ def list_config_resources(
     broker: Broker, context: ApiRequestContext, request: ListConfigResourcesRequest
 ) -> Steps:
     """Lists the resources with settings: brokers and topics. Version 0 lists client metrics only, which have none."""
-    nodes = [str(node.node_id) for node in broker.nodes]
+    nodes = [str(node_id) for node_id in broker.nodes.ids()]
     known = {
         _TOPIC_RESOURCE: [name for name in broker.partitions.topics if name not in UNLISTED_TOPICS],
         _BROKER_RESOURCE: nodes,

@@ -9,14 +9,15 @@ import logging
 from collections import Counter
 from typing import Sequence
 
+from spark_groupsource.broker.api.authorization import readable_topics
 from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction, Steps
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.leader_epoch_cache import UNKNOWN_EPOCH_END
-from spark_groupsource.storage.log import TimestampAndOffset
 from spark_groupsource.storage.partition import Partition
+from spark_groupsource.storage.segment_index import TimestampAndOffset
 from spark_groupsource.storage.steps import StorageSteps, portions
 from spark_groupsource.wire.messages import (
     ApiMessage,
@@ -59,7 +60,9 @@ _DeletedPartition = _DeletedTopic.DeleteRecordsPartitionResult
 
 def fetch(broker: Broker, context: ApiRequestContext, request: FetchRequest) -> ApiMessage | ResponseAction | Steps:
     """Returns record batches, at once or when enough bytes are available."""
-    steps = broker.fetch_manager.fetch(context.token, context.node_id, request, context.api_version)
+    steps = broker.fetch_manager.fetch(
+        context.token, context.node_id, request, context.api_version, context.listener, readable_topics(broker, context)
+    )
     return run_inline(steps, _INLINE_NS)
 
 

@@ -10,8 +10,11 @@ from functools import partial
 from types import GeneratorType
 from typing import Any, Callable, Mapping, NamedTuple, Protocol
 
+from spark_groupsource.broker.api.access import Verdict
+from spark_groupsource.broker.api.authorization import authorize
 from spark_groupsource.broker.api.coordinator_topics import USES_TOPICS, creation_steps
 from spark_groupsource.broker.api.request_limits import INLINE_ELEMENTS, SLICE_ELEMENTS, request_limit
+from spark_groupsource.broker.api.small_responses import has_small_response
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import (
     DELAYED,
@@ -20,11 +23,13 @@ from spark_groupsource.broker.requests import (
     ResponseAction,
     SendResponse,
     Steps,
+    in_a_slice,
 )
+from spark_groupsource.errors import RemoteProtocolError, UnsupportedVersionError
 from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.decoder import TooManyElementsError
-from spark_groupsource.wire.frames import RequestHeader, decode_request
+from spark_groupsource.wire.frames import RequestHeader, decode_request, read_request_header
 from spark_groupsource.wire.messages import ApiMessage
 
 # each handler takes the request class of its API, so the request is Any here
@@ -52,7 +57,8 @@ class RunSteps(Protocol):
     """Runs the remaining steps of the request with this token in time slices, and calls `on_result` with their result.
 
     Args: `first`, the value that the first step yielded; `is_update`, whether all steps run even if the client
-    disconnects; `is_large`, whether the request and its response may take a large part of the broker's memory.
+    disconnects; `is_large`, whether the request and its response may take a large part of the broker's memory;
+    `is_short`, whether it runs beside any number of others.
     """
 
     def __call__(
@@ -63,6 +69,7 @@ class RunSteps(Protocol):
         on_result: Callable[[Any], None],
         is_update: bool,
         is_large: bool = False,
+        is_short: bool = False,
     ) -> None: ...
 
 
@@ -85,17 +92,43 @@ class ServedApi(NamedTuple):
         return self.min_version if self.advertised_since is None else self.advertised_since, self.max_version
 
 
+class _Rejection(NamedTuple):
+    """The response to a request that is not authorized."""
+
+    response: Any
+
+
 class RequestDispatcher:
-    """Calls the handler of each request and sends the response that it returns."""
+    """Calls the handler of each request and sends the response that it returns.
+
+    Args: `complete_with` takes a function that changes the response of a request before it is sent, or None.
+    """
 
     def __init__(
-        self, broker: Broker, served: Mapping[ApiKey, ServedApi], send: SendResponse, run_steps: RunSteps
+        self,
+        broker: Broker,
+        served: Mapping[ApiKey, ServedApi],
+        send: SendResponse,
+        run_steps: RunSteps,
+        complete_with: Callable[[int, Callable[[Any], Any] | None], None] = lambda token, complete: None,
     ) -> None:
         # keyed by int: requests of unknown APIs are looked up too
         self.served: Mapping[int, ServedApi] = {int(key): api for key, api in served.items()}
         self._broker = broker
         self._send = send
         self._run_steps = run_steps
+        self._complete_with = complete_with
+
+    def has_small_response(self, frame: memoryview) -> bool:
+        """Returns whether the response to a request of one of `PREDICTABLE_RESPONSES` is small, or an error."""
+        try:
+            header, position = read_request_header(frame)
+            request = decode_request(frame, header, position, INLINE_ELEMENTS)
+        except TooManyElementsError:
+            return False
+        except (RemoteProtocolError, UnsupportedVersionError):
+            return True
+        return has_small_response(self._broker, header.api_key, header.api_version, request)
 
     def handle_frame(
         self, context: ApiRequestContext, frame: memoryview, header: RequestHeader, position: int
@@ -123,7 +156,21 @@ class RequestDispatcher:
             limit = request_limit(header.api_key).max_elements
             request = yield partial(decode_request, frame, header, position, limit)
         yield None
-        return (yield from self._handle_after(creation_steps(self._broker, request), context, request))
+        complete = None
+        if self._broker.authorizer is not None:
+            # reads only the ACLs and the names of topics
+            verdict = yield partial(authorize, self._broker, context, request)
+            request = self._accepted(context, request, verdict)
+            complete = verdict.complete
+        if isinstance(request, _Rejection):
+            response: ApiMessage | ResponseAction = request.response
+            return response
+        response = yield from self._handle_after(creation_steps(self._broker, request), context, request)
+        if complete is None or isinstance(response, ResponseAction):
+            return response
+        self._complete_with(context.token, None)
+        completed: ApiMessage = yield partial(complete, response)
+        return completed
 
     def _handle_after(
         self, creation: StorageSteps[None] | None, context: ApiRequestContext, request: ApiMessage
@@ -136,6 +183,10 @@ class RequestDispatcher:
 
     def handle(self, context: ApiRequestContext, request: ApiMessage) -> None:
         """Handles a request of a served API and version."""
+        request = self._authorized(context, request)
+        if isinstance(request, _Rejection):
+            self._respond(context.token, request.response)
+            return
         creation = creation_steps(self._broker, request)
         if creation is not None:
             self._start(context, self._handle_after(creation, context, request), creates_topic=True)
@@ -145,6 +196,20 @@ class RequestDispatcher:
             self._start(context, result)
         else:
             self._respond(context.token, result)
+
+    def _authorized(self, context: ApiRequestContext, request: Any) -> Any:
+        """Returns the request without what its principal may not access, or a rejection."""
+        if self._broker.authorizer is None:
+            return request
+        return self._accepted(context, request, authorize(self._broker, context, request))
+
+    def _accepted(self, context: ApiRequestContext, request: Any, verdict: Verdict) -> Any:
+        if verdict.response is not None:
+            is_unacknowledged = context.api_key == ApiKey.PRODUCE and not request.acks
+            return _Rejection(NO_RESPONSE if is_unacknowledged else verdict.response)
+        if verdict.complete is not None:
+            self._complete_with(context.token, verdict.complete)
+        return verdict.request
 
     def _start(
         self, context: ApiRequestContext, steps: Steps, creates_topic: bool = False, is_large: bool = False
@@ -158,7 +223,8 @@ class RequestDispatcher:
         else:
             is_update = context.api_key in _UPDATES or creates_topic
             respond = partial(self._respond, token)
-            self._run_steps(token, steps, first, respond, is_update, is_large)
+            is_short = first is in_a_slice
+            self._run_steps(token, steps, None if is_short else first, respond, is_update, is_large, is_short)
 
     def _respond(self, token: int, response: Any) -> None:
         if response is NO_RESPONSE:

@@ -62,7 +62,7 @@ def find_coordinator(broker: Broker, context: ApiRequestContext, request: FindCo
     keys = request.coordinator_keys if is_batched else [request.key]
     found = []
     for number, key in enumerate(keys, 1):
-        found.append(_coordinator(broker, request.key_type, key))
+        found.append(_coordinator(broker, context.listener, request.key_type, key))
         if number % _GROUPS_PER_STEP == 0:
             yield None
     if is_batched:
@@ -78,13 +78,16 @@ def find_coordinator(broker: Broker, context: ApiRequestContext, request: FindCo
     )
 
 
-def _coordinator(broker: Broker, key_type: int, key: str) -> FindCoordinatorResponse.Coordinator:
+def _coordinator(broker: Broker, listener: str, key_type: int, key: str) -> FindCoordinatorResponse.Coordinator:
     try:
         if key_type not in (_GROUP_KEY, _TRANSACTION_KEY):
             text = f"Coordinator type {key_type} is not supported. Use 0 (group) or 1 (transaction)."
             raise ApiError(ErrorCode.INVALID_REQUEST, text)
         runtime = broker.group_coordinator if key_type == _GROUP_KEY else broker.transaction_coordinator
-        node = runtime.shards.coordinator_node(key)
+        node_id = runtime.shards.coordinator_node(key)
+        node = broker.nodes.get(node_id, listener)
+        if node is None:
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"Node {node_id} has no listener {listener}.")
     except ApiError as error:
         return FindCoordinatorResponse.Coordinator(
             key=key, node_id=-1, host="", port=-1, error_code=error.code, error_message=error.message

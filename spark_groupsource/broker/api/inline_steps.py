@@ -29,7 +29,7 @@ def run_inline(steps: Steps, limit_ns: int) -> ApiMessage | ResponseAction | Ste
 
 
 def _after_a_slice(steps: Steps) -> Steps:
-    yield None  # the caller runs the first step at once
+    yield in_a_slice  # the caller runs the first step at once
     return (yield from steps)
 
 

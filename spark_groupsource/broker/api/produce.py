@@ -11,6 +11,7 @@ from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.current_leader import add_current_leaders
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import NO_RESPONSE, ZERO_UUID, ApiRequestContext, ResponseAction, Steps
+from spark_groupsource.clock import monotonic_ns
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, RemoteProtocolError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition, bounded_names
 from spark_groupsource.records.header import BatchHeader, Buffer, first_header, has_transactional_flag
@@ -25,7 +26,7 @@ _INLINE_NS = 1_000_000
 # without a response, the producer may disconnect at once, and then the remaining steps are dropped
 _INLINE_UNACKNOWLEDGED_NS = 15_000_000
 _BYTES_PER_STEP = 1 << 16
-_PARTITIONS_PER_STEP = 16
+_STEP_NS = 2_000_000  # the first record of a partition also creates its files
 
 _ALL_REPLICAS = -1
 _PRODUCE_TOPIC_IDS_SINCE = 13
@@ -61,7 +62,7 @@ def _produce_steps(broker: Broker, context: ApiRequestContext, request: ProduceR
     responses: list[_ProducedTopic] = []
     failed: list[tuple[TopicPartition, _ProducedPartition]] = []
     appended: list[tuple[TopicPartition, int]] = []
-    pending_bytes = 0
+    pending_bytes, end_ns = 0, monotonic_ns() + _STEP_NS
     rejection = _rejection(request)
     try:
         for topic in request.topic_data:
@@ -77,10 +78,10 @@ def _produce_steps(broker: Broker, context: ApiRequestContext, request: ProduceR
                 except ApiError as error:
                     results.append(_produce_error(data.index, error))
                     failed.append((TopicPartition(_response_name(broker, context, topic), data.index), results[-1]))
-                pending_bytes += len(data.records or b"") + _BYTES_PER_STEP // _PARTITIONS_PER_STEP
-                if pending_bytes > _BYTES_PER_STEP:
-                    pending_bytes = 0
+                pending_bytes += len(data.records or b"")
+                if pending_bytes > _BYTES_PER_STEP or monotonic_ns() >= end_ns:
                     yield None
+                    pending_bytes, end_ns = 0, monotonic_ns() + _STEP_NS
             responses.append(_ProducedTopic(name=topic.name, topic_id=topic.topic_id, partition_responses=results))
     finally:
         # delayed fetches complete after all partitions are appended, also if the producer disconnects before
@@ -92,7 +93,7 @@ def _produce_steps(broker: Broker, context: ApiRequestContext, request: ProduceR
         return NO_RESPONSE
     response = ProduceResponse(responses=responses, throttle_time_ms=0)
     wrong_leader = [each for each in failed if each[1].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER]
-    add_current_leaders(response, wrong_leader, broker.leaders, broker.nodes)
+    add_current_leaders(response, wrong_leader, broker.leaders, broker.nodes.at(context.listener))
     return response
 
 

@@ -112,7 +112,7 @@ def metadata(broker: Broker, context: ApiRequestContext, request: MetadataReques
         throttle_time_ms=0,
         brokers=[
             MetadataResponse.MetadataResponseBroker(node_id=node.node_id, host=node.host, port=node.port, rack=None)
-            for node in broker.nodes
+            for node in broker.nodes.at(context.listener)
         ],
         cluster_id=broker.cluster_id,
         controller_id=broker.controller_id,
@@ -248,7 +248,7 @@ def describe_cluster(
             DescribeClusterResponse.DescribeClusterBroker(
                 broker_id=node.node_id, host=node.host, port=node.port, rack=None, is_fenced=False
             )
-            for node in broker.nodes
+            for node in broker.nodes.at(context.listener)
         ],
         authorized_operations=_CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else None,
     )

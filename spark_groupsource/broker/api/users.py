@@ -1,6 +1,6 @@
-"""Handlers of client quotas, ACLs and SCRAM credentials.
+"""Handlers of client quotas and SCRAM credentials.
 
-This broker has neither quotas nor ACLs.
+This broker has no quotas.
 The connection performs SASL authentication (`SaslAuthenticator`); the SASL handlers here respond after that.
 
 Source: KIP-546 (quotas), KIP-554 (credentials); Kafka `ScramControlManager`, `DescribeUserScramCredentialsHandler`.
@@ -21,12 +21,6 @@ from spark_groupsource.wire.messages import (
     AlterClientQuotasResponse,
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
-    CreateAclsRequest,
-    CreateAclsResponse,
-    DeleteAclsRequest,
-    DeleteAclsResponse,
-    DescribeAclsRequest,
-    DescribeAclsResponse,
     DescribeClientQuotasRequest,
     DescribeClientQuotasResponse,
     DescribeUserScramCredentialsRequest,
@@ -40,7 +34,6 @@ from spark_groupsource.wire.sasl_server import MAX_ITERATIONS, MIN_ITERATIONS, S
 
 _MECHANISMS = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
 _NUMBERS = {name: number for number, name in _MECHANISMS.items()}
-_NO_AUTHORIZER = "No Authorizer is configured on the broker"
 _ENTITY_TYPES = ("user", "client-id", "ip")
 _PER_STEP, _NAMES_PER_STEP = 200, 2_000
 _MAX_CREDENTIAL_BYTES = 2_000
@@ -80,30 +73,6 @@ def alter_client_quotas(
         code = ErrorCode.INVALID_REQUEST if sets else ErrorCode.NONE
         entries.append(_Quota(error_code=code, error_message=text, entity=entity))
     return AlterClientQuotasResponse(throttle_time_ms=0, entries=entries)
-
-
-# --- ACLs ---
-
-
-def describe_acls(broker: Broker, context: ApiRequestContext, request: DescribeAclsRequest) -> DescribeAclsResponse:
-    """Responds as Kafka without ``authorizer.class.name``."""
-    code = ErrorCode.SECURITY_DISABLED
-    return DescribeAclsResponse(throttle_time_ms=0, error_code=code, error_message=_NO_AUTHORIZER, resources=[])
-
-
-def create_acls(broker: Broker, context: ApiRequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
-    """Rejects each ACL."""
-    code = ErrorCode.SECURITY_DISABLED
-    rejected = CreateAclsResponse.AclCreationResult(error_code=code, error_message=_NO_AUTHORIZER)
-    return CreateAclsResponse(throttle_time_ms=0, results=[rejected] * len(request.creations))
-
-
-def delete_acls(broker: Broker, context: ApiRequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
-    """Rejects each filter."""
-    rejected = DeleteAclsResponse.DeleteAclsFilterResult(
-        error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, matching_acls=[]
-    )
-    return DeleteAclsResponse(throttle_time_ms=0, filter_results=[rejected] * len(request.filters))
 
 
 # --- users ---

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Mapping, NamedTuple
 
 from spark_groupsource.broker.api import (
+    acls,
     configs,
     data,
     groups,
@@ -145,9 +146,9 @@ SERVED: Mapping[ApiKey, ServedApi] = MappingProxyType(
         ApiKey.TXN_OFFSET_COMMIT: ServedApi(
             0, 4, transactions.commit_offsets, "Kafka: 0-5. Version 5 belongs to transaction protocol 2 (KIP-890)."
         ),
-        ApiKey.DESCRIBE_ACLS: ServedApi(1, 3, users.describe_acls),
-        ApiKey.CREATE_ACLS: ServedApi(1, 3, users.create_acls),
-        ApiKey.DELETE_ACLS: ServedApi(1, 3, users.delete_acls),
+        ApiKey.DESCRIBE_ACLS: ServedApi(1, 3, acls.describe_acls),
+        ApiKey.CREATE_ACLS: ServedApi(1, 3, acls.create_acls),
+        ApiKey.DELETE_ACLS: ServedApi(1, 3, acls.delete_acls),
         ApiKey.DESCRIBE_CONFIGS: ServedApi(1, 4, configs.describe_configs),
         ApiKey.ALTER_CONFIGS: ServedApi(0, 2, configs.alter_configs),
         ApiKey.DESCRIBE_LOG_DIRS: ServedApi(1, 5, configs.describe_log_dirs),

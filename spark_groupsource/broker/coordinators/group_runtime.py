@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import defaultdict
+from itertools import chain
 from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.broker.config import BrokerConfig
@@ -35,15 +36,17 @@ from spark_groupsource.group import (
     Reply,
     RequestContext,
     SetTimer,
+    StoreAssignment,
     coordinator_partition,
     error_response,
     merge_responses,
     split_request,
 )
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.decode import CONTROL_COMMIT, control_type, decode_records
+from spark_groupsource.records.decode import CONTROL_COMMIT, control_type
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import HEADER_BYTES
+from spark_groupsource.records.key_values import key_value_slices
 from spark_groupsource.storage.catalog import OFFSETS_TOPIC
 from spark_groupsource.storage.segment import StoredBatch
 from spark_groupsource.storage.steps import portions
@@ -65,6 +68,7 @@ _RECORD_OVERHEAD = 21 + 5 + 5 + 1
 _Shard = CoordinatorShard[GroupShard, GroupTimer]
 _FULL_REPORT_MS = 60_000
 _REPLIES_PER_STEP = 50
+_LARGE_VALUE_BYTES = 65_536
 _GROUPS_PER_STEP = 200
 
 
@@ -101,6 +105,10 @@ def _divide(records: Sequence[LogRecord], max_bytes: int) -> Iterator[Sequence[L
             start, size = end, HEADER_BYTES
         size += record_size
     yield records[start:]
+
+
+def _value_bytes(outcome: Outcome) -> int:
+    return sum(len(record.value or b"") for record in outcome.records)
 
 
 def _changed_groups(request: GroupRequest) -> Iterable[str]:
@@ -165,8 +173,12 @@ class GroupRuntime:
     def new_state_machine(self, partition: int) -> GroupShard:
         return GroupShard(partition, self._config)
 
-    def replay_batch(self, state_machine: GroupShard, stored: StoredBatch) -> int:
-        """Replays a batch of `__consumer_offsets`; returns the number of its records.
+    def replay(self, state_machine: GroupShard, key: bytes, value: bytes | None) -> None:
+        """Replays a record of `__consumer_offsets`. Raises: CorruptRecordError."""
+        state_machine.replay(key, value)
+
+    def replay_transactional(self, state_machine: GroupShard, stored: StoredBatch) -> Iterator[None]:
+        """Replays a transactional batch, one record at a time, or a control batch of `__consumer_offsets`.
 
         Raises: CorruptRecordError.
         """
@@ -175,14 +187,12 @@ class GroupRuntime:
             if header.record_count:  # else compaction has removed the transaction
                 is_commit = control_type(stored.buffer, header) == CONTROL_COMMIT
                 state_machine.end_transaction(header.producer_id, is_commit)
-            return 0
-        producer_id = header.producer_id if header.is_transactional else -1
-        replayed = 0
-        for record in decode_records(stored.buffer, header):
-            if record.key is not None:
-                state_machine.replay(record.key, record.value, producer_id=producer_id)
-                replayed += 1
-        return replayed
+            yield
+            return
+        for key, value in chain.from_iterable(key_value_slices(stored.buffer, header)):
+            if key is not None:
+                state_machine.replay(key, value, producer_id=header.producer_id)
+            yield
 
     def on_loaded(self, shard: _Shard) -> None:
         """Starts the timers of loaded groups and removes offsets of partitions that were deleted during loading.
@@ -394,7 +404,10 @@ class GroupRuntime:
                     is_appended = False
                     outcome = state_machine.append_failed(outcome, error.code, self._clock.instant())
                     continue
-                following = state_machine.append_succeeded(outcome, self._clock.instant())
+                if isinstance(outcome.after_append, StoreAssignment) and _value_bytes(outcome) > _LARGE_VALUE_BYTES:
+                    self._background.add(self._continue_steps(shard, outcome))
+                else:
+                    following = state_machine.append_succeeded(outcome, self._clock.instant())
             if len(outcome.replies) > _REPLIES_PER_STEP:  # a rebalance completes for thousands of members
                 for reply in outcome.replies:
                     if isinstance(reply.token, _PartToken):  # its response is used in this step
@@ -406,6 +419,12 @@ class GroupRuntime:
                     self._reply(reply.token, reply.response)
             outcome = following
         return is_appended
+
+    def _continue_steps(self, shard: _Shard, outcome: Outcome) -> Iterator[None]:
+        """Continues after an append in a step of its own: a group with thousands of members needs the time of two."""
+        if self.shards.find_loaded(shard.partition) is shard:  # else its requests have got NOT_COORDINATOR
+            self._apply(shard, shard.state_machine.append_succeeded(outcome, self._clock.instant()))
+        yield
 
     def _reply_steps(self, replies: Sequence[Reply]) -> Iterator[None]:
         for some in portions(replies, _REPLIES_PER_STEP):

@@ -12,13 +12,15 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections import deque
+from functools import partial
 from typing import Generic, Hashable, Iterator, Mapping, NamedTuple, Protocol, TypeVar
 
+from spark_groupsource.broker.coordinators.log_replay import LogReplay
 from spark_groupsource.broker.coordinators.services import CoordinatorServices
 from spark_groupsource.broker.leaders import Leader
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.group import coordinator_partition
-from spark_groupsource.model import Node, TopicPartition
+from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.log_manager import CreationSteps
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.segment import StoredBatch
@@ -27,7 +29,6 @@ from spark_groupsource.timers import TimerQueue
 
 # other requests are served between two slices
 _LOAD_PAUSE_MS = 1
-_SLICE_RECORDS = 2_000
 
 StateMachine = TypeVar("StateMachine")
 Key = TypeVar("Key", bound=Hashable)
@@ -37,16 +38,23 @@ class CoordinatorShard(Generic[StateMachine, Key]):
     """One partition of a coordinator at its leader, from the begin of loading until it is unloaded.
 
     Attributes: `epoch`, leader epoch of the partition when loading began; `timers`, of this shard alone: they do
-    nothing once it is unloaded; `next_offset`, where loading continues, -1 at the start of the log.
+    nothing once it is unloaded; `log_replay`, of loading.
     """
 
-    def __init__(self, partition: int, epoch: int, state_machine: StateMachine, timers: TimerQueue[Key]) -> None:
+    def __init__(
+        self,
+        partition: int,
+        epoch: int,
+        state_machine: StateMachine,
+        timers: TimerQueue[Key],
+        log_replay: LogReplay,
+    ) -> None:
         self.partition = partition
         self.epoch = epoch
         self.state_machine = state_machine
         self.timers = timers
         self.is_loaded = False
-        self.next_offset = -1
+        self.log_replay = log_replay
 
 
 class CoordinatorTopic(NamedTuple):
@@ -70,10 +78,17 @@ class Coordinator(Protocol[StateMachine, Key]):
         """Creates the empty state machine of a partition."""
 
     @abstractmethod
-    def replay_batch(self, state_machine: StateMachine, stored: StoredBatch) -> int:
-        """Replays one batch of the log; returns the number of records.
+    def replay(self, state_machine: StateMachine, key: bytes, value: bytes | None) -> None:
+        """Replays one record outside of transactions, of which only the last one of a key counts.
 
         Raises: CorruptRecordError.
+        """
+
+    @abstractmethod
+    def replay_transactional(self, state_machine: StateMachine, stored: StoredBatch) -> Iterator[None]:
+        """Replays a control batch or a batch of a transaction, one record at a time.
+
+        The order of these batches and of others counts. Raises: CorruptRecordError.
         """
 
     @abstractmethod
@@ -153,8 +168,8 @@ class ShardRegistry(Generic[StateMachine, Key]):
         """Returns the partition of a group id or transactional id. Creates the topic if necessary. Raises: ApiError."""
         return TopicPartition(self._topic.name, coordinator_partition(coordinated_id, self.ensure_topic()))
 
-    def coordinator_node(self, coordinated_id: str) -> Node:
-        """Returns the node that coordinates a group id or transactional id.
+    def coordinator_node(self, coordinated_id: str) -> int:
+        """Returns the id of the node that coordinates a group id or transactional id.
 
         Raises: ApiError when its shard cannot be loaded or its leader does not run.
         """
@@ -162,10 +177,9 @@ class ShardRegistry(Generic[StateMachine, Key]):
         self.get_or_load(topic_partition.partition)
         self.check_available(topic_partition.partition)
         node_id = self._services.leaders.leader(topic_partition).node_id
-        node = self._services.nodes.get(node_id)
-        if node is None:
+        if node_id not in self._services.nodes.ids():
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"Node {node_id} does not run.")
-        return node
+        return node_id
 
     def is_leader(self, node_id: int, partition: int) -> bool:
         return self._leader(partition).node_id == node_id
@@ -230,7 +244,11 @@ class ShardRegistry(Generic[StateMachine, Key]):
 
         state_machine = self._coordinator.new_state_machine(partition)
         timers = self._services.timers.queue(on_expiry)
-        shard = CoordinatorShard(partition, self._leader(partition).epoch, state_machine, timers)
+        coordinator = self._coordinator
+        log_replay = LogReplay(
+            partial(coordinator.replay, state_machine), partial(coordinator.replay_transactional, state_machine)
+        )
+        shard = CoordinatorShard(partition, self._leader(partition).epoch, state_machine, timers, log_replay)
         return shard
 
     # --- loading ---
@@ -265,8 +283,10 @@ class ShardRegistry(Generic[StateMachine, Key]):
         self._load_soon()
 
     def _load_slice(self, shard: CoordinatorShard[StateMachine, Key]) -> None:
+        replay = shard.log_replay
         try:
-            shard.is_loaded = self._replay_slice(shard)
+            log = self.log_partition(shard.partition).log
+            shard.is_loaded = replay.replay_slice(log.batches(max(replay.next_offset, log.log_start_offset)))
         except (ApiError, CorruptRecordError, StorageError) as error:
             del self._shards[shard.partition]
             text = f"Loading {self._topic.contents} of {self._topic.name}-{shard.partition} failed: {error}"
@@ -275,17 +295,6 @@ class ShardRegistry(Generic[StateMachine, Key]):
             return
         if shard.is_loaded:
             self._coordinator.on_loaded(shard)
-
-    def _replay_slice(self, shard: CoordinatorShard[StateMachine, Key]) -> bool:
-        """Returns True at the end of the log."""
-        log = self.log_partition(shard.partition).log
-        replayed = 0
-        for stored in log.batches(max(shard.next_offset, log.log_start_offset)):
-            if replayed >= _SLICE_RECORDS:
-                return False
-            replayed += self._coordinator.replay_batch(shard.state_machine, stored)
-            shard.next_offset = stored.header.next_offset
-        return True
 
 
 def _nothing() -> None:

@@ -16,6 +16,7 @@ import logging
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
+from itertools import chain
 from typing import Callable, Collection, Iterator, NamedTuple, Protocol, Tuple
 
 from spark_groupsource.broker.config import BrokerConfig
@@ -25,8 +26,8 @@ from spark_groupsource.broker.timed_steps import PeriodicSteps
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.group.error_responses import append_error
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
-from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.key_values import key_value_slices
 from spark_groupsource.storage.catalog import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_groupsource.storage.segment import StoredBatch
 from spark_groupsource.transactions import Decision, TransactionConfig, TransactionShard, is_ending
@@ -36,7 +37,7 @@ from spark_groupsource.wire.transaction_records import TransactionValue, encode_
 _RETRY_MS = 1_000
 MAX_STATE_BYTES = 16_777_216
 """Approximate memory of all transactional ids above which no id is added; at twice as much, no partition."""
-_MARKERS_PER_SLICE = 25
+_MARKERS_PER_SLICE, _SLICE_MS = 25, 4  # the first record of a partition also creates its files
 # Kafka `TransactionStateManager.transactionStateTopicConfigs`; there is one copy of each log
 _TOPIC_SETTINGS = {
     "compression.type": "uncompressed", "min.insync.replicas": "1", "unclean.leader.election.enable": "false",
@@ -117,18 +118,17 @@ class TransactionRuntime:
     def new_state_machine(self, partition: int) -> TransactionShard:
         return TransactionShard(self._config)
 
-    def replay_batch(self, state_machine: TransactionShard, stored: StoredBatch) -> int:
-        """Replays a batch of `__transaction_state`; returns the number of its records.
+    def replay(self, state_machine: TransactionShard, key: bytes, value: bytes | None) -> None:
+        """Replays a record of `__transaction_state`. Raises: CorruptRecordError."""
+        state_machine.replay(key, value)
 
-        Raises: CorruptRecordError.
-        """
-        replayed = 0
-        if not stored.header.is_control:
-            for record in decode_records(stored.buffer, stored.header):
-                if record.key is not None:
-                    state_machine.replay(record.key, record.value)
-                    replayed += 1
-        return replayed
+    def replay_transactional(self, state_machine: TransactionShard, stored: StoredBatch) -> Iterator[None]:
+        """Replays as `replay`: no coordinator writes such batches into `__transaction_state`."""
+        slices = () if stored.header.is_control else key_value_slices(stored.buffer, stored.header)
+        for key, value in chain.from_iterable(slices):
+            if key is not None:
+                state_machine.replay(key, value)
+            yield
 
     def on_loaded(self, shard: _Shard) -> None:
         """Completes transactions whose end is stored and starts the timeouts of ongoing ones."""
@@ -337,8 +337,9 @@ class TransactionRuntime:
         failure, untried = known.failure, known.untried
         committed = value.status is PREPARE_COMMIT
         producer = ProducerIdAndEpoch(value.producer_id, value.producer_epoch)
+        end_ms = self._clock.now_ms() + _SLICE_MS
         for _ in range(_MARKERS_PER_SLICE):
-            if not untried:
+            if not untried or (self._clock.now_ms() >= end_ms and len(value.partitions) > _MARKERS_PER_SLICE):
                 break
             topic_partition = untried.pop()
             try:

@@ -60,6 +60,8 @@ class _PendingFetch(NamedTuple):
 
     node_id: int
     api_version: int
+    listener: str
+    may_read: Callable[[str], bool]
     max_bytes: int
     reads_committed: bool
     context: FetchContext
@@ -69,7 +71,8 @@ class _PendingFetch(NamedTuple):
 class FetchManager:
     """Fetch requests of all nodes. Called by the broker's event loop only; `len` is the number of delayed fetches.
 
-    Attributes: `available_bytes`, returns the bytes that the next response may have, 0 while clients read too slowly;
+    Attributes: `available_bytes`, returns the bytes that the next response may have, few while clients read too slowly;
+    `may_exceed`, returns whether the first batch of a response may be larger (KIP-74), which it may not then;
     `run_steps`, sends the response that the steps return to the request with a token.
     """
 
@@ -91,6 +94,7 @@ class FetchManager:
         self._clock = clock
         self._max_bytes = config.fetch_max_bytes
         self.available_bytes: Callable[[], int] = lambda: self._max_bytes
+        self.may_exceed: Callable[[], bool] = lambda: True
         self._send = send
         slots = config.max_incremental_fetch_session_cache_slots
         self._sessions: defaultdict[int, FetchSessionCache] = defaultdict(
@@ -113,17 +117,22 @@ class FetchManager:
         return cached * SESSION_PARTITION_BYTES + self._delayed_partitions * DELAYED_PARTITION_BYTES
 
     def fetch(
-        self, token: int, node_id: int, request: FetchRequest, api_version: int
+        self, token: int, node_id: int, request: FetchRequest, api_version: int, listener: str = "PLAINTEXT",
+        may_read: Callable[[str], bool] = lambda topic: True,
     ) -> StorageSteps[FetchResponse | ResponseAction]:
-        """Returns the response of a node, or DELAYED, in steps: a request may have thousands of partitions."""
+        """Returns the response of a node, or DELAYED, in steps: a request may have thousands of partitions.
+
+        `listener` is the one that received the request, `may_read` whether its principal may read a topic.
+        """
         now_ms = self._clock.now_ms()
         context = yield from self._sessions[node_id].new_context_steps(request, api_version, now_ms)
         if context.error_code:
             return FetchResponse(error_code=context.error_code, session_id=0, responses=[])
         if now_ms < self._next_large_read_ms:
-            yield in_a_slice
+            yield in_a_slice if len(context.partitions) <= _INLINE_PARTITIONS else None
         max_bytes, committed = min(request.max_bytes, self._max_bytes), request.isolation_level == _READ_COMMITTED
-        pending = _PendingFetch(node_id, api_version, max_bytes, committed, context, len(context.partitions))
+        partitions = len(context.partitions)
+        pending = _PendingFetch(node_id, api_version, listener, may_read, max_bytes, committed, context, partitions)
         appended = self._appended[token] = set()
         try:
             result = yield from self._read(pending)
@@ -236,7 +245,7 @@ class FetchManager:
             responses=responses,
         )
         if failed and pending.api_version >= _CURRENT_LEADER_SINCE:
-            add_current_leaders(response, failed, self._leaders, self._nodes)
+            add_current_leaders(response, failed, self._leaders, self._nodes.at(pending.listener))
         return response
 
     # --- reading ---
@@ -244,7 +253,7 @@ class FetchManager:
     def _read(self, pending: _PendingFetch) -> StorageSteps[_ReadResult]:
         node_id, context, committed = pending.node_id, pending.context, pending.reads_committed
         available = self.available_bytes()
-        limit = min(pending.max_bytes, available)
+        limit, may_exceed = min(pending.max_bytes, available), self.may_exceed()
         size, has_error = 0, False
         partitions: list[TopicPartition] = []
         entries: list[tuple[CachedPartition, _PartitionData]] = []
@@ -255,11 +264,11 @@ class FetchManager:
             if number % _PARTITIONS_PER_STEP == 0:
                 yield None
             try:
-                partition = self._find(node_id, requested)
+                partition = self._find(node_id, requested, pending.may_read)
                 partitions.append(partition.topic_partition)
                 if context.is_incremental and _is_unchanged(partition, requested):
                     continue
-                entry = self._read_partition(partition, requested, limit - size, size == 0 < available, committed)
+                entry = self._read_partition(partition, requested, limit - size, may_exceed and not size, committed)
                 has_error = has_error or entry.diverging_epoch is not None
                 size += len(entry.records or b"")
                 entries.append((requested, entry))
@@ -275,9 +284,11 @@ class FetchManager:
             self._next_large_read_ms = self._clock.now_ms() + _LARGE_READ_PAUSE_MS
         return _ReadResult(entries + unknown_ids + unknown_names, partitions, size, has_error)
 
-    def _find(self, node_id: int, requested: CachedPartition) -> Partition:
+    def _find(self, node_id: int, requested: CachedPartition, may_read: Callable[[str], bool]) -> Partition:
         if requested.topic is None:
             requested.topic = self._partitions.topic_name(requested.topic_id or ZERO_UUID)
+        if not may_read(requested.topic):
+            raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         partition = self._partitions.partition(requested.topic, requested.number)
         if requested.topic_id is not None and requested.topic_id != partition.topic_id:
             raise ApiError(

@@ -21,12 +21,14 @@ from typing import Any, Callable, Protocol
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
 from spark_groupsource.broker.api.request_limits import INLINE_ELEMENTS, SLICE_ELEMENTS, request_limit
+from spark_groupsource.broker.api.small_responses import LARGE_RESPONSES, PREDICTABLE_RESPONSES
 from spark_groupsource.broker.api.versions import unsupported_api_versions
-from spark_groupsource.broker.network.authentication import SASL_APIS, SaslAuthenticator
+from spark_groupsource.broker.network.authentication import SASL_APIS, SaslAuthenticator, new_authenticator
+from spark_groupsource.broker.network.event_loop import deferred_reads
 from spark_groupsource.broker.network.limits import RequestMemory, ResponseMemory
 from spark_groupsource.broker.network.scheduler import Scheduler, Task
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext
+from spark_groupsource.broker.requests import ANONYMOUS, ApiRequestContext
 from spark_groupsource.errors import RemoteProtocolError
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.element_count import data_bytes, has_more_elements
@@ -47,33 +49,18 @@ _SMALL_FRAME_BYTES, _LARGE_FRAME_BYTES = 1_024, 65_536
 _WRITE_BUFFER_BYTES = 262_144
 _WRITE_RESUME_BYTES = 16_384
 _UNAUTHENTICATED_APIS = SASL_APIS | {ApiKey.API_VERSIONS}
-# a response is not larger than a request of another API
+# a response is not larger than a request of another API, and that to Produce is much smaller
 _SMALL_REQUEST_BYTES = 4_096
-# a request of these may have a response that is much larger than itself
-_LARGE_RESPONSES = frozenset(
-    {
-        ApiKey.FETCH,
-        ApiKey.METADATA,
-        ApiKey.OFFSET_FETCH,
-        ApiKey.DESCRIBE_GROUPS,
-        ApiKey.LIST_GROUPS,
-        ApiKey.DESCRIBE_CONFIGS,
-        ApiKey.DESCRIBE_LOG_DIRS,
-        ApiKey.DESCRIBE_PRODUCERS,
-        ApiKey.LIST_TRANSACTIONS,
-        ApiKey.LIST_CONFIG_RESOURCES,
-    }
-)
-
 _ids = count(1)
 
 
 class ConnectionOwner(Protocol):
-    """The listener of a connection. `receive_buffer`: shared by all connections of the listener."""
+    """The listener of a connection. `receive_buffer`: shared by all its connections; `protocol`: its name."""
 
     broker: Broker
     dispatcher: RequestDispatcher
     node_id: int
+    protocol: str
     receive_buffer: memoryview
     scheduler: Scheduler
     requests: RequestMemory
@@ -94,6 +81,8 @@ class ConnectionOwner(Protocol):
 
 class Connection(asyncio.BufferedProtocol):
     """The server side of one connection. `last_activity_ms`: when bytes were last received or sent.
+
+    `principal` is ``User:NAME`` of the client; `is_in_handshake`, whether the handshake of TLS is not complete.
 
     Bytes are received into the shared buffer of the listener; complete requests are decoded at once and only the rest
     is copied. The default protocols of asyncio allocate 256 KiB per read, which takes longer than a heartbeat.
@@ -116,8 +105,12 @@ class Connection(asyncio.BufferedProtocol):
         self._waits_for_memory = False
         self._is_counted = False  # in `requests`
         self._next_task: Task | None = None  # of the requests in the buffer
-        credentials = owner.broker.credentials
-        self._authenticator = SaslAuthenticator(credentials) if credentials.mechanisms else None
+        self._descriptor = -1
+        # until its first request, and while a request is incomplete or waits, it is read after the others
+        self._deferred_reads: set[int] = set()
+        self._authenticator = new_authenticator(owner.broker, owner.protocol)
+        self.principal = ANONYMOUS
+        self.is_in_handshake = False  # of TLS
         self.peer = "unknown"
         self.opened_ms = self.last_activity_ms = now_ms()
 
@@ -125,6 +118,11 @@ class Connection(asyncio.BufferedProtocol):
     def waits_for_client(self) -> bool:
         """Whether the next step is the client's: to send a request or to read a response."""
         return self._token is None or self._is_write_buffer_full
+
+    @property
+    def announced_bytes(self) -> int:
+        """Length of the first request that is not complete."""
+        return int.from_bytes(self._buffer[:_PREFIX_BYTES], "big")
 
     @property
     def unsent_bytes(self) -> int:
@@ -137,6 +135,10 @@ class Connection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES, low=_WRITE_RESUME_BYTES)
+        socket = transport.get_extra_info("socket")
+        if socket is not None:
+            self._descriptor, self._deferred_reads = socket.fileno(), deferred_reads()
+            self._deferred_reads.add(self._descriptor)
         address = transport.get_extra_info("peername")
         self.peer = str(address[0]) if address else "unknown"
         self._owner.on_open(self)
@@ -144,6 +146,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         # asyncio's transport refers to itself by a bound method: a cycle, which only a full collection would find
         vars(self._transport).pop("_read_ready_cb", None)
+        self._deferred_reads.discard(self._descriptor)
         self._transport = None
         self._buffer.clear()
         if self._token is not None:
@@ -175,6 +178,10 @@ class Connection(asyncio.BufferedProtocol):
             self._handle_next()
         else:
             self._handle_next(received)
+        if self._buffer:
+            self._deferred_reads.add(self._descriptor)
+        else:
+            self._deferred_reads.discard(self._descriptor)
 
     def pause_writing(self) -> None:
         self._is_write_buffer_full = True
@@ -197,7 +204,7 @@ class Connection(asyncio.BufferedProtocol):
             self._send_frame(None)
         elif has_more_elements(response, SLICE_ELEMENTS):
             self._owner.responses.reserve(self)
-            encode = partial(_encode_large, response, version, correlation_id)
+            encode = partial(self._encode_large, response, version, correlation_id)
             self._owner.scheduler.call_in_worker(encode, self._send_encoded)
         else:
             try:
@@ -207,12 +214,19 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._send_frame(frame)
 
+    def _encode_large(self, response: ApiMessage, version: int, correlation_id: int) -> bytearray:
+        """Is called in the worker thread."""
+        if self._transport is None:
+            return bytearray()  # closed while other responses were encoded
+        return encode_response(response, version, correlation_id, data_bytes(response))
+
     def _send_encoded(self, encoded: Future[bytearray]) -> None:
         error = encoded.exception()
         if isinstance(error, Exception):
             self.fail(error)
         else:
             self._send_frame(encoded.result())
+        self._owner.responses.set_size(self, self.unsent_bytes)  # replaces the reservation
 
     def _send_frame(self, frame: bytearray | None) -> None:
         self._token = None
@@ -317,7 +331,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_unauthenticated(self) -> bool:
-        return self._authenticator is not None and not self._authenticator.is_complete
+        return self.is_in_handshake or (self._authenticator is not None and not self._authenticator.is_complete)
 
     @property
     def _can_accept(self) -> bool:
@@ -349,21 +363,36 @@ class Connection(asyncio.BufferedProtocol):
         elif len(data) >= _PREFIX_BYTES + _API_KEY.size:
             (api_key,) = _API_KEY.unpack_from(data, _PREFIX_BYTES)
             self._check_size(api_key, length)
-            if self._owner.responses.is_full and (
-                api_key in _LARGE_RESPONSES or length > _SMALL_REQUEST_BYTES or self.unsent_bytes
-            ):
+            if self._owner.responses.is_full and not self._has_small_response(api_key, data, length):
                 self._waits_for_memory = True
                 self._owner.responses.wait(self)
                 return 0
         end = _PREFIX_BYTES + length
         return end if end <= len(data) else 0
 
+    def _has_small_response(self, api_key: int, data: bytearray | memoryview, length: int) -> bool:
+        """Whether the first request is handled, or received, while clients have not read their responses."""
+        if self.unsent_bytes:
+            return False
+        if api_key == ApiKey.PRODUCE:
+            return True
+        if length > _SMALL_REQUEST_BYTES:
+            return False
+        if api_key not in LARGE_RESPONSES:
+            return True
+        if not self._owner.responses.has_reserve:
+            return False
+        if api_key not in PREDICTABLE_RESPONSES:
+            return api_key == ApiKey.FETCH  # which reads no more records than the memory permits
+        end = _PREFIX_BYTES + length
+        return len(data) < end or self._owner.dispatcher.has_small_response(memoryview(bytes(data[_PREFIX_BYTES:end])))
+
     def _check_size(self, api_key: int, length: int) -> None:
         limit = request_limit(api_key).max_bytes or length
         if self.is_unauthenticated:
             if api_key not in _UNAUTHENTICATED_APIS:
                 raise RemoteProtocolError(
-                    f"API {api_key} requested before authentication. Set security.protocol=SASL_PLAINTEXT, "
+                    f"API {api_key} requested before authentication. Set security.protocol={self._owner.protocol}, "
                     "sasl.mechanism, user name and password in the client."
                 )
             limit = self._owner.broker.config.sasl_server_max_receive_size
@@ -385,7 +414,7 @@ class Connection(asyncio.BufferedProtocol):
                 )
             self._write(encode_response(unsupported_api_versions(), 0, header.correlation_id))
             return
-        if self.is_unauthenticated and header.api_key in SASL_APIS:
+        if self._authenticator is not None and self._is_login(self._authenticator, header.api_key):
             self._authenticate(header, decode_request(frame, header, position, INLINE_ELEMENTS))
             return
         self._frame_bytes = len(frame) if len(frame) > _SMALL_FRAME_BYTES else 0
@@ -399,8 +428,21 @@ class Connection(asyncio.BufferedProtocol):
             self.peer,
             self._owner.node_id,
             self._id,
+            self._owner.protocol,
+            self.principal,
         )
         dispatcher.handle_frame(context, frame, header, position)
+
+    def _is_login(self, authenticator: SaslAuthenticator, api_key: int) -> bool:
+        """Returns whether a request belongs to a login. Raises: RemoteProtocolError after the end of the session."""
+        if not authenticator.is_complete:
+            return api_key in SASL_APIS
+        if authenticator.may_begin(api_key):
+            self.opened_ms = self._now_ms()  # the time for a login begins again
+            return True
+        if authenticator.is_expired:
+            raise RemoteProtocolError("The session has expired, and the client has not authenticated again (KIP-368).")
+        return False
 
     def _authenticate(self, header: RequestHeader, request: Request[Any]) -> None:
         authenticator = self._authenticator
@@ -420,6 +462,7 @@ class Connection(asyncio.BufferedProtocol):
     def _send_authentication(self, authenticator: SaslAuthenticator, frame: bytearray | bytes) -> None:
         """Sends a response; after a failure, later, as the last one."""
         if not authenticator.failure:
+            self.principal = authenticator.principal
             self._write(frame)
             return
         text = f"[client={self.peer}] Authentication failed: {authenticator.failure}"
@@ -448,7 +491,3 @@ class Connection(asyncio.BufferedProtocol):
         elif not should_pause and self._is_reading_paused:
             self._transport.resume_reading()
         self._is_reading_paused = should_pause
-
-
-def _encode_large(response: ApiMessage, version: int, correlation_id: int) -> bytearray:
-    return encode_response(response, version, correlation_id, data_bytes(response))

@@ -9,16 +9,27 @@ Source: Kafka `ConnectionQuotas` (max.connections, max.connections.per.ip) and `
 from __future__ import annotations
 
 from collections import Counter
-from typing import Protocol
+from itertools import islice
+from typing import Iterator, Protocol
+
+from spark_groupsource.broker.requests import SMALL_RESPONSE_BYTES
 
 _READ_BYTES, _SMALL_BYTES, _TINY_BYTES = 262_144, 16_384, 1_024
 # thousands of connections at once would block the event loop for 100 ms
 _RESUMED_AT_ONCE = 100
+_CLOSED_AT_ONCE = 32
 _STALLED_REQUEST_MS = 5_000
+# of a request that is read while others wait for that
+_STALLED_ADMITTED_MS = 1_000
+_WAITING_MS = 10_000
+# of a request that is read before older ones
+_NEWEST_BYTES, _NEWEST_TRIED = 4_194_304, 100
 _STALLED_RESPONSE_MS = 2_000
 _MIN_BYTES_PER_S = 65_536
 _LARGEST_RESPONSE_BYTES = 1_966_080
 _RESPONSE_BYTES = 16_777_216
+# for small responses of connections whose previous responses were read
+_RESERVED_RESPONSE_BYTES = 4_194_304
 
 
 class ConnectionCounts:
@@ -47,9 +58,15 @@ class ConnectionCounts:
 
 
 class BoundedConnection(Protocol):
-    """Interface of a connection. `last_activity_ms`: when bytes were last received or sent."""
+    """Interface of a connection.
+
+    `last_activity_ms`: when bytes were last received or sent; `announced_bytes`: length of the first request.
+    """
 
     last_activity_ms: int
+
+    @property
+    def announced_bytes(self) -> int: ...
 
     @property
     def waits_for_client(self) -> bool: ...
@@ -64,12 +81,26 @@ class BoundedConnection(Protocol):
         """Reports the reason and closes the connection."""
 
 
+class _Admission:
+    """A connection whose large request is read above the limit.
+
+    `is_newest`: admitted before those that wait for a longer time; `since_ms`: the first check after it was admitted.
+    """
+
+    def __init__(self, size: int, is_newest: bool) -> None:
+        self.size = size
+        self.is_newest = is_newest
+        self.since_ms: int | None = None
+
+
 class RequestMemory:
     """The received bytes of incomplete and waiting requests; the announced length of a frame does not count.
 
-    Above the limit, connections with small requests are read, and one connection with a large request is admitted at a
-    time, so that large requests make progress. Connections that hold memory and send nothing, or slowly, are closed.
-    Above twice the limit, which thousands of connections with small requests can reach, a small request has 1 kB.
+    Above the limit, connections with small requests are read, and two with a large request at a time, so that large
+    requests make progress: the one that waits for the longest time, and the newest, unless it is very large. So a
+    client does not wait until all those that came before it and send nothing are closed. Connections that hold memory
+    and send nothing, or slowly, are closed, and those that wait for too long. Above twice the limit, which thousands of
+    connections with small requests can reach, a small request has 1 kB.
 
     Attributes: `total`, bytes of all connections; `read_bytes`, what a connection may receive at a time.
     """
@@ -77,9 +108,8 @@ class RequestMemory:
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._held: dict[BoundedConnection, int] = {}
-        self._waiting: dict[BoundedConnection, None] = {}
-        self._admitted: BoundedConnection | None = None
-        self._admitted_ms = self._admitted_bytes = 0
+        self._waiting: dict[BoundedConnection, int | None] = {}  # and the first check since then
+        self._admitted: dict[BoundedConnection, _Admission] = {}
         self._is_resuming = False
         self.total = 0
         self.read_bytes, self._small_bytes = _READ_BYTES, _SMALL_BYTES
@@ -92,45 +122,91 @@ class RequestMemory:
         if size:
             self._held[connection] = size
         self._waiting.pop(connection, None)
-        if connection is self._admitted and size <= self._small_bytes:
-            self._admitted = None
+        if size <= self._small_bytes:
+            self._admitted.pop(connection, None)
         if self.total <= self._limit:
-            self._admitted = None
+            self._admitted.clear()
             self._resume_some()
             return True
         if size <= self._small_bytes:
             self._resume_some()
             return True
-        if self._admitted is None:
-            self._admit(connection)
-        if connection is self._admitted:
+        if connection in self._admitted:
             return True
         self._waiting[connection] = None
-        return False
+        if self._next_waiting() is not connection:
+            return False
+        self._admit(connection)
+        return True
 
-    def close_stalled(self, now_ms: int) -> None:
-        """Closes connections with memory that others wait for. To be called every second."""
+    def close_stalled(self, now_ms: int) -> Iterator[None]:
+        """Closes connections with memory that others wait for, some per step. To be called every second."""
         self._resume_some()
         if self.total <= self._limit:
             return
-        for connection, size in list(self._held.items()):
+        yield from self._close_waiting(now_ms)
+        closed = 0
+        for connection in list(self._held):
+            if closed >= _CLOSED_AT_ONCE:
+                closed = 0
+                yield
+            size = self._held.get(connection, 0)
             if size <= _TINY_BYTES or connection in self._waiting or not connection.waits_for_client:
                 continue
-            is_stalled = connection.last_activity_ms <= now_ms - _STALLED_REQUEST_MS
-            if connection is self._admitted:
-                self._admitted_ms = self._admitted_ms or now_ms
-                elapsed_ms = now_ms - self._admitted_ms
-                expected = _MIN_BYTES_PER_S * elapsed_ms // 1000
-                is_stalled |= elapsed_ms >= _STALLED_REQUEST_MS and size - self._admitted_bytes < expected
+            admission = self._admitted.get(connection)
+            if admission is None:
+                is_stalled = connection.last_activity_ms <= now_ms - _STALLED_REQUEST_MS
+            else:
+                is_stalled = self._is_stalled(connection, admission, size, now_ms)
             if is_stalled:
                 connection.reject(f"an incomplete request holds {size:,} bytes while queued.max.request.bytes is used.")
+                closed += 1
+
+    def _close_waiting(self, now_ms: int) -> Iterator[None]:
+        """Closes those that wait for the longest time, until the others have the memory.
+
+        It is not known which of them would send the rest of their requests.
+        """
+        excess = self.total - self._limit
+        for number, (connection, since_ms) in enumerate(list(self._waiting.items()), 1):
+            if number % _CLOSED_AT_ONCE == 0:
+                yield
+            if connection not in self._waiting:
+                continue
+            if since_ms is None:
+                self._waiting[connection] = now_ms
+            elif now_ms - since_ms >= _WAITING_MS and excess > 0:
+                size = self._held[connection]
+                excess -= size
+                text = f"an incomplete request of {size:,} bytes has waited for {_WAITING_MS // 1000} s for"
+                connection.reject(f"{text} queued.max.request.bytes.")
+
+    def _is_stalled(self, connection: BoundedConnection, admission: _Admission, size: int, now_ms: int) -> bool:
+        if admission.since_ms is None:
+            admission.since_ms = now_ms
+        elapsed_ms = now_ms - admission.since_ms
+        idle_ms = min(elapsed_ms, now_ms - connection.last_activity_ms)
+        if idle_ms >= (_STALLED_ADMITTED_MS if self._waiting else _STALLED_REQUEST_MS):
+            return True
+        return elapsed_ms >= _STALLED_REQUEST_MS and size - admission.size < _MIN_BYTES_PER_S * elapsed_ms // 1000
+
+    def _next_waiting(self) -> BoundedConnection | None:
+        """Returns the connection to admit above the limit."""
+        is_newest = {admission.is_newest for admission in self._admitted.values()}
+        if False not in is_newest:
+            return next(iter(self._waiting), None)
+        if True in is_newest:
+            return None
+        newest = islice(reversed(self._waiting), _NEWEST_TRIED)
+        return next((each for each in newest if each.announced_bytes <= _NEWEST_BYTES), None)
 
     def _admit(self, connection: BoundedConnection) -> None:
-        self._admitted, self._admitted_ms = connection, 0
-        self._admitted_bytes = self._held.get(connection, 0)
+        del self._waiting[connection]
+        is_newest = any(not admission.is_newest for admission in self._admitted.values())
+        self._admitted[connection] = _Admission(self._held.get(connection, 0), is_newest)
 
     def _resume_some(self) -> None:
-        """Resumes waiting connections, at most `_RESUMED_AT_ONCE`; above the limit, large requests one at a time.
+        """Resumes waiting connections, at most `_RESUMED_AT_ONCE`; above the limit, a few large requests at a time.
 
         The others follow at the next change of a size, at the latest after a second.
         """
@@ -141,12 +217,13 @@ class RequestMemory:
         try:
             for _ in range(_RESUMED_AT_ONCE):
                 is_full = self.total > self._limit
-                if not self._waiting or (is_full and self._admitted is not None):
+                connection = self._next_waiting() if is_full else next(iter(self._waiting), None)
+                if connection is None:
                     return
-                connection = next(iter(self._waiting))
-                del self._waiting[connection]
                 if is_full:
                     self._admit(connection)
+                else:
+                    del self._waiting[connection]
                 connection.resume()
         finally:
             self._is_resuming = False
@@ -155,7 +232,8 @@ class RequestMemory:
 class ResponseMemory:
     """The bytes of responses that clients have not read yet.
 
-    While the limit is reached, requests with large responses wait, and connections that do not read are closed.
+    While the limit is reached, requests with large responses wait, Fetch responses are small, and connections that do
+    not read are closed. A client that reads its responses therefore does not wait for those that do not.
     """
 
     def __init__(self) -> None:
@@ -168,9 +246,16 @@ class ResponseMemory:
         return self.total >= _RESPONSE_BYTES
 
     @property
+    def has_reserve(self) -> bool:
+        """Whether small responses can be sent, also while the limit is reached."""
+        return self.total < _RESPONSE_BYTES + _RESERVED_RESPONSE_BYTES
+
+    @property
     def largest_bytes(self) -> int:
-        """Bytes of records for the next Fetch response, 0 while the limit is reached."""
-        return min((_RESPONSE_BYTES - self.total) // 4, _LARGEST_RESPONSE_BYTES) if not self.is_full else 0
+        """Bytes of records for the next Fetch response, 0 while the reserve is used too."""
+        if not self.has_reserve:
+            return 0
+        return max(min((_RESPONSE_BYTES - self.total) // 4, _LARGEST_RESPONSE_BYTES), SMALL_RESPONSE_BYTES)
 
     def reserve(self, connection: BoundedConnection) -> None:
         """Counts the largest response of a connection until its size is known."""
@@ -217,7 +302,7 @@ class ConnectionLimits:
         self.requests = RequestMemory(queued_max_request_bytes)
         self.responses = ResponseMemory()
 
-    def close_stalled(self, now_ms: int) -> None:
-        """Closes connections without progress that hold memory. To be called every second."""
-        self.requests.close_stalled(now_ms)
+    def close_stalled(self, now_ms: int) -> Iterator[None]:
+        """Closes connections without progress that hold memory, some per step. To be called every second."""
+        yield from self.requests.close_stalled(now_ms)
         self.responses.close_stalled(now_ms)

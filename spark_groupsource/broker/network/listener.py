@@ -6,14 +6,16 @@ import asyncio
 import logging
 import resource
 from functools import partial
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
 from spark_groupsource.broker.network.connection import Connection
 from spark_groupsource.broker.network.limits import ConnectionLimits
 from spark_groupsource.broker.network.scheduler import Scheduler, StepsTask
+from spark_groupsource.broker.network.server_tls import ServerTls
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import Steps
+from spark_groupsource.broker.security_config import ListenerSpec
 from spark_groupsource.clock import Clock
 from spark_groupsource.log_text import describe_error
 from spark_groupsource.model import Node
@@ -27,6 +29,7 @@ _ITERATIONS_TO_CLOSE = 4
 _MAX_RUNNING = 4
 """Requests that run in time slices at the same time, at most one of them large: this bounds their memory."""
 _RECEIVE_BUFFER_BYTES = 1 << 18
+_CONNECTIONS_PER_STEP = 200
 
 
 class ResponseRouter:
@@ -35,11 +38,13 @@ class ResponseRouter:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._connections: dict[int, Connection] = {}
+        self._completions: dict[int, Callable[[Any], Any]] = {}
         self._steps: dict[int, StepsTask] = {}
         self._waiting: dict[int, Callable[[], StepsTask]] = {}
         self._waiting_large: dict[int, Callable[[], StepsTask]] = {}
         self._running_large: int | None = None
         self._updates: set[int] = set()
+        self._short: set[int] = set()
         self._last_token = 0
 
     def new_token(self, connection: Connection) -> int:
@@ -51,8 +56,22 @@ class ResponseRouter:
     def send(self, token: int, response: ApiMessage | None) -> None:
         """Sends the response of a request, once. Ignores closed connections."""
         connection = self._connections.pop(token, None)
+        complete = self._completions.pop(token, None)
         if connection is not None:
+            if complete is not None and response is not None:
+                try:
+                    response = complete(response)
+                except Exception as error:
+                    connection.fail(error)
+                    return
             connection.send_response(response)
+
+    def complete_with(self, token: int, complete: Callable[[Any], Any] | None) -> None:
+        """Changes the response of a request by `complete` before it is sent; no longer with None."""
+        if complete is None:
+            self._completions.pop(token, None)
+        else:
+            self._completions[token] = complete
 
     def run_steps(
         self,
@@ -62,6 +81,7 @@ class ResponseRouter:
         on_result: Callable[[Any], None],
         is_update: bool,
         is_large: bool = False,
+        is_short: bool = False,
     ) -> None:
         """Runs a request in time slices, a few at a time; an error closes its connection. Implements `RunSteps`."""
 
@@ -76,15 +96,20 @@ class ResponseRouter:
             self._end(token)
             self._fail(token, error)
 
-        waiting = self._waiting_large if is_large else self._waiting
-        waiting[token] = partial(StepsTask, self._scheduler, steps, on_end, on_error, first)
         if is_update:
             self._updates.add(token)
+        if is_short:
+            self._short.add(token)
+            self._steps[token] = StepsTask(self._scheduler, steps, on_end, on_error)
+            return
+        waiting = self._waiting_large if is_large else self._waiting
+        waiting[token] = partial(StepsTask, self._scheduler, steps, on_end, on_error, first)
         self._start_waiting()
 
     def cancel(self, token: int) -> None:
         """Removes a request whose client has disconnected, and drops its remaining steps unless it is an update."""
         self._connections.pop(token, None)
+        self._completions.pop(token, None)
         if self._waiting.pop(token, None) is not None or self._waiting_large.pop(token, None) is not None:
             self._updates.discard(token)
         elif token in self._steps and token not in self._updates:
@@ -94,12 +119,13 @@ class ResponseRouter:
     def _end(self, token: int) -> None:
         del self._steps[token]
         self._updates.discard(token)
+        self._short.discard(token)
         if token == self._running_large:
             self._running_large = None
         self._start_waiting()
 
     def _start_waiting(self) -> None:
-        while len(self._steps) < _MAX_RUNNING:
+        while len(self._steps) - len(self._short) < _MAX_RUNNING:
             waiting = self._waiting
             if self._waiting_large and self._running_large is None:
                 waiting = self._waiting_large
@@ -118,8 +144,11 @@ class ResponseRouter:
 class Listener:
     """The listener of one node: call `bind`, then `serve`.
 
-    Attributes: `address`, the bound address; `advertised`, the address in metadata if it differs; `receive_buffer`,
-    shared by all connections, because each of them empties it before the event loop continues.
+    Args: `tls`, of the protocols SSL and SASL_SSL.
+
+    Attributes: `protocol`, also the name of the listener; `address`, the bound address; `advertised`, the address in
+    metadata if it differs; `receive_buffer`, shared by all connections, because each of them empties it before the
+    event loop continues.
     """
 
     def __init__(
@@ -128,16 +157,18 @@ class Listener:
         dispatcher: RequestDispatcher,
         router: ResponseRouter,
         node_id: int,
-        address: Address,
+        spec: ListenerSpec,
         clock: Clock,
         scheduler: Scheduler,
         limits: ConnectionLimits,
         after_requests: Callable[[], None],
+        tls: ServerTls | None = None,
     ) -> None:
         self.broker = broker
         self.dispatcher = dispatcher
         self.node_id = node_id
-        self.address = address
+        self.protocol, self.address = spec
+        self._tls = tls
         self.advertised: Address | None = None
         self.receive_buffer = memoryview(bytearray(_RECEIVE_BUFFER_BYTES))
         self.after_requests = after_requests
@@ -180,9 +211,13 @@ class Listener:
         assert self._socket is not None, "bind must be called first"
         # asyncio accepts up to `backlog` connections at once, which must not delay other clients
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self, self._clock.now_ms), sock=self._socket, backlog=_ACCEPTED_AT_ONCE
+            self._new_protocol, sock=self._socket, backlog=_ACCEPTED_AT_ONCE
         )
         self._socket.listen(_BACKLOG)
+
+    def _new_protocol(self) -> asyncio.BufferedProtocol:
+        connection = Connection(self, self._clock.now_ms)
+        return connection if self._tls is None else self._tls.new_transport(connection, self)
 
     async def close(self) -> None:
         """Closes the port and all connections, also those that the event loop has accepted but not reported yet."""
@@ -209,11 +244,13 @@ class Listener:
     def connection_count(self) -> int:
         return len(self._connections)
 
-    def close_idle(self) -> None:
-        """Closes connections that are idle for too long, or not authenticated in time."""
+    def close_idle_steps(self) -> Iterator[None]:
+        """Closes connections that are idle for too long, or not authenticated in time; in steps."""
         now_ms, config = self._clock.now_ms(), self.broker.config
         idle_ms, login_ms = config.connections_max_idle_ms, config.authentication_timeout_ms
-        for connection in tuple(self._connections):
+        for number, connection in enumerate(tuple(self._connections), 1):
+            if number % _CONNECTIONS_PER_STEP == 0:
+                yield
             if connection.is_unauthenticated and connection.opened_ms <= now_ms - login_ms:
                 connection.reject(f"not authenticated within {login_ms:,} ms (authentication.timeout.ms).")
             elif connection.waits_for_client and connection.last_activity_ms < now_ms - idle_ms:

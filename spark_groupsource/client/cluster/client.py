@@ -61,7 +61,7 @@ from spark_groupsource.wire.messages import (
     OffsetFetchResponse,
 )
 
-__all__ = ["EARLIEST", "LATEST", "MAX_TIMESTAMP", "Cluster", "ClusterMetadata", "OffsetAndTimestamp", "TopicInfo"]
+__all__ = ["EARLIEST", "LATEST", "MAX_TIMESTAMP", "ClusterClient", "ClusterMetadata", "OffsetAndTimestamp", "TopicInfo"]
 
 UNKNOWN_TOPIC_TIMEOUT_MS = 3_000
 """How long to retry an unknown topic: the metadata of a new topic reach the brokers one after another."""
@@ -73,10 +73,10 @@ _EPOCH_OF_CONSUMERS_SINCE = 3
 _UNKNOWN_TOPIC = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 
 
-class Cluster(Router):
+class ClusterClient(Router):
     """Client of one Kafka cluster; thread-safe."""
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> ClusterClient:
         return self
 
     def describe_topics(self, topics: Iterable[str], *, refresh: bool = False) -> Mapping[str, TopicInfo]:

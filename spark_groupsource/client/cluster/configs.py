@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Mapping, NamedTuple, Sequence
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.errors import BrokerError, as_sentence
 from spark_groupsource.wire.messages import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 
@@ -25,7 +25,7 @@ class ConfigEntry(NamedTuple):
 
 
 def describe_config(
-    cluster: Cluster, resource_type: int, name: str, timeout_ms: int | None = None
+    cluster: ClusterClient, resource_type: int, name: str, timeout_ms: int | None = None
 ) -> dict[str, ConfigEntry]:
     """Describes the configuration of a topic (`TOPIC_RESOURCE`) or of a broker (`BROKER_RESOURCE`, its id as text).
 
@@ -50,7 +50,7 @@ def describe_config(
     }
 
 
-def describe_topic_overrides(cluster: Cluster, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+def describe_topic_overrides(cluster: ClusterClient, topics: Sequence[str]) -> dict[str, dict[str, str]]:
     """Returns the settings that each topic overrides, with one request; topics without permission are absent.
 
     Raises: NetworkError.
@@ -70,7 +70,11 @@ def describe_topic_overrides(cluster: Cluster, topics: Sequence[str]) -> dict[st
 
 
 def alter_config(
-    cluster: Cluster, resource_type: int, name: str, changes: Mapping[str, str | None], timeout_ms: int | None = None
+    cluster: ClusterClient,
+    resource_type: int,
+    name: str,
+    changes: Mapping[str, str | None],
+    timeout_ms: int | None = None,
 ) -> None:
     """Changes settings of a topic or broker; None resets one to its default.
 
@@ -90,7 +94,7 @@ def alter_config(
             raise BrokerError(result.error_code, operation, as_sentence(result.error_message))
 
 
-def is_compacted(cluster: Cluster, topic: str, timeout_ms: int | None = None) -> bool:
+def is_compacted(cluster: ClusterClient, topic: str, timeout_ms: int | None = None) -> bool:
     """Returns True if the cleanup.policy of a topic contains compact.
 
     Raises: as `describe_config`; the permission DESCRIBE_CONFIGS on the topic is required.

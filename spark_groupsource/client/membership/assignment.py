@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, Sequence
 
 from spark_groupsource.assign import Assignor, CooperativeStickyAssignor
-from spark_groupsource.client.cluster.client import Cluster, ClusterMetadata
+from spark_groupsource.client.cluster.client import ClusterClient, ClusterMetadata
 from spark_groupsource.client.membership.membership_values import Joined
 from spark_groupsource.model import Assignment, GroupMember, TopicPartition, bounded_names
 from spark_groupsource.wire.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
@@ -32,7 +32,7 @@ class GroupAssignment:
     snapshot: MetadataSnapshot
 
 
-def compute_assignment(cluster: Cluster, assignor: Assignor, joined: Joined, with_racks: bool) -> GroupAssignment:
+def compute_assignment(cluster: ClusterClient, assignor: Assignor, joined: Joined, with_racks: bool) -> GroupAssignment:
     """Runs `assignor` over all members with refreshed metadata.
 
     Raises: the assignor's exceptions; RuntimeError if a cooperative assignor of the user moves a partition that its

@@ -6,7 +6,7 @@ import logging
 from itertools import islice
 from typing import Collection
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.membership.offsets_topic import OffsetsTopicReader
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition
@@ -21,7 +21,7 @@ _MAX_WINDOWS = 3
 
 
 def find_last_commits(
-    cluster: Cluster, group_id: str, partitions: Collection[TopicPartition], metadata: str
+    cluster: ClusterClient, group_id: str, partitions: Collection[TopicPartition], metadata: str
 ) -> dict[TopicPartition, int | None]:
     """Returns the last offset that the author `metadata` committed for each partition, None if there was none.
 

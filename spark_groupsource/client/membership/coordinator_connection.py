@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Collection, TypeVar
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.cluster.routing import COORDINATOR_MOVED
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
 from spark_groupsource.client.network.connection import BrokerConnection
@@ -28,7 +28,7 @@ _CHECKS_PER_SESSION = 3
 class CoordinatorConnection:
     """Belongs to the thread of the member; another thread may call `abort` only."""
 
-    def __init__(self, member: LocalMember, cluster: Cluster, shared: SharedMembership) -> None:
+    def __init__(self, member: LocalMember, cluster: ClusterClient, shared: SharedMembership) -> None:
         self._member = member
         self._cluster = cluster
         self._shared = shared

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.errors import FENCING_ERRORS, ErrorCode, GenerationMismatchError, GroupSourceError
 from spark_groupsource.model import OffsetRange
 
@@ -19,7 +19,7 @@ _UNKNOWN = -1
 
 
 def generation_mismatch(
-    cluster: Cluster, *, group_id: str, member_id: str, generation_id: int, code: int
+    cluster: ClusterClient, *, group_id: str, member_id: str, generation_id: int, code: int
 ) -> GenerationMismatchError:
     """Returns the error for a member that received the fencing error `code`.
 
@@ -42,7 +42,7 @@ def generation_mismatch(
 
 
 def find_generation(
-    cluster: Cluster, group_id: str, *, newer_than: int = _UNKNOWN, timeout_ms: int = FIND_TIMEOUT_MS
+    cluster: ClusterClient, group_id: str, *, newer_than: int = _UNKNOWN, timeout_ms: int = FIND_TIMEOUT_MS
 ) -> int:
     """Reads the generation of a group from its last record in `__consumer_offsets`; -1 when it is unknown.
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Callable, Mapping, Protocol, Sequence
 
 from spark_groupsource.assign import load_assignor
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import NO_IDS, TopicIds
 from spark_groupsource.client.membership.assignment import metadata_snapshot
 from spark_groupsource.client.membership.group_view import GroupView, MemberView, view_member
@@ -71,7 +71,7 @@ class GroupClient:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterClient,
         settings: GroupSettings,
         clock: Clock | None = None,
         listener: RebalanceListener | None = None,
@@ -164,7 +164,7 @@ class GroupClient:
         Args:
             max_rebalance_wait_ms: how long to retry while the group waits for its leader's assignment, in which no
                 member can commit; None for the last commit, which is retried up to default.api.timeout.ms in any case.
-            topic_ids: as in `Cluster.commit`.
+            topic_ids: as in `ClusterClient.commit`.
 
         Raises: GenerationMismatchError when a member is fenced: none of its offsets was committed. BrokerError, also
             REBALANCE_IN_PROGRESS after `max_rebalance_wait_ms`. NetworkError. ValueError for a partition that no
@@ -187,7 +187,7 @@ class GroupClient:
     def committed(
         self, partitions: Sequence[TopicPartition], topic_ids: TopicIds = NO_IDS
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Fetches the group's committed offsets; None for partitions without one; see `Cluster.fetch_committed`.
+        """Fetches the group's committed offsets; None for partitions without one; see `ClusterClient.fetch_committed`.
 
         Raises: BrokerError, NetworkError.
         """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import TopicIds
 from spark_groupsource.client.membership.fencing import find_generation, generation_mismatch
 from spark_groupsource.client.membership.membership_values import Generation
@@ -20,7 +20,7 @@ from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 class MemberCommits:
     """Commits offsets of the members of one process; called by the owner's thread."""
 
-    def __init__(self, cluster: Cluster, shared: SharedMembership, group_id: str, clock: Clock) -> None:
+    def __init__(self, cluster: ClusterClient, shared: SharedMembership, group_id: str, clock: Clock) -> None:
         self._cluster = cluster
         self._shared = shared
         self._group_id = group_id

@@ -10,7 +10,7 @@ import threading
 from concurrent.futures import Future, wait
 from typing import Any, Callable, Collection, Mapping, TypeVar
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.membership.assignment import GroupAssignment, compute_assignment, unassigned
 from spark_groupsource.client.membership.coordinator_connection import CoordinatorConnection
 from spark_groupsource.client.membership.membership_values import (
@@ -60,7 +60,7 @@ _MAX_WAIT_MS = 1_000
 class MemberThread:
     """Thread of one member."""
 
-    def __init__(self, member: LocalMember, cluster: Cluster, shared: SharedMembership) -> None:
+    def __init__(self, member: LocalMember, cluster: ClusterClient, shared: SharedMembership) -> None:
         self.member = member
         self.membership = member.membership
         self._cluster = cluster

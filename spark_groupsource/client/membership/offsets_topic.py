@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Iterator, NamedTuple
 
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, Cluster
+from spark_groupsource.client.cluster.client import EARLIEST, LATEST, ClusterClient
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.model import OffsetRange, TopicPartition, coordinator_partition
 from spark_groupsource.records.decode import decode_records
@@ -30,7 +30,7 @@ class OffsetsTopicReader:
     A client may have no READ permission on it. Each method raises BrokerError or NetworkError, also after the deadline.
     """
 
-    def __init__(self, cluster: Cluster, group_id: str, timeout_ms: int) -> None:
+    def __init__(self, cluster: ClusterClient, group_id: str, timeout_ms: int) -> None:
         self._cluster = cluster
         self._group_id = group_id
         self._deadline_ms = cluster.clock.now_ms() + timeout_ms

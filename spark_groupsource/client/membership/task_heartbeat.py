@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.membership.fencing import FIND_TIMEOUT_MS, generation_mismatch
 from spark_groupsource.client.network.retry import retry_level
 from spark_groupsource.errors import (
@@ -41,7 +41,7 @@ class TaskHeartbeat:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterClient,
         *,
         group_id: str,
         member_id: str,

@@ -10,11 +10,13 @@ import logging
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import ContextManager, Generic, Mapping, TypeVar
+from typing import TYPE_CHECKING, ContextManager, Generic, Mapping, TypeVar
 
 from spark_groupsource import net
 from spark_groupsource.client.network.availability import BrokerAvailability
+from spark_groupsource.client.network.sasl_options import OAUTHBEARER
 from spark_groupsource.client.network.security import SecuritySettings
+from spark_groupsource.client.network.tokens import TOKENS
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import (
     AuthenticationError,
@@ -39,6 +41,9 @@ from spark_groupsource.wire.messages import (
     SaslHandshakeRequest,
 )
 from spark_groupsource.wire.versions import VersionRanges, broker_ranges_of, fallback_version, negotiate
+
+if TYPE_CHECKING:
+    from spark_groupsource.wire.sasl_client import BearerClient, SaslClient
 
 _log = logging.getLogger(__name__)
 R = TypeVar("R", bound="Response")
@@ -364,11 +369,10 @@ class BrokerConnection:
             )
 
     def _authenticate(self) -> None:
-        # imported here because only authenticated connections need it
-        from spark_groupsource.wire.sasl_client import SaslClient
-
         security = self._security
-        mechanism = security.sasl_mechanism or ""
+        # brokers of MSK accept a token of AWS with OAUTHBEARER beside their own mechanism
+        mechanism = security.sasl_mechanism if security.token_source is None else OAUTHBEARER
+        mechanism = mechanism or ""
         handshake = self._call_open(SaslHandshakeRequest(mechanism=mechanism), min_version=1)
         if handshake.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
             raise AuthenticationError(
@@ -382,11 +386,17 @@ class BrokerConnection:
             )
         if handshake.error_code:
             raise BrokerError(handshake.error_code, f"SaslHandshake request to {self.address}")
-        exchange = SaslClient(mechanism, security.username or "", security.password or "")
+        exchange = self._new_exchange(mechanism)
         while not exchange.is_complete:
             response = self._call_open(SaslAuthenticateRequest(auth_bytes=exchange.next_token()))
             if response.error_code:
                 reason = (response.error_message or error_name(response.error_code)).rstrip(".")
+                if security.token_source is not None:
+                    TOKENS.invalidate(security.token_source)
+                    raise AuthenticationError(
+                        f"Authentication with a token at {self.address} failed: {reason} ({mechanism}). Check the "
+                        "issuer, audience, scope and user of the token, and that its user may connect."
+                    )
                 raise AuthenticationError(
                     f"Authentication of user {security.username!r} at {self.address} failed: {reason} ({mechanism}). "
                     "Check user name and password."
@@ -394,6 +404,16 @@ class BrokerConnection:
             if response.session_lifetime_ms:
                 self._expires_ms = self._clock.now_ms() + int(response.session_lifetime_ms * _USED_LIFETIME)
             exchange.evaluate_challenge(response.auth_bytes or b"")
+
+    def _new_exchange(self, mechanism: str) -> SaslClient | BearerClient:
+        # imported here because only authenticated connections need it
+        from spark_groupsource.wire.sasl_client import BearerClient, SaslClient
+
+        security = self._security
+        if security.token_source is None:
+            return SaslClient(mechanism, security.username or "", security.password or "")
+        token = TOKENS.get(security.token_source, security.refresh)
+        return BearerClient(token.value, token.extensions)
 
     def _call_open(self, request: Request[R], *, min_version: int = 0) -> R:
         version, timeout_ms = self.version_for(request, min_version=min_version), self._request_timeout_ms

@@ -18,7 +18,7 @@ _MAX_IDLE_PER_ADDRESS = 4
 
 
 class ClientClosedError(GroupSourceError):
-    """The `Cluster` was closed during a call. A defect of the caller; not retried."""
+    """The `ClusterClient` was closed during a call. A defect of the caller; not retried."""
 
 
 class ConnectionPool:

@@ -23,7 +23,7 @@ from spark_groupsource.client.cluster.client import (
     EARLIEST,
     LATEST,
     UNKNOWN_TOPIC_TIMEOUT_MS,
-    Cluster,
+    ClusterClient,
     ClusterMetadata,
 )
 from spark_groupsource.client.cluster.configs import is_compacted
@@ -83,7 +83,7 @@ class _Leader:
 
 
 class PartitionFetcher:
-    """Fetches ranges over the connections of one `Cluster`; one call of `fetch_blocks` at a time.
+    """Fetches ranges over the connections of one `ClusterClient`; one call of `fetch_blocks` at a time.
 
     Args:
         topic_ids: topic -> id as text of the topic that is read; where it is missing, that of the first metadata.
@@ -93,7 +93,7 @@ class PartitionFetcher:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterClient,
         settings: ClientSettings | None = None,
         *,
         topic_ids: Mapping[str, str] | None = None,

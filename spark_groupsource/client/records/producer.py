@@ -11,7 +11,7 @@ from collections import defaultdict
 from functools import partial
 from typing import Iterator, Mapping, Protocol, Sequence, Union
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError, NetworkError, as_sentence
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
@@ -42,7 +42,7 @@ _Records = Union[Sequence[Record], EncodableRecords]
 class BatchProducer:
     """Idempotent producer of one thread; `codec` is a number of `records.compression` (0: none)."""
 
-    def __init__(self, cluster: Cluster, *, codec: int = 0) -> None:
+    def __init__(self, cluster: ClusterClient, *, codec: int = 0) -> None:
         self._cluster = cluster
         self._codec = codec
         self._producer_id_and_epoch: ProducerIdAndEpoch | None = None

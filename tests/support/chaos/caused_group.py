@@ -15,7 +15,8 @@ from support.raw_broker import RawConnection
 from support.waiting import wait_until
 
 from spark_groupsource.client.admin import create_partitions, describe_groups, remove_members
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.settings import ClientSettings
 
 
 class Expected(NamedTuple):
@@ -52,17 +53,17 @@ class CausedGroup:
 
     def __init__(
         self,
-        bootstrap: str,
-        cluster: Cluster,
-        name: str,
+        settings: ClientSettings,
         topics: Sequence[str],
         world: World,
         seed: int,
         log: Path,
         settle_s: float,
     ) -> None:
-        self.name, self.world, self.topics = name, world, list(topics)
-        self._bootstrap, self._cluster, self._log = bootstrap, cluster, log
+        """The name of the group is the stem of `log`, which receives the output of its members."""
+        self.name, self.world, self.topics = log.stem, world, list(topics)
+        self._cluster, self._log = ClusterClient(settings.bootstrap, settings), log
+        self._bootstrap = ",".join(map(str, settings.bootstrap))
         self._random = random.Random(seed)
         self._members: dict[str, Member] = {}
         self._ids: dict[str, str] = {}

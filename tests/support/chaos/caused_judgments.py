@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from support.chaos.caused_group import Expected, Injection
 
-from spark_groupsource.client.cluster.client import Cluster
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.monitor.event_rebalances import rebalances_from_events
 from spark_groupsource.monitor.event_sources import group_events
 from spark_groupsource.monitor.group_history import GroupLog, read_groups
@@ -89,7 +89,7 @@ class Judged(NamedTuple):
 
 
 def observe(
-    cluster: Cluster,
+    cluster: ClusterClient,
     groups: Mapping[str, tuple[bool, Sequence[Injection]]],
     coordinator_log: str = "",
     times: Path | None = None,

@@ -13,9 +13,19 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
+
+from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.membership.group_client import GroupClient
+from spark_groupsource.client.settings import ClientSettings, GroupSettings
+from spark_groupsource.errors import GroupSourceError
+from spark_groupsource.model import OffsetAndMetadata
+from spark_groupsource.source.rebalance_reports import RebalanceReports
+from spark_groupsource.wire.commit_reports import author_metadata
 
 Commands = SimpleQueue[list[str]]
 
@@ -33,77 +43,112 @@ def take(commands: Commands) -> list[str]:
         return []
 
 
-def run_own(config: dict[str, Any], commands: Commands) -> None:
-    from spark_groupsource.client.cluster.client import Cluster
-    from spark_groupsource.client.membership.group_client import GroupClient
-    from spark_groupsource.client.settings import ClientSettings, GroupSettings
-    from spark_groupsource.errors import GroupSourceError
-    from spark_groupsource.model import OffsetAndMetadata
-    from spark_groupsource.source.rebalance_reports import RebalanceReports
-    from spark_groupsource.wire.commit_reports import author_metadata
+def follow(commands: Commands, poll: Callable[[], None], actions: Mapping[str, Callable[..., object]]) -> None:
+    """Polls, and executes commands between two polls, until ``close`` has been executed."""
+    while True:
+        poll()
+        name, *arguments = take(commands) or [""]
+        if name in actions:
+            actions[name](*arguments)
+        if name == "close":
+            return
 
-    settings = {"bootstrap.servers": config["bootstrap"], "client.id": config["client_id"]}
-    parsed = ClientSettings.parse({**settings, "metadata.max.age.ms": "1000"})
-    group = GroupSettings(
-        config["group"],
-        topics=tuple(config["topics"]),
-        client_id=config["client_id"],
-        group_instance_id=config["instance_id"],
-        assignors=tuple(config["assignors"]),
-        session_timeout_ms=config["session_ms"],
-        heartbeat_interval_ms=config["heartbeat_ms"],
-        max_poll_interval_ms=config["poll_ms"],
-    )
-    offset, committed_at, author = 0, time.monotonic(), author_metadata(config["client_id"])
-    noticed_ms, generation = 0, -1
-    with Cluster(parsed.bootstrap, parsed) as cluster:
-        client = GroupClient(cluster, group)
-        # as the session of a query does
-        reports = RebalanceReports(client, group.group_id, cluster.clock, application=config["client_id"])
-        while True:
-            if client.rejoin_needed and not noticed_ms:
-                noticed_ms = int(time.time() * 1_000)
-            if client.view.generation_id != generation:
-                generation = client.view.generation_id
-                if noticed_ms:
-                    line = {"group": config["group"], "generation": generation, "noticed_ms": noticed_ms}
-                    with open(config["times"], "a") as times:
-                        times.write(json.dumps(line) + "\n")
-                noticed_ms = 0
+
+def slow(seconds: str) -> None:
+    time.sleep(float(seconds))
+
+
+class OwnMember:
+    """Member that commits as the session of a query does, with the reports of rebalances in the metadata."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        settings = {"bootstrap.servers": config["bootstrap"], "client.id": config["client_id"]}
+        parsed = ClientSettings.parse({**settings, "metadata.max.age.ms": "1000"})
+        group = GroupSettings(
+            config["group"],
+            topics=tuple(config["topics"]),
+            client_id=config["client_id"],
+            group_instance_id=config["instance_id"],
+            assignors=tuple(config["assignors"]),
+            session_timeout_ms=config["session_ms"],
+            heartbeat_interval_ms=config["heartbeat_ms"],
+            max_poll_interval_ms=config["poll_ms"],
+        )
+        self._config = config
+        self._cluster = ClusterClient(parsed.bootstrap, parsed)
+        self._client = GroupClient(self._cluster, group)
+        application = config["client_id"]
+        self._reports = RebalanceReports(self._client, group.group_id, self._cluster.clock, application=application)
+        self._author = author_metadata(application)
+        self._offset, self._committed_at = 0, time.monotonic()
+        self._noticed_ms, self._generation = 0, -1
+
+    def poll(self) -> None:
+        self._observe()
+        for step in (self._commit_if_due, partial(self._client.poll, 100)):
             try:
-                owned = client.view.partitions
-                is_due = time.monotonic() - committed_at >= config["commit_s"]
-                if config["commit_s"] and owned and (is_due or client.rejoin_needed):
-                    committed_at, offset = time.monotonic(), offset + 1
-                    report = reports.pending()
-                    commits = {tp: OffsetAndMetadata(offset, author) for tp in owned}
-                    first = min(commits)
-                    commits[first] = OffsetAndMetadata(offset, f"{author} {report}" if report else author)
-                    client.commit(commits, 0)
-                    reports.committed()
+                step()
             except GroupSourceError as error:
                 print(error, file=sys.stderr, flush=True)
-            try:
-                client.poll(100)
-            except GroupSourceError as error:
-                print(error, file=sys.stderr, flush=True)
-            name, *arguments = take(commands) or [""]
-            shared = client.shared
-            if name == "slow":
-                time.sleep(float(arguments[0]))
-            elif name == "subscribe":
-                with shared.changed:
-                    shared.topics = tuple(sorted(arguments[0].split(",")))
-                    for member in shared.members:
-                        member.membership.subscription_changed("subscription has changed")
-            elif name == "rejoin":
-                with shared.changed:
-                    for member in shared.members:
-                        member.membership.request_rejoin("rebalance enforced by user")
-            elif name == "close":
-                client.close()
-                return
-            time.sleep(0.05)
+        time.sleep(0.05)
+
+    def _observe(self) -> None:
+        """Writes when the member noticed the rebalance that led to the present generation."""
+        if self._client.rejoin_needed and not self._noticed_ms:
+            self._noticed_ms = int(time.time() * 1_000)
+        if self._client.view.generation_id == self._generation:
+            return
+        self._generation = self._client.view.generation_id
+        if self._noticed_ms:
+            line = {"group": self._config["group"], "generation": self._generation, "noticed_ms": self._noticed_ms}
+            with open(self._config["times"], "a") as times:
+                times.write(json.dumps(line) + "\n")
+        self._noticed_ms = 0
+
+    def _commit_if_due(self) -> None:
+        interval_s, owned = self._config["commit_s"], self._client.view.partitions
+        is_due = time.monotonic() - self._committed_at >= interval_s
+        if not interval_s or not owned or not (is_due or self._client.rejoin_needed):
+            return
+        self._committed_at, self._offset = time.monotonic(), self._offset + 1
+        report = self._reports.pending()
+        commits = {tp: OffsetAndMetadata(self._offset, self._author) for tp in owned}
+        if report:
+            commits[min(commits)] = OffsetAndMetadata(self._offset, f"{self._author} {report}")
+        self._client.commit(commits, 0)
+        self._reports.committed()
+
+    def subscribe(self, topics: str) -> None:
+        shared = self._client.shared
+        with shared.changed:
+            shared.topics = tuple(sorted(topics.split(",")))
+            for member in shared.members:
+                member.membership.subscription_changed("subscription has changed")
+
+    def rejoin(self) -> None:
+        shared = self._client.shared
+        with shared.changed:
+            for member in shared.members:
+                member.membership.request_rejoin("rebalance enforced by user")
+
+    def close(self) -> None:
+        self._client.close()
+        self._cluster.close()
+
+
+def run_own(config: dict[str, Any], commands: Commands) -> None:
+    member = OwnMember(config)
+    actions: dict[str, Callable[..., object]] = {
+        "slow": slow,
+        "subscribe": member.subscribe,
+        "rejoin": member.rejoin,
+        "close": member.close,
+    }
+    follow(commands, member.poll, actions)
+
+
+def consumer_actions(consumer: Any) -> dict[str, Callable[..., object]]:
+    return {"slow": slow, "subscribe": lambda topics: consumer.subscribe(topics.split(",")), "close": consumer.close}
 
 
 def run_librdkafka(config: dict[str, Any], commands: Commands) -> None:
@@ -126,18 +171,13 @@ def run_librdkafka(config: dict[str, Any], commands: Commands) -> None:
         settings["group.instance.id"] = config["instance_id"]
     consumer = Consumer(settings)
     consumer.subscribe(config["topics"])
-    while True:
+
+    def poll() -> None:
         message = consumer.poll(0.1)
         if message is not None and message.error():
             print(message.error(), file=sys.stderr, flush=True)
-        name, *arguments = take(commands) or [""]
-        if name == "slow":
-            time.sleep(float(arguments[0]))
-        elif name == "subscribe":
-            consumer.subscribe(arguments[0].split(","))
-        elif name == "close":
-            consumer.close()
-            return
+
+    follow(commands, poll, consumer_actions(consumer))
 
 
 def run_kafka_python(config: dict[str, Any], commands: Commands) -> None:
@@ -161,17 +201,8 @@ def run_kafka_python(config: dict[str, Any], commands: Commands) -> None:
         metadata_max_age_ms=1_000,
         partition_assignment_strategy=[known[name] for name in config["assignors"]],
     )
-    while True:
-        # long, because a poll that ends while it joins loses the assignment (kafka-python 3.0.12)
-        consumer.poll(timeout_ms=1_000)
-        name, *arguments = take(commands) or [""]
-        if name == "slow":
-            time.sleep(float(arguments[0]))
-        elif name == "subscribe":
-            consumer.subscribe(arguments[0].split(","))
-        elif name == "close":
-            consumer.close()
-            return
+    # long, because a poll that ends while it joins loses the assignment (kafka-python 3.0.12)
+    follow(commands, partial(consumer.poll, timeout_ms=1_000), consumer_actions(consumer))
 
 
 def run_aiokafka(config: dict[str, Any], commands: Commands) -> None:

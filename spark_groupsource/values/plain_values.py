@@ -1,0 +1,169 @@
+"""Keys and values as Python objects for people."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Callable, Mapping, Sequence
+
+import pyarrow as pa
+
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.values.avro_blocks import AvroDecoder
+from spark_groupsource.values.avro_schema import AvroType, avro_schema, nullable_branch, parse_avro_schema
+from spark_groupsource.values.decoded import Decoded
+from spark_groupsource.values.options import AVRO, NO_HEADER, ColumnFormat
+from spark_groupsource.values.python_values import python_values
+from spark_groupsource.values.registry import shared_registry
+from spark_groupsource.values.schema_headers import confluent_header, read_confluent
+from spark_groupsource.values.typed_columns import TypedColumn, column_decoder
+
+PlainDecoder = Callable[[pa.Array, "pa.Array | None"], Sequence[Any]]
+"""Decodes values, given those and the record headers; a malformed value is a `Malformed`."""
+
+
+class Malformed(str):
+    """Why a value is malformed."""
+
+
+def plain_decoder(given: ColumnFormat) -> PlainDecoder:
+    """Returns the decoder of an Avro column.
+
+    Without a schema, each value is shown as it was written, by its schema in the registry.
+
+    Raises: ConfigurationError for an invalid schema.
+    """
+    assert given.format == AVRO
+    if given.schema is None:
+        return _AsWritten(given).decode
+    kind = plain_type(avro_schema(given))
+    decode = column_decoder(TypedColumn(given, kind))
+    return lambda data, headers: _plain(decode(data, headers))
+
+
+class _AsWritten:
+    """Decodes each value as the type of its writer's schema."""
+
+    def __init__(self, given: ColumnFormat) -> None:
+        if given.registry is None or given.header == NO_HEADER:
+            raise ConfigurationError("Format avro needs a schema. Give the schema, or schema.registry.url.")
+        self._registry = shared_registry(given.registry, given.column)
+        self._header = confluent_header(given.column)
+        self._decoders: dict[int | str, AvroDecoder | Malformed] = {}
+
+    def decode(self, data: pa.Array, headers: pa.Array | None) -> Sequence[Any]:
+        named = read_confluent(data, headers, self._header)
+        found: list[Any] = [None] * len(data)
+        for row, reason in named.malformed.items():
+            found[row] = Malformed(reason)
+        for schema_id, rows in named.rows.items():
+            decoder = self._decoder(schema_id)
+            if isinstance(decoder, Malformed):
+                values: Sequence[Any] = [decoder] * len(rows)
+            else:
+                values = _plain(decoder.decode(named.data.take(pa.array(rows))))
+            for row, value in zip(rows.tolist(), values):
+                found[row] = value
+        return found
+
+    def _decoder(self, schema_id: int | str) -> AvroDecoder | Malformed:
+        if schema_id not in self._decoders:
+            text = self._registry.schema(schema_id)
+            if text is None:
+                return Malformed(f"the registry has no Avro schema with id {schema_id}")
+            try:
+                schema = parse_avro_schema("of the registry", text)
+                self._decoders[schema_id] = AvroDecoder(schema, schema, plain_type(schema))
+            except ConfigurationError as error:
+                self._decoders[schema_id] = Malformed(str(error))
+        return self._decoders[schema_id]
+
+
+def plain_type(avro: AvroType) -> pa.DataType:
+    """Returns the Arrow type of the column that `avro_types.spark_type` describes, without PySpark."""
+    if avro.logical == "decimal":
+        return pa.decimal128(avro.precision, avro.scale)
+    if avro.kind == "record":
+        return pa.struct([pa.field(each.name, plain_type(each.type)) for each in avro.fields])
+    if avro.kind == "array" and avro.items is not None:
+        return pa.list_(pa.field("element", plain_type(avro.items)))
+    if avro.kind == "map" and avro.items is not None:
+        key = pa.field("key", pa.string(), nullable=False)
+        return pa.map_(key, pa.field("value", plain_type(avro.items)))
+    others = [each for each in avro.branches if each.kind != "null"]
+    if others:
+        only = nullable_branch(avro)
+        if only is not None:
+            return plain_type(only)
+        return pa.struct([pa.field(f"member{at}", plain_type(each)) for at, each in enumerate(others)])
+    return _SCALARS.get(avro.logical) or _SCALARS.get(avro.kind, pa.null())
+
+
+_SCALARS = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "enum": pa.string(),
+    "bytes": pa.binary(),
+    "fixed": pa.binary(),
+    "date": pa.date32(),
+    "timestamp-millis": pa.timestamp("us", tz="UTC"),
+    "timestamp-micros": pa.timestamp("us", tz="UTC"),
+    "local-timestamp-millis": pa.timestamp("us"),
+    "local-timestamp-micros": pa.timestamp("us"),
+}
+
+
+def _plain(decoded: Decoded) -> Sequence[Any]:
+    values: list[Any] = plain_values(decoded.values)
+    for row, reason in decoded.malformed.items():
+        values[row] = Malformed(reason)
+    return values
+
+
+def plain_values(values: pa.Array) -> list[Any]:
+    """Returns objects, lists, text, numbers: maps become objects, times and decimals text, bytes text or base64."""
+    convert = _conversion(values.type)
+    listed = python_values(values)
+    return listed if convert is None else [None if value is None else convert(value) for value in listed]
+
+
+def _conversion(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """Returns the conversion of a value that is not null, None if it remains."""
+    if pa.types.is_struct(kind):
+        fields = {field.name: _conversion(field.type) for field in kind}
+        return _of_values(lambda name: fields[name]) if any(fields.values()) else None
+    if pa.types.is_list(kind):
+        element = _conversion(kind.value_type)
+        return None if element is None else lambda items: [None if each is None else element(each) for each in items]
+    if pa.types.is_map(kind):
+        item = _conversion(kind.item_type)
+        return lambda pairs: _of_values(lambda _: item)(dict(pairs))
+    if pa.types.is_binary(kind):
+        from base64 import b64encode
+
+        return lambda data: data.decode() if _is_text(data) else {"base64": b64encode(data).decode()}
+    return str if pa.types.is_temporal(kind) or pa.types.is_decimal(kind) else None
+
+
+def _of_values(chosen: Callable[[str], Callable[[Any], Any] | None]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    def convert(found: Mapping[str, Any]) -> dict[str, Any]:
+        each = {name: (chosen(name), value) for name, value in found.items()}
+        return {name: value if value is None or to is None else to(value) for name, (to, value) in each.items()}
+
+    return convert
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def schema_text(schema: Any) -> str:
+    """Returns the text of a schema that is given as text or as parsed JSON."""
+    return schema if isinstance(schema, str) else json.dumps(schema)

@@ -1,0 +1,190 @@
+"""Positions of the fields of many Protobuf values.
+
+Serializers write fields in the order of their numbers and leave out those that are not set. Every step reads the least
+tag of all lanes, so the lanes that have a field read it together. A step that few lanes take costs more than reading
+these lanes one by one to their ends: a value with many more fields than the others costs no step for each.
+"""
+
+from __future__ import annotations
+
+from typing import Mapping, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from spark_groupsource.values import avro_lanes as reasons
+from spark_groupsource.values.avro_lanes import Lanes, Words
+from spark_groupsource.values.avro_scan import DamagedValueError
+from spark_groupsource.values.binary_blocks import Ints
+from spark_groupsource.values.protobuf_scan import (
+    DELIMITED,
+    FIXED_SIZES,
+    GROUP,
+    MAX_TAG,
+    VARINT,
+    read_value,
+    read_varint,
+)
+
+_FEW_LANES = 16
+# after so many steps that less than one of `_SPARSE` lanes take, all are read one by one
+_MAX_SPARSE, _SPARSE = 256, 64
+_END = 1 << 62
+
+
+class Found(NamedTuple):
+    """Values with one tag, in increasing positions.
+
+    Attributes:
+        lanes: lane of each.
+        start: position of its first byte.
+        length: bytes of a delimited value or a group, without the end of the group; empty for others.
+        number: of a varint, empty for others.
+    """
+
+    lanes: Ints
+    start: Ints
+    length: Ints
+    number: Words
+
+
+class Layout(NamedTuple):
+    """What the fields of a message may be.
+
+    Attributes:
+        wires: number of a field -> its wire types.
+        oneofs: number of a field -> index of its oneof.
+    """
+
+    wires: Mapping[int, frozenset[int]]
+    oneofs: Mapping[int, int]
+
+
+class Fields:
+    """The fields of some lanes.
+
+    Attributes:
+        found: tag -> values; those of a lane are in their order.
+        last: oneof -> number of the field that each lane sets last, 0 without.
+    """
+
+    def __init__(self, lanes: Lanes, layout: Layout) -> None:
+        self._lanes = lanes
+        self._layout = layout
+        self.found: dict[int, list[Found]] = {}
+        self.last: dict[int, Ints] = {each: np.zeros(len(lanes), np.int64) for each in set(layout.oneofs.values())}
+        self._alone: dict[int, list[tuple[int, int, int, int]]] = {}
+        self._read()
+
+    def values(self, number: int, wire: int) -> list[Found]:
+        """Returns the values of a field with one wire type."""
+        return self.found.get(number << 3 | wire, [])
+
+    def _read(self) -> None:
+        lanes = self._lanes
+        tags = _next_tags(lanes)
+        active = np.flatnonzero(tags < _END)
+        sparse = 0
+        while len(active):
+            current = tags[active]
+            tag = int(current.min())
+            same = current == tag
+            rows = active if same.all() else active[same]
+            sparse += len(rows) * _SPARSE < len(active)
+            if sparse > _MAX_SPARSE:
+                rows = active
+            if len(rows) <= _FEW_LANES or tag & 7 == GROUP or sparse > _MAX_SPARSE:
+                for lane in rows.tolist():
+                    self._read_alone(lane, int(tags[lane]))
+                tags[rows] = _END
+            else:
+                part = lanes if len(rows) == len(lanes) else lanes.subset(rows)
+                self._read_together(part, rows, tag)
+                tags[rows] = _next_tags(part)
+                if part is not lanes:
+                    lanes.merge(rows, part)
+            active = active[tags[active] < _END]
+        for tag, values in self._alone.items():
+            lane, start, length, number = zip(*sorted(values))
+            is_sized = tag & 7 in (DELIMITED, GROUP)
+            self.found.setdefault(tag, []).append(
+                Found(
+                    np.array(lane),
+                    np.array(start),
+                    np.array(length if is_sized else (), np.int64),
+                    np.array(number if tag & 7 == VARINT else (), np.uint64),
+                )
+            )
+
+    def _problem(self, tag: int) -> int:
+        """Returns why a tag is malformed, 0 if it is not."""
+        number, wire = tag >> 3, tag & 7
+        if number == 0 or tag > MAX_TAG or wire not in (VARINT, DELIMITED, GROUP, *FIXED_SIZES):
+            return reasons.TAG
+        return reasons.WIRE_TYPE if wire not in self._layout.wires.get(number, (wire,)) else 0
+
+    def _read_together(self, part: Lanes, rows: Ints, tag: int) -> None:
+        number, wire = tag >> 3, tag & 7
+        problem = self._problem(tag)
+        if problem:
+            part.fail(np.ones(len(part), np.bool_), problem)
+            return
+        raw = np.empty(0, np.uint64)
+        if wire == VARINT:
+            start = part.position.copy()
+            raw = part.varint()
+            length = np.empty(0, np.int64)
+        elif wire == DELIMITED:
+            start, length = part.delimited()
+        else:
+            start = part.skip(FIXED_SIZES[wire])
+            length = np.empty(0, np.int64)
+        if number in self._layout.wires:
+            self.found.setdefault(tag, []).append(Found(rows, start, length, raw))
+            if number in self._layout.oneofs:
+                self.last[self._layout.oneofs[number]][rows] = number
+
+    def _read_alone(self, lane: int, tag: int) -> None:
+        """Reads one lane to its end; `tag` is that of its next field."""
+        lanes, layout = self._lanes, self._layout
+        begin = int(lanes.position[lane])
+        data = lanes.payload[begin : lanes.end[lane]].tobytes()
+        at = 0
+        try:
+            while True:
+                problem = self._problem(tag)
+                if problem:
+                    raise DamagedValueError(problem)
+                number, start, end, at = read_value(data, at, tag)
+                field = tag >> 3
+                if field in layout.wires:
+                    self._alone.setdefault(tag, []).append((lane, begin + start, end - start, number))
+                    if field in layout.oneofs:
+                        self.last[layout.oneofs[field]][lane] = field
+                if at == len(data):
+                    break
+                tag, at = read_varint(data, at)
+            lanes.position[lane] = begin + at
+        except (IndexError, DamagedValueError) as error:
+            reason = error.reason if isinstance(error, DamagedValueError) else reasons.TRUNCATED
+            lanes.fail_lane(lane, reason)
+
+
+def _next_tags(lanes: Lanes) -> npt.NDArray[np.int64]:
+    """Reads the next tag of each lane; `_END` for lanes at their end."""
+    is_read = lanes.position < lanes.end
+    tags: Ints = (lanes.word(lanes.position) & np.uint64(0xFF)).view(np.int64)
+    is_long = (tags >= 0x80) & is_read
+    lanes.position += is_read
+    if is_long.any():
+        index = np.flatnonzero(is_long)
+        part = lanes.subset(index)
+        part.position -= 1
+        tags[index] = part.varint().view(np.int64)
+        lanes.merge(index, part)
+    tags[~is_read] = _END
+    failed = (lanes.reason != 0) | (tags < 0)
+    if failed.any():
+        lanes.fail(tags < 0, reasons.TAG)
+        tags[failed] = _END
+    return tags

@@ -1,0 +1,121 @@
+"""Replay of a coordinator's log in slices and of every record."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from spark_groupsource.broker.coordinators.log_replay import LogReplay
+from spark_groupsource.group.group_store import GroupStore
+from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, control_type, decode_records
+from spark_groupsource.records.encode import Record, control_key, encode_batch
+from spark_groupsource.records.header import iter_batches
+from spark_groupsource.storage.segment import StoredBatch
+from spark_groupsource.wire.group_records import OffsetKey, OffsetValue, encode_key, encode_offset_value
+
+
+def random_log(rng: random.Random, batches: int) -> list[StoredBatch]:
+    """Commits, tombstones, transactional commits and markers of a few groups and producers."""
+    data = bytearray()
+    offset = 0
+    for _ in range(batches):
+        producer_id = rng.choice((-1, -1, 7, 8))
+        is_control = producer_id >= 0 and rng.random() < 0.3
+        if is_control:
+            records = [Record(control_key(rng.choice((CONTROL_ABORT, CONTROL_COMMIT))), b"\0\0\0\0\0\0", 1_000)]
+        else:
+            records = [
+                Record(
+                    encode_key(OffsetKey(f"g{rng.randrange(3)}", "t", rng.randrange(60))),
+                    None if rng.random() < 0.1 else encode_offset_value(OffsetValue(offset, metadata=f"{offset}")),
+                    1_000,
+                )
+                for offset in range(offset, offset + rng.choice((1, 1, 40)))
+            ]
+        data += encode_batch(
+            [record._replace(offset_delta=number) for number, record in enumerate(records)],
+            base_offset=offset,
+            producer_id=producer_id,
+            transactional=producer_id >= 0,
+            control=is_control,
+        )
+        offset += len(records)
+    buffer = bytes(data)
+    return [StoredBatch(header, buffer, header.position) for header in iter_batches(buffer)]
+
+
+def apply_ordered(store: GroupStore, stored: StoredBatch) -> Iterator[None]:
+    header = stored.header
+    if header.is_control:
+        store.end_transaction(header.producer_id, control_type(stored.buffer, header) == CONTROL_COMMIT)
+        return
+    for record in decode_records(stored.buffer, header):
+        assert record.key is not None
+        if header.is_transactional:
+            store.replay_transactional(header.producer_id, record.key, record.value)
+        else:
+            store.replay(record.key, record.value)
+        yield
+
+
+@pytest.mark.parametrize("batches", (5, 60, 400))
+def test_state_is_that_of_every_record_in_its_order(batches: int) -> None:
+    rng = random.Random(batches)
+    for _ in range(20 if batches < 400 else 4):
+        log = random_log(rng, batches)
+        expected, found = GroupStore(), GroupStore()
+        for stored in log:
+            list(apply_ordered(expected, stored))
+        replay = LogReplay(found.replay, partial(apply_ordered, found))
+        while not replay.replay_slice(stored for stored in log if stored.header.base_offset >= replay.next_offset):
+            pass
+        assert (found.offsets, found.size_bytes) == (expected.offsets, expected.size_bytes)
+        assert set(found.pending.group_ids()) == set(expected.pending.group_ids())
+        for producer_id in (8, 7):
+            found.end_transaction(producer_id, True)
+            expected.end_transaction(producer_id, True)
+        assert found.offsets == expected.offsets
+
+
+def test_slices_are_bounded_and_keys_are_applied_once() -> None:
+    keys = [encode_key(OffsetKey("g", "t", partition)) for partition in range(3_000)]
+    batches = []
+    for number in range(10):
+        records = [Record(key, b"%d" % number, 1_000) for key in keys]
+        data = encode_batch(records, base_offset=number * len(keys))
+        batches += [StoredBatch(header, data, 0) for header in iter_batches(data)]
+    applied: list[tuple[bytes, bytes | None]] = []
+    replay = LogReplay(lambda key, value: applied.append((key, value)), lambda stored: iter(()))
+    slices = [0]
+    while not replay.replay_slice(batches[max(replay.next_offset, 0) // len(keys) :]):
+        slices.append(len(applied))
+    assert len(slices) >= 6
+    assert max(after - before for before, after in zip(slices, slices[1:])) <= 1_000
+    assert sorted(applied) == sorted((key, b"9") for key in keys)
+
+
+@pytest.mark.parametrize("producer_id", (-1, 7))
+def test_a_batch_of_many_records_is_replayed_in_slices(producer_id: int) -> None:
+    keys = [encode_key(OffsetKey("g", "t", partition)) for partition in range(12_000)]
+    data = encode_batch(
+        [Record(key, b"1", 1_000, (), number) for number, key in enumerate(keys)],
+        producer_id=producer_id, transactional=producer_id >= 0,
+    )  # fmt: skip
+    batches = [StoredBatch(header, data, 0) for header in iter_batches(data)]
+    applied: list[bytes] = []
+
+    def apply_ordered(stored: StoredBatch) -> Iterator[None]:
+        for record in decode_records(stored.buffer, stored.header):
+            applied.append(record.key or b"")
+            yield
+
+    replay = LogReplay(lambda key, value: applied.append(key), apply_ordered)
+    slices = [0]
+    while not replay.replay_slice(batches if replay.next_offset < 0 else ()):
+        slices.append(len(applied))
+    assert len(slices) >= 12
+    assert max(after - before for before, after in zip(slices, slices[1:])) <= 1_000
+    assert applied == keys

@@ -1,0 +1,131 @@
+"""Length of the steps of long work."""
+
+from __future__ import annotations
+
+import pytest
+from support.partition_logs import batch
+
+from spark_groupsource.broker.api import produce
+from spark_groupsource.broker.config import broker_config
+from spark_groupsource.broker.coordinators import group_runtime
+from spark_groupsource.broker.coordinators.transaction_runtime import TransactionRuntime
+from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.requests import ApiRequestContext
+from spark_groupsource.clock import ManualClock
+from spark_groupsource.model import Node, ProducerIdAndEpoch, TopicPartition
+from spark_groupsource.storage.data_directory import DataDirectory
+from spark_groupsource.storage.partition import Partition
+from spark_groupsource.wire.messages import JoinGroupRequest, ProduceRequest, SyncGroupRequest
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def sent():
+    return {}
+
+
+@pytest.fixture
+def broker(tmp_path, clock, sent):
+    config = broker_config(
+        {
+            "offsets.topic.num.partitions": "1",
+            "transaction.state.log.num.partitions": "1",
+            "group.initial.rebalance.delay.ms": "0",
+        }
+    )
+    running = Broker(config, DataDirectory(tmp_path), clock, sent.__setitem__, lambda line, level=0: None)
+    running.start()
+    running.node_started(1, {"PLAINTEXT": Node(1, "127.0.0.1", 9092)})
+    yield running
+    running.stop()
+
+
+def test_markers_are_written_for_a_few_milliseconds_at_a_time(broker, clock, monkeypatch):
+    broker.create_topic("t", 40, {})
+    coordinator = broker.transaction_coordinator
+    coordinator.shards.ensure_topic()
+    _, producer = coordinator.init(1, "id", 60_000, None)
+    coordinator.add(1, "id", producer, [TopicPartition("t", number) for number in range(40)])
+    write = TransactionRuntime.write_marker
+
+    def write_slowly(*arguments):
+        clock.advance_ms(2)
+        return write(*arguments)
+
+    monkeypatch.setattr(TransactionRuntime, "write_marker", write_slowly)
+    coordinator.end(1, "id", ProducerIdAndEpoch(*producer), True)
+    steps = []
+    while coordinator.transaction(1, "id").partitions:
+        began_ms = clock.now_ms()
+        broker.timers.run_expired(clock.now_ms, slice_ms=0)
+        steps.append(clock.now_ms() - began_ms)
+    assert sum(steps) == 80 and max(steps) <= 6
+    assert broker.partitions.partition("t", 39).log.log_end_offset == 1
+
+
+def test_batches_of_many_partitions_are_appended_for_a_few_milliseconds_at_a_time(broker, clock, monkeypatch):
+    broker.create_topic("t", 20, {})
+    append = Partition.append_validated
+
+    def append_slowly(*arguments):
+        clock.advance_ms(1)
+        return append(*arguments)
+
+    monkeypatch.setattr(Partition, "append_validated", append_slowly)
+    monkeypatch.setattr(produce, "monotonic_ns", lambda: clock.now_ms() * 1_000_000)
+    entry = ProduceRequest.TopicProduceData
+    data = [entry.PartitionProduceData(index=number, records=batch(b"x")) for number in range(20)]
+    request = ProduceRequest(
+        transactional_id=None, acks=1, timeout_ms=1000, topic_data=[entry(name="t", partition_data=data)]
+    )
+    steps = []
+    began_ms = clock.now_ms()
+    response = None
+    handled = produce._produce_steps(broker, ApiRequestContext(1, 0, 8, "c", "h", 1), request)
+    while response is None:
+        try:
+            next(handled)
+        except StopIteration as end:
+            response = end.value
+        steps.append(clock.now_ms() - began_ms)
+        began_ms = clock.now_ms()
+    assert sum(steps) == 20 and max(steps) <= 3
+    assert {each.error_code for each in response.responses[0].partition_responses} == {0}
+
+
+@pytest.mark.parametrize("has_new_member", [False, True])
+def test_a_large_assignment_is_stored_and_returned_in_two_steps(broker, sent, monkeypatch, has_new_member):
+    monkeypatch.setattr(group_runtime, "_LARGE_VALUE_BYTES", 1_000)
+    coordinator = broker.group_coordinator
+    coordinator.shards.ensure_topic()
+
+    def call(token: int, api_key: int, version: int, request) -> None:
+        coordinator.handle(ApiRequestContext(token, api_key, version, "c", "h", 1), request)
+
+    def join(token: int) -> None:
+        protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"m")
+        request = JoinGroupRequest(
+            group_id="g", session_timeout_ms=10_000, rebalance_timeout_ms=10_000, member_id="",
+            protocol_type="consumer", protocols=[protocol],
+        )  # fmt: skip
+        call(token, 11, 3, request)
+        broker.run_timers()
+
+    join(1)
+    joined = sent[1]
+    assignment = SyncGroupRequest.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=bytes(2_000))
+    sync = SyncGroupRequest(
+        group_id="g", generation_id=joined.generation_id, member_id=joined.member_id, assignments=[assignment]
+    )
+    call(2, 14, 3, sync)
+    assert 2 not in sent and broker.partitions.partition("__consumer_offsets", 0).log.size_bytes > 2_000
+    if has_new_member:
+        join(3)
+        assert (sent[2].error_code, 3 in sent) == (27, False)  # the group has another generation soon
+    else:
+        broker.run_timers()
+        assert (sent[2].error_code, len(sent[2].assignment)) == (0, 2_000)

@@ -1,0 +1,107 @@
+"""Addresses: IPv6, several addresses of a name, unreachable ones."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.errors import NetworkError
+from spark_groupsource.model import TopicPartition
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+        return True
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(topics={"t": [b"1"]}) as running:
+        yield running
+
+
+def dead_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return "127.0.0.1:%d" % free.getsockname()[1]
+
+
+def settings(servers: str, **more: str) -> ClientSettings:
+    given = {name.replace("_", "."): value for name, value in more.items()}
+    return ClientSettings.parse({"bootstrap.servers": servers, "default.api.timeout.ms": "3000", **given})
+
+
+def end_offset(parsed: ClientSettings) -> int:
+    partition = TopicPartition("t", 0)
+    with ClusterClient(parsed.bootstrap, parsed) as cluster:
+        return cluster.list_offsets({partition: -1})[partition].offset
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="the machine has no IPv6")
+@pytest.mark.parametrize("protocol", ["PLAINTEXT", "listeners"])
+def test_ipv6(protocol: str) -> None:
+    config = {"listeners": "PLAINTEXT://[::1]:0"} if protocol == "listeners" else {}
+    with EmbeddedBroker(host="::1", config=config, topics={"t": [b"1"]}) as broker:
+        assert broker.bootstrap_servers.startswith("[::1]:")
+        assert end_offset(settings(broker.bootstrap_servers)) == 1
+        producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+        producer.produce("t", b"2")
+        assert producer.flush(20) == 0
+
+
+def test_dead_bootstrap_servers_are_passed_over(broker: EmbeddedBroker) -> None:
+    dead = [dead_address() for _ in range(3)]
+    servers = ",".join([*dead[:2], "no-such-host.invalid:9092", broker.bootstrap_servers, dead[2]])
+    started = time.monotonic()
+    assert end_offset(settings(servers)) == 1
+    assert time.monotonic() - started < 3
+
+
+def test_all_bootstrap_servers_dead_are_named() -> None:
+    dead = [dead_address() for _ in range(2)]
+    with pytest.raises(NetworkError) as raised:
+        end_offset(settings(",".join(dead), default_api_timeout_ms="300"))
+    assert any(each in str(raised.value) for each in dead)
+
+
+def test_name_with_several_addresses(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first addresses refuse connections."""
+    port = int(broker.bootstrap_servers.rpartition(":")[2])
+    look_up = socket.getaddrinfo
+
+    def several(host: str, *arguments: Any, **more: Any) -> Any:
+        if host != "kafka.example":
+            return look_up(host, *arguments, **more)
+        stream = (socket.SOCK_STREAM, 6, "")
+        return [
+            (socket.AF_INET6, *stream, ("::1", port, 0, 0)),
+            (socket.AF_INET, *stream, ("127.0.0.9", port)),
+            (socket.AF_INET, *stream, ("127.0.0.1", port)),
+        ]
+
+    monkeypatch.setattr(socket, "getaddrinfo", several)
+    assert end_offset(settings(f"kafka.example:{port}")) == 1
+
+
+@pytest.mark.parametrize("advertised", ["127.0.0.1:1", "no-such-host.invalid:9092"])
+def test_advertised_address_that_cannot_be_reached_is_named(advertised: str) -> None:
+    with EmbeddedBroker(topics={"t": [b"1"]}, config={"advertised.listeners": advertised}) as broker:
+        server = broker._server
+        assert server is not None
+        (listener,) = server._listeners[1]
+        parsed = settings(f"127.0.0.1:{listener.address.port}", default_api_timeout_ms="1500")
+        with pytest.raises(NetworkError) as raised:
+            end_offset(parsed)
+        assert advertised in str(raised.value)
+        assert "advertised.listeners" in str(raised.value)

@@ -1,0 +1,58 @@
+"""Values of Avro and Protobuf that the decoders of columns return."""
+
+from __future__ import annotations
+
+import io
+import json
+from base64 import b64encode
+from operator import itemgetter
+from typing import Any, Callable
+
+import fastavro
+import pyarrow as pa
+
+from spark_groupsource.values.arrow_types import arrow_type
+from spark_groupsource.values.avro_blocks import AvroDecoder
+from spark_groupsource.values.avro_schema import parse_avro_schema
+from spark_groupsource.values.avro_types import spark_type
+from spark_groupsource.values.decoded import Decoded
+from spark_groupsource.values.protobuf_blocks import ProtobufDecoder
+from spark_groupsource.values.protobuf_schema import parse_message
+from spark_groupsource.values.protobuf_types import message_type
+
+
+def decode_avro(writer: Any, reader: Any, data: list[bytes], *fields: str) -> Decoded:
+    source, target = (parse_avro_schema("value.schema", json.dumps(each)) for each in (writer, reader))
+    kind = arrow_type(spark_type(target), "value")
+    kind = pa.struct([kind.field(name) for name in fields]) if fields else kind
+    found = AvroDecoder(source, target, kind).decode(pa.array(data, pa.binary()))
+    found.values.validate(full=True)
+    return found
+
+
+def encode_avro(schema: Any, value: Any) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), value)
+    return out.getvalue()
+
+
+def protobuf_decoder(descriptor_set: bytes, name: str, *fields: str) -> ProtobufDecoder:
+    message = parse_message("value.schema", b64encode(descriptor_set).decode(), "value.message.name", name)
+    kind = arrow_type(message_type(message), "value", has_text_keys=False)
+    return ProtobufDecoder(message, pa.struct([kind.field(name) for name in fields]) if fields else kind)
+
+
+def decode_protobuf(descriptor_set: bytes, name: str, data: list[bytes | None], *fields: str) -> Decoded:
+    found = protobuf_decoder(descriptor_set, name, *fields).decode(pa.array(data, pa.binary()))
+    found.values.validate(full=True)
+    return found
+
+
+def ordered(value: Any, key: Callable[[Any], Any] = itemgetter(0)) -> Any:
+    """Returns decoded values with the entries of maps in order."""
+    if isinstance(value, dict):
+        return {name: ordered(each, key) for name, each in value.items()}
+    if isinstance(value, list):
+        found = [ordered(each, key) for each in value]
+        return sorted(found, key=key) if found and isinstance(found[0], tuple) else found
+    return tuple(ordered(each, key) for each in value) if isinstance(value, tuple) else value
