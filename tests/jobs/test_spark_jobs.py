@@ -32,9 +32,12 @@ from support.waiting import wait_until
 JOBS = Path(job_support.__file__).parent
 DAY_MS = 1_700_006_400_000  # 2023-11-15T00:00:00Z
 SCHEMA = "carrier STRING, delay INT"
-# what Spark's worker daemon prints when the JVM has closed its socket; every other traceback is an error
+# what the worker daemon of Spark prints when the JVM has closed its socket: the failed flush with a line of its own, or
+# as the end of the worker, by a setting of Spark (`killWorkerOnFlushFailure`); every other traceback is an error
 FLUSH_FAILURE = re.compile(
-    r"PySpark daemon failed to flush the output to the worker process:\nTraceback .*\n(?: .*\n)+"
+    r"(?:PySpark daemon failed to flush the output to the worker process:\nTraceback .*\n(?: .*\n)+"
+    r"|Traceback .*\n  File .*/pyspark/daemon\.py\", line \d+, in manager\n(?:    .*\n)+"
+    r"  File .*/pyspark/daemon\.py\", line \d+, in worker\n    outfile\.flush\(\)\n(?:    [~^]+\n)?)"
     r"(?:BrokenPipeError|ConnectionResetError): .*\n"
 )
 
@@ -227,8 +230,20 @@ def test_only_the_flush_failure_of_the_worker_daemon_is_expected() -> None:
     traceback = f"Traceback (most recent call last):\n{frame}BrokenPipeError: [Errno 32] Broken pipe\n"
     flush_failure = f"PySpark daemon failed to flush the output to the worker process:\n{traceback}"
     assert FLUSH_FAILURE.sub("", f"before\n{flush_failure}\nafter\n{flush_failure}") == "before\n\nafter\n"
+    manager = (
+        '  File "/site-packages/pyspark/daemon.py", line 264, in manager\n    code = worker(sock, authenticated)\n'
+    )
+    end_of_worker = traceback.replace(frame, f"{manager}           ^^^^^^\n{frame}")
+    assert FLUSH_FAILURE.sub("", f"before\n{end_of_worker}after\n") == "before\nafter\n"
     worker_error = f"Traceback (most recent call last):\n{frame}ValueError: 1\n"
-    for log in (traceback, worker_error, f"{flush_failure}{worker_error}", flush_failure.replace("Broken", "Value")):
+    for log in (
+        traceback,
+        worker_error,
+        f"{flush_failure}{worker_error}",
+        flush_failure.replace("Broken", "Value"),
+        end_of_worker.replace("Broken", "Value"),
+        end_of_worker.replace("outfile.flush()", "main()"),
+    ):
         assert "Traceback" in FLUSH_FAILURE.sub("", log)
 
 
