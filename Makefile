@@ -121,11 +121,12 @@ EXTRAS_demo := demo
 EXTRAS_test := demo,fast,test
 EXTRAS_docs := docs
 
-# fills the caches of mypy, pytest, hypothesis and numba, so that the first `make check` takes as long as every other;
-# errors show there
-CACHES_demo := true
+# compiled modules for PySpark's archive: each Python process of Spark starts a second earlier. Then the caches of mypy,
+# pytest, hypothesis and numba, so that the first `make check` takes as long as every other; errors show there
+COMPILE := $(BIN)/groupsource compile-pyspark >/dev/null
+CACHES_demo := $(COMPILE)
 CACHES_docs := true
-CACHES_test := { $(BIN)/mypy & $(BIN)/python -m pytest -n 0 --collect-only -qq; \
+CACHES_test := $(COMPILE); { $(BIN)/mypy & $(BIN)/python -m pytest -n 0 --collect-only -qq; \
   $(BIN)/python -m pytest -n 0 -qq tests/records/test_parser.py; wait; } >/dev/null 2>&1 || true
 
 $(BIN)/python: | python-there
