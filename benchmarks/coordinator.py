@@ -32,8 +32,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.children import process_seconds
 from bench.embedded import EmbeddedBroker
+from bench.processor_time import process_seconds
 from rich.console import Console
 from rich.table import Table
 

@@ -23,7 +23,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.children import checkout_environment, exit_at_sigterm, processor_seconds, run_lines
+from bench.children import checkout_environment, exit_at_sigterm, run_lines
+from bench.processor_time import processor_seconds
 from bench.spark import session
 from bench.streams import PHASES, SOURCES, Sample, comparison_rows, stream_writer, streaming_settings
 from rich.console import Console

@@ -32,7 +32,8 @@ from rich.table import Table
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "jobs"), str(HERE)]
 
-from bench.children import checkout_environment, exit_at_sigterm, processor_seconds, run_lines  # noqa: E402
+from bench.children import checkout_environment, exit_at_sigterm, run_lines  # noqa: E402
+from bench.processor_time import processor_seconds  # noqa: E402
 from bench.spark import session  # noqa: E402
 from bench.streams import (  # noqa: E402
     PHASES,

@@ -30,8 +30,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "jobs"), str(HERE)]
 
-from bench.children import processor_seconds  # noqa: E402
 from bench.embedded import EmbeddedBroker  # noqa: E402
+from bench.processor_time import processor_seconds  # noqa: E402
 from bench.spark import KAFKA, OWN, Took, session  # noqa: E402
 from bench.topics import Topic, ensure  # noqa: E402
 from kafka_jars import SPARK_CONNECTOR, Artifact, UnavailableError, fetch, spark_connector_jars  # noqa: E402

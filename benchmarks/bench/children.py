@@ -1,4 +1,4 @@
-"""Child processes with a time limit, and processor time of process groups."""
+"""Child processes with a time limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Iterator, Mapping, Sequence
 
-_TICKS = os.sysconf("SC_CLK_TCK")
+from bench.processor_time import process_ids, read_stat
 
 
 def run_lines(command: Sequence[str], timeout_s: float, environment: Mapping[str, str]) -> Iterator[str]:
@@ -60,32 +60,11 @@ def kill_session(session_id: int) -> None:
 
 def session_processes(session_id: int) -> list[int]:
     """Returns the processes of a session and their descendants, in sessions of their own too; none without /proc."""
-    every = {int(path.name): (int(fields[1]), int(fields[3])) for path, fields in _stats()}
-    found = {pid for pid, (_, session) in every.items() if session == session_id}
-    while more := {pid for pid, started_by in every.items() if not found.isdisjoint(started_by)} - found:
+    every = {pid: stat for pid in process_ids() if (stat := read_stat(pid)) is not None}
+    found = {pid for pid, stat in every.items() if stat.session == session_id}
+    while more := {pid for pid, stat in every.items() if stat.parent in found} - found:
         found |= more
     return sorted(found)
-
-
-def processor_seconds() -> float:
-    """Processor time of this session's processes so far, those that ended included; 0 where there is no /proc."""
-    session_id = os.getsid(0)
-    return sum(sum(map(int, fields[11:15])) for _, fields in _stats() if int(fields[3]) == session_id) / _TICKS
-
-
-def process_seconds(pid: int) -> float:
-    """Processor time of one process, nan where there is no /proc."""
-    for path, fields in _stats(str(pid)):
-        return (int(fields[11]) + int(fields[12])) / _TICKS
-    return float("nan")
-
-
-def _stats(pid: str = "[0-9]*") -> Iterator[tuple[Path, list[str]]]:
-    for stat in Path("/proc").glob(f"{pid}/stat"):
-        try:
-            yield stat.parent, stat.read_text().rpartition(")")[2].split()
-        except OSError:  # ended meanwhile; its parent counts it
-            continue
 
 
 def checkout_environment(checkout: Path) -> dict[str, str]:

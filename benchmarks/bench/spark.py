@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple
 
-from bench.children import processor_seconds
+from bench.processor_time import processor_seconds
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
 
