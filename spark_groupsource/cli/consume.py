@@ -18,10 +18,10 @@ from typing import Any
 import click
 
 from spark_groupsource.cli.common import HELP, cluster_options, open_cluster
-from spark_groupsource.cli.decoded_rows import DecodedRows, avro_decoder, parse_properties
+from spark_groupsource.cli.decoded_rows import DecodedRows, GivenSchema, block_decoder, parse_properties
 from spark_groupsource.cli.progress import Progress
 from spark_groupsource.cli.record_lines import Row, Writer, encoded, format_writer, json_writer, value_writer
-from spark_groupsource.cli.serdes import FORMATS, serde
+from spark_groupsource.cli.serdes import READ_FORMATS, serde
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, ClusterClient
 from spark_groupsource.client.membership.group_client import GroupClient
 from spark_groupsource.client.records.fetcher import PartitionFetcher
@@ -38,6 +38,8 @@ _JOIN_MS = 1_000
 # offsets of a partition that a member reads before it commits and polls
 _ROUND_OFFSETS = 10_000
 
+# decoded by block
+_BLOCK_FORMATS = ("avro", "protobuf")
 _TEXT = serde("--value-format", "text", None)
 
 Positions = dict[TopicPartition, int]
@@ -77,20 +79,29 @@ Positions = dict[TopicPartition, int]
 )
 @click.option("--key-separator", metavar="TEXT", help="Print the key and this text before each value.")
 @click.option("--null-marker", metavar="TEXT", default="", help="Text for null. Default: empty.")
-@click.option("--key-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Format of keys.")
 @click.option(
-    "--value-format", type=click.Choice(FORMATS), help="Format of values. Default: avro with --schema, else text."
+    "--key-format", type=click.Choice(READ_FORMATS), default="text", show_default=True, help="Format of keys."
 )
-@click.option("--schema", type=click.Path(dir_okay=False, path_type=Path), help="Avro schema of the values, as JSON.")
-@click.option("--key-schema", type=click.Path(dir_okay=False, path_type=Path), help="Avro schema of the keys.")
-@click.option("--schema-header", is_flag=True, help="Skip the five bytes of a schema registry before each Avro datum.")
+@click.option(
+    "--value-format", type=click.Choice(READ_FORMATS), help="Format of values. Default: avro with --schema, else text."
+)
+@click.option(
+    "--schema",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Schema of the values: Avro as JSON; for protobuf a .proto file or a descriptor set of protoc.",
+)
+@click.option("--key-schema", type=click.Path(dir_okay=False, path_type=Path), help="Schema of the keys.")
+@click.option("--message", metavar="NAME", help="Protobuf message of the values. Default: the first one of the schema.")
+@click.option("--key-message", metavar="NAME", help="Protobuf message of the keys.")
+@click.option("--schema-header", is_flag=True, help="Skip the header of a schema registry before each datum.")
 @click.option(
     "--property",
     "properties",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Property of a schema registry, for format avro: schema.registry.url, basic.auth.user.info and others of the "
-    "source without key. and value.; may be repeated. Without --schema, records are printed as they were written.",
+    help="Property of a schema registry, for avro and protobuf: schema.registry.url, basic.auth.user.info and others "
+    "of the source without key. and value.; may be repeated. Without --schema, records are printed as they were "
+    "written.",
 )
 @click.option(
     "--formatter-config",
@@ -141,6 +152,8 @@ class _ConsumeOptions:
     value_format: str | None
     schema: Path | None
     key_schema: Path | None
+    message: str | None
+    key_message: str | None
     schema_header: bool
     properties: tuple[str, ...]
     formatter_config: Path | None
@@ -170,19 +183,22 @@ class _ConsumeOptions:
         # a member commits offsets, and the last records are sorted
         is_plain = is_plain and self.group is None and self.last is None
         properties = parse_properties(self.properties, self.formatter_config)
-        schemas = {"key": self.key_schema, "value": self.schema}
-        decoders = {
-            column: avro_decoder(column, schemas[column], self.schema_header, properties)
-            for column, name in self.formats.items()
-            if name == "avro"
+        schemas = {
+            "key": GivenSchema(self.key_schema, self.key_message, self.schema_header),
+            "value": GivenSchema(self.schema, self.message, self.schema_header),
         }
-        return DecodedRows(_COLUMNS if decoders or not is_plain else ("value",), decoders)
+        decoders = {
+            column: block_decoder(column, name, schemas[column], properties)
+            for column, name in self.formats.items()
+            if name in _BLOCK_FORMATS
+        }
+        return DecodedRows(_COLUMNS if decoders or not is_plain else ("value",), decoders, self.formats)
 
 
 def _writer(options: _ConsumeOptions) -> Writer:
-    # Avro is decoded by block
     key, value = (
-        _TEXT if name == "avro" else serde(f"--{column}-format", name, None) for column, name in options.formats.items()
+        _TEXT if name in _BLOCK_FORMATS else serde(f"--{column}-format", name, None)
+        for column, name in options.formats.items()
     )
     if options.template is not None:
         return format_writer(options.template, value, key)

@@ -1,4 +1,4 @@
-"""Rows of consumed records, with Avro keys and values decoded by block."""
+"""Rows of consumed records, with Avro and Protobuf decoded by block."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pyarrow as pa
 
 from spark_groupsource.cli.common import key_values, read_properties
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.value_options import avro_format
-from spark_groupsource.values.options import CONFLUENT
-from spark_groupsource.values.plain_values import Malformed, PlainDecoder, plain_decoder
+from spark_groupsource.source.value_options import registry_format
+from spark_groupsource.values.decoded import Malformed
+from spark_groupsource.values.options import CONFLUENT, PROTOBUF, parse_schema_text
+from spark_groupsource.values.plain_values import PlainDecoder, descriptors, plain_decoder
+from spark_groupsource.values.protobuf_schema import ProtoFiles
 from spark_groupsource.values.python_values import python_rows
 
 _HEADERS, _TIMESTAMP = "headers", "timestamp"
@@ -22,11 +24,13 @@ class DecodedRows(NamedTuple):
 
     Attributes:
         columns: columns of the batches.
+        formats: column -> format, for messages.
         decoders: column -> decoder; the decoded value is in the row as ``key_decoded`` or ``value_decoded``.
     """
 
     columns: Sequence[str]
     decoders: Mapping[str, PlainDecoder] = {}
+    formats: Mapping[str, str] = {}
 
     def of(self, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
         """Yields the rows of a batch. Raises: ConfigurationError for a malformed value."""
@@ -42,31 +46,51 @@ class DecodedRows(NamedTuple):
             for column in self.decoders:
                 if isinstance(row[f"{column}_decoded"], Malformed):
                     raise ConfigurationError(
-                        f"Option --{column}-format is avro, but a record is not: {row[column][:60]!r} "
-                        f"({row[f'{column}_decoded']})."
+                        f"Option --{column}-format is {self.formats[column]}, but a record is not: "
+                        f"{row[column][:60]!r} ({row[f'{column}_decoded']})."
                     )
             yield row
 
 
-def avro_decoder(column: str, schema: Path | None, has_header: bool, properties: Mapping[str, str]) -> PlainDecoder:
-    """Returns the decoder of an Avro column.
+class GivenSchema(NamedTuple):
+    """The schema of a column.
+
+    Attributes:
+        file: Avro schema, descriptor set or .proto text; None for the writers' schemas of the registry.
+        message: name of the Protobuf message, None for the first one of the file.
+        has_header: whether each value begins with a zero byte and the id of a schema; so with a registry.
+    """
+
+    file: Path | None
+    message: str | None
+    has_header: bool
+
+
+def block_decoder(column: str, name: str, given: GivenSchema, properties: Mapping[str, str]) -> PlainDecoder:
+    """Returns the decoder of a column of Avro or Protobuf.
 
     Args:
-        schema: file of the Avro schema; None for the writers' schemas of the registry.
-        has_header: whether each value begins with a zero byte and the id of a schema; so with a registry.
+        name: the format.
         properties: options of a schema registry, for example ``schema.registry.url``.
     Raises: ConfigurationError.
     """
-    if schema is None and "schema.registry.url" not in properties:
+    if given.file is None and "schema.registry.url" not in properties:
         raise ConfigurationError(
-            "Format avro needs a schema. Set --schema or --key-schema to a file, or --property schema.registry.url=URL."
+            f"Format {name} needs a schema. Set --schema or --key-schema to a file, or --property "
+            "schema.registry.url=URL."
         )
-    text = None if schema is None else read_schema(schema)
-    return plain_decoder(avro_format(column, properties, schema=text, schema_header=CONFLUENT if has_header else None))
+    options: dict[str, Any] = {"schema_header": CONFLUENT if given.has_header else None}
+    if given.file is not None:
+        options["schema"] = read_schema(given.file, name)
+    if name == PROTOBUF and given.file is not None:
+        options["message_name"] = given.message or ProtoFiles(str(given.file), options["schema"]).names.get((0,))
+    return plain_decoder(registry_format(column, name, properties, **options))
 
 
-def read_schema(path: Path) -> str:
-    """Returns the text of a file. Raises: ConfigurationError."""
+def read_schema(path: Path, name: str) -> str:
+    """Returns the text of a schema, that of a Protobuf schema as a descriptor set. Raises: ConfigurationError."""
+    if name == PROTOBUF:
+        return descriptors(str(path), parse_schema_text("--schema", str(path.resolve())))
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -16,6 +16,7 @@ from spark_groupsource.values.framed_json import parse_json
 # format -> struct of Kafka's serializer; all are big-endian
 _NUMBERS = {"short": ">h", "int": ">i", "long": ">q", "float": ">f", "double": ">d"}
 FORMATS = ("text", "raw", "json", "hex", "base64", *_NUMBERS, "avro")
+READ_FORMATS = (*FORMATS, "protobuf")
 _SCHEMA_HEADER = struct.Struct(">bI")
 
 

@@ -1,45 +1,56 @@
-"""Decoding of keys and values for people: text, JSON, Avro, hexadecimal."""
+"""Decoding of keys and values for people: text, JSON, Avro, Protobuf, hexadecimal."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Mapping, Sequence
 
 import pyarrow as pa
 
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.values.decoded import Malformed
 from spark_groupsource.values.framed_json import parse_json, seems_json
-from spark_groupsource.values.options import AVRO, CONFLUENT, ColumnFormat
-from spark_groupsource.values.plain_values import Malformed, PlainDecoder, plain_decoder, schema_text
+from spark_groupsource.values.options import AVRO, CONFLUENT, NO_HEADER, PROTOBUF, ColumnFormat
+from spark_groupsource.values.plain_values import PlainDecoder, descriptors, plain_decoder, schema_text
 
 Decoder = Callable[[str, Sequence["bytes | None"]], "list[Any]"]
 """Decodes a column, given its name and values."""
 
 
 def decoders(
-    decode: str | Mapping[str, str], schema: Any = None, written: Mapping[str, ColumnFormat] = {}
+    decode: str | Mapping[str, str],
+    schema: Any = None,
+    written: Mapping[str, ColumnFormat] = {},
+    message: str | None = None,
 ) -> dict[str, Decoder]:
     """Returns the decoder of the columns key and value.
 
     Args:
-        decode: ``auto``, ``utf-8``, ``json``, ``avro`` or ``hex``, for both columns or by column.
-        schema: Avro schema (JSON text or parsed) of the column with ``avro``.
+        decode: ``auto``, ``utf-8``, ``json``, ``avro``, ``protobuf`` or ``hex``, for both columns or by column; a
+            format with a schema alone is that of the value.
+        schema: schema of the column with ``avro`` (JSON text or parsed) or ``protobuf`` (a descriptor set or text).
         written: column -> a registry with the writers' schemas.
+        message: name of the Protobuf message.
     Raises: ConfigurationError.
     """
     if isinstance(decode, str):
-        names: Mapping[str, str] = {"value": decode} if decode == "avro" else {"key": decode, "value": decode}
+        names: Mapping[str, str] = {"value": decode} if decode in _WITH_SCHEMA else {"key": decode, "value": decode}
     else:
         names = decode
     found: dict[str, Decoder] = {}
     for column, name in names.items():
-        if column not in ("key", "value") or name not in _DECODERS and name != "avro":
+        if column not in ("key", "value") or name not in _DECODERS and name not in _WITH_SCHEMA:
             raise ConfigurationError(
-                f"Argument decode must be one of {', '.join([*_DECODERS, 'avro'])}, or a mapping from key and value to "
-                f"one of them, got {decode!r}."
+                f"Argument decode must be one of {', '.join([*_DECODERS, *_WITH_SCHEMA])}, or a mapping from key and "
+                f"value to one of them, got {decode!r}."
             )
-        found[column] = _avro(column, schema, written.get(column)) if name == "avro" else _DECODERS[name]
-    automatic = {column: partial(_auto_written, plain_decoder(given)) for column, given in written.items()}
+        if name in _WITH_SCHEMA:
+            found[column] = _with_schema(column, name, schema, message, written.get(column))
+        else:
+            found[column] = _DECODERS[name]
+    kinds = ("AVRO", "PROTOBUF", "JSON")
+    automatic = {column: partial(_auto_written, plain_decoder(given, kinds)) for column, given in written.items()}
     chosen: dict[str, Decoder] = {"key": _auto, "value": _auto, **found}
     return {
         column: automatic[column] if decoder is _auto and column in automatic else decoder
@@ -48,7 +59,7 @@ def decoders(
 
 
 def _auto_written(decode: PlainDecoder, name: str, values: Sequence[bytes | None]) -> list[Any]:
-    """Avro if all values name a schema of the registry, else as `_auto`."""
+    """As they were written if all values name a schema of the registry, else as `_auto`."""
     if all(value is None or value[:1] == b"\0" for value in values):
         found = list(decode(pa.array(values, pa.binary()), None))
         if not any(isinstance(each, Malformed) for each in found):
@@ -90,15 +101,17 @@ def _json(name: str, values: Sequence[bytes | None]) -> list[Any]:
         ) from error
 
 
-def _avro(column: str, schema: Any, written: ColumnFormat | None) -> Decoder:
+def _with_schema(column: str, name: str, schema: Any, message: str | None, written: ColumnFormat | None) -> Decoder:
+    title = _WITH_SCHEMA[name]
     if schema is not None:
-        text = schema_text(schema)
-        formats = [ColumnFormat(column, AVRO, text, header=CONFLUENT), ColumnFormat(column, AVRO, text)]
+        text = descriptors(f"argument schema of column {column}", schema) if name == PROTOBUF else schema_text(schema)
+        formats = [ColumnFormat(column, name, text, header=each, message=message) for each in (CONFLUENT, NO_HEADER)]
     elif written is not None:
-        formats = [written]
+        formats = [replace(written, format=name)]
     else:
         raise ConfigurationError(
-            "Option decode is avro, which requires a schema. Set argument schema to the JSON text of an Avro schema."
+            f"Option decode is {name}, which requires a schema. Set argument schema to {_SCHEMAS[name]}, or argument "
+            "registry."
         )
     attempts = [plain_decoder(given) for given in formats]
 
@@ -109,7 +122,7 @@ def _avro(column: str, schema: Any, written: ColumnFormat | None) -> Decoder:
         for each in chosen:
             if isinstance(each, Malformed):
                 raise ConfigurationError(
-                    f"Decoding column {name} as Avro failed: {each}. Give the schema that the records were written "
+                    f"Decoding column {name} as {title} failed: {each}. Give the schema that the records were written "
                     "with."
                 )
         return chosen
@@ -117,4 +130,6 @@ def _avro(column: str, schema: Any, written: ColumnFormat | None) -> Decoder:
     return decode
 
 
+_WITH_SCHEMA = {AVRO: "Avro", PROTOBUF: "Protobuf"}
+_SCHEMAS = {AVRO: "the JSON text of an Avro schema", PROTOBUF: "a descriptor set or the text of a .proto file"}
 _DECODERS: Mapping[str, Decoder] = {"auto": _auto, "utf-8": _text, "json": _json, "hex": _hex}

@@ -27,7 +27,7 @@ from spark_groupsource.monitor.results import Result
 from spark_groupsource.monitor.row_filter import parse_filter
 from spark_groupsource.monitor.selection import parse_selection
 from spark_groupsource.monitor.tables import TableQuery, read_rows
-from spark_groupsource.source.value_options import avro_format
+from spark_groupsource.source.value_options import registry_format
 
 
 def connect(bootstrap: Any, **kafka: Any) -> Cluster:
@@ -88,6 +88,7 @@ class Cluster:
         decode: str | Mapping[str, str] = "auto",
         *,
         schema: Any = None,
+        message: str | None = None,
         registry: Mapping[str, str] | None = None,
         partition: int | None = None,
     ) -> Result:
@@ -101,9 +102,12 @@ class Cluster:
                 (time back), an ISO time, a datetime, or epoch milliseconds.
             where: function of a row (a dictionary with key, value, topic, partition, offset and timestamp), or an
                 expression such as ``delay > 60 and carrier == 'UA'`` over columns and fields of decoded values.
-            decode: ``auto``, ``utf-8``, ``json``, ``avro`` or ``hex``; ``{"key": "utf-8", "value": "json"}`` by
-                column. ``auto`` chooses JSON, text or hexadecimal by the bytes, and Avro with `registry`.
-            schema: Avro schema, with ``decode="avro"``; without it the writers' schemas of the registry.
+            decode: ``auto``, ``utf-8``, ``json``, ``avro``, ``protobuf`` or ``hex``; ``{"key": "utf-8", "value":
+                "json"}`` by column. ``auto`` chooses JSON, text or hexadecimal by the bytes, and the writers' schemas
+                with `registry`.
+            schema: with ``decode="avro"`` an Avro schema, with ``decode="protobuf"`` a descriptor set or the text of a
+                .proto file; without it the writers' schemas of the registry.
+            message: name of the Protobuf message; the first one of the schema by default.
             registry: options of a schema registry, for example ``{"schema.registry.url": "http://localhost:8081"}``;
                 names are those of the source without ``value.``.
             partition: None for all partitions.
@@ -115,8 +119,9 @@ class Cluster:
         matches = parse_filter(where) if isinstance(where, str) else where
         timestamp_ms = None if at is None else _timestamp_ms(at, self._client.clock.timestamp_ms())
         query = PeekQuery(topic, last, timestamp_ms, partition, matches)
-        written = {} if registry is None else {name: avro_format(name, registry) for name in ("key", "value")}
-        return Result.of_table(topic, peek(self._client, query, decoders(decode, schema, written)))
+        columns = () if registry is None else ("key", "value")
+        written = {name: registry_format(name, "avro", registry or {}) for name in columns}
+        return Result.of_table(topic, peek(self._client, query, decoders(decode, schema, written, message)))
 
     def group(self, name: str) -> Group:
         """Returns one consumer group, which need not exist yet."""

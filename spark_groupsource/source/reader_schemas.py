@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.values.options import JSON, ColumnFormat
+from spark_groupsource.values.options import AVRO, JSON, ColumnFormat
 from spark_groupsource.values.subjects import RESTART, ReaderSchema, subject_name
 
 if TYPE_CHECKING:
@@ -95,4 +95,4 @@ def _text(given: ColumnFormat, schema: RegisteredSchema, subject: str) -> str:
         from spark_groupsource.values.json_schema import struct_of_json_schema
 
         return str(struct_of_json_schema(schema.text, f"of subject {subject}").json())
-    return schema.avro
+    return schema.avro if given.format == AVRO else schema.descriptor_set(f"subject {subject}")

@@ -11,7 +11,6 @@ from spark_groupsource.source.source_option import STREAM, SourceOption
 from spark_groupsource.tls import TlsSettings
 from spark_groupsource.tls_options import TLS_KEYS, parse_tls
 from spark_groupsource.values.options import (
-    AVRO,
     BINARY,
     FAILFAST,
     FORMATS,
@@ -59,11 +58,15 @@ def _format_options(column: str) -> list[SourceOption]:
         _text(
             f"{column}.schema",
             f"Schema of the column {column}: for json DDL (id bigint, name string) or the JSON of a StructType, for "
-            "avro an Avro schema, for protobuf a descriptor set of protoc. Text that begins with / or file:/ is the "
-            "path of a file on the driver.",
+            "avro an Avro schema, for protobuf a descriptor set of protoc, or the text of a .proto file. Text that "
+            "begins with / or file:/ is the path of a file on the driver.",
             parser=parse_schema_text,
         ),
-        _text(f"{column}.message.name", f"Full name of the Protobuf message of the column {column}."),
+        _text(
+            f"{column}.message.name",
+            f"Full name of the Protobuf message of the column {column}; with a registry, by default the first one of "
+            "the schema.",
+        ),
         SourceOption(
             f"{column}.schema.header",
             ConfigType.STRING,
@@ -260,15 +263,16 @@ def _tls(prefix: str, settings: Mapping[str, str]) -> TlsSettings | None:
     return parse_tls(values, prefix) if values else None
 
 
-def avro_format(column: str, properties: Mapping[str, str], **given: Any) -> ColumnFormat:
-    """Returns the format of an Avro column that is no column of a query.
+def registry_format(column: str, name: str, properties: Mapping[str, str], **given: Any) -> ColumnFormat:
+    """Returns the format of a column of Avro or Protobuf that is no column of a query.
 
     Args:
+        name: the format.
         properties: options of the column without its name, for example ``schema.registry.url``.
         given: parsed options; ``_`` for ``.`` in the names.
     Raises: ConfigurationError for an unknown property, and without schema and registry.
     """
-    parsed: dict[str, Any] = {f"{column}.format": AVRO}
+    parsed: dict[str, Any] = {f"{column}.format": name}
     tls: dict[str, str] = {}
     names = [f"{column}.schema.registry.url", f"{column}.schema.header"]
     names += [each.name for each in _credential_options(column)]
@@ -280,9 +284,7 @@ def avro_format(column: str, properties: Mapping[str, str], **given: Any) -> Col
             parsed[option] = VALUE_OPTIONS[option].parse(text, name)
         else:
             near = closest(name, [each.removeprefix(f"{column}.") for each in names])
-            raise ConfigurationError(
-                f"Property {name} is unknown. {f'Did you mean {near}?' if near else 'Remove it.'}"
-            )
+            raise ConfigurationError(f"Property {name} is unknown. {f'Did you mean {near}?' if near else 'Remove it.'}")
     parsed |= {f"{column}.{name.replace('_', '.')}": each for name, each in given.items() if each is not None}
     values = value_options(parsed, tls, _PEOPLE_WAIT_MS)
     return values.key if column == "key" else values.value

@@ -23,6 +23,10 @@ class Decoded(NamedTuple):
     schema_ids: Mapping[int, str] = {}
 
 
+class Malformed(str):
+    """Why a value is malformed, in place of the value."""
+
+
 class Decoder(Protocol):
     """Decodes a block of keys or values."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-_HEADER_BYTES = 5
+from spark_groupsource.values.schema_headers import PREFIX_BYTES
 
 
 def parse_json(data: bytes) -> Any:
@@ -23,4 +23,4 @@ def seems_json(data: bytes) -> bool:
 
 def _without_header(data: bytes) -> bytes:
     # no JSON begins with a zero byte
-    return data[_HEADER_BYTES:] if data[:1] == b"\0" else data
+    return data[PREFIX_BYTES:] if data[:1] == b"\0" else data

@@ -130,25 +130,27 @@ def check_format(given: ColumnFormat) -> ColumnFormat:
 
 def _check_protobuf(given: ColumnFormat) -> ColumnFormat:
     name = given.column
-    if given.registry is not None:
-        raise ConfigurationError(
-            f"Option {name}.schema.registry.url has no effect with {name}.format=protobuf: fields are matched by "
-            f"number, without the writer's schema. Remove it, and set {name}.schema.header to confluent for values "
-            "with a header."
-        )
     if given.header == GLUE:
         raise ConfigurationError(
             f"Option {name}.schema.header=glue has no effect with {name}.format=protobuf. Set it to confluent or none."
         )
+    if given.subject is not None:
+        # a subject of the strategies record and topic-record is that of one message
+        return given if given.message is not None else replace(given, message=given.subject.record)
     if given.schema is None:
         raise ConfigurationError(
             f"Option {name}.schema is missing: {name}.format is protobuf. Give the path of the file that protoc "
-            "--include_imports --descriptor_set_out=FILE writes."
+            f"--include_imports --descriptor_set_out=FILE writes, or of a .proto file, or {name}.schema.registry.url."
         )
     if given.message is None:
         raise ConfigurationError(
             f"Option {name}.message.name is missing: {name}.format is protobuf. Give the full name of the message."
         )
+    # the modules of a format are imported with its first use
+    from spark_groupsource.values.proto_files import descriptor_set, is_proto_text
+
+    if is_proto_text(given.schema):
+        return replace(given, schema=descriptor_set(f"option {name}.schema", given.schema))
     return given
 
 

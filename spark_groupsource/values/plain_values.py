@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Mapping, Sequence
+from base64 import b64encode
+from typing import Any, Callable, Collection, Mapping, Protocol, Sequence
 
 import pyarrow as pa
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.values.avro_blocks import AvroDecoder
 from spark_groupsource.values.avro_schema import AvroType, avro_schema, nullable_branch, parse_avro_schema
-from spark_groupsource.values.decoded import Decoded
-from spark_groupsource.values.options import AVRO, NO_HEADER, ColumnFormat
+from spark_groupsource.values.decoded import Decoded, Malformed
+from spark_groupsource.values.options import AVRO, NO_HEADER, PROTOBUF, ColumnFormat
+from spark_groupsource.values.plain_protobuf import WrittenProtobuf, plain_message_type
+from spark_groupsource.values.proto_files import descriptor_set, is_proto_text
+from spark_groupsource.values.protobuf_schema import ProtoFiles, protobuf_message
 from spark_groupsource.values.python_values import python_values
-from spark_groupsource.values.registry import shared_registry
+from spark_groupsource.values.registry import RegisteredSchema, shared_registry
 from spark_groupsource.values.schema_headers import confluent_header, read_confluent
 from spark_groupsource.values.typed_columns import TypedColumn, column_decoder
 
@@ -21,21 +25,28 @@ PlainDecoder = Callable[[pa.Array, "pa.Array | None"], Sequence[Any]]
 """Decodes values, given those and the record headers; a malformed value is a `Malformed`."""
 
 
-class Malformed(str):
-    """Why a value is malformed."""
+class _Column(Protocol):
+    """Decodes values without their headers, given what follows the ids in record headers; one without is None."""
+
+    def __call__(self, values: pa.Array, after_ids: list[bytes | None]) -> Sequence[Any]: ...
 
 
-def plain_decoder(given: ColumnFormat) -> PlainDecoder:
-    """Returns the decoder of an Avro column.
+def plain_decoder(given: ColumnFormat, kinds: Collection[str] | None = None) -> PlainDecoder:
+    """Returns the decoder of a column of Avro or Protobuf.
 
     Without a schema, each value is shown as it was written, by its schema in the registry.
 
+    Args:
+        kinds: AVRO, JSON, PROTOBUF: which schemas of the registry are used. None for the format of the column.
     Raises: ConfigurationError for an invalid schema.
     """
-    assert given.format == AVRO
     if given.schema is None:
-        return _AsWritten(given).decode
-    kind = plain_type(avro_schema(given))
+        return _AsWritten(given, kinds or (given.format.upper(),)).decode
+    if given.format == PROTOBUF:
+        kind: pa.DataType = plain_message_type(protobuf_message(given))
+    else:
+        assert given.format == AVRO
+        kind = plain_type(avro_schema(given))
     decode = column_decoder(TypedColumn(given, kind))
     return lambda data, headers: _plain(decode(data, headers))
 
@@ -43,12 +54,14 @@ def plain_decoder(given: ColumnFormat) -> PlainDecoder:
 class _AsWritten:
     """Decodes each value as the type of its writer's schema."""
 
-    def __init__(self, given: ColumnFormat) -> None:
+    def __init__(self, given: ColumnFormat, kinds: Collection[str]) -> None:
         if given.registry is None or given.header == NO_HEADER:
-            raise ConfigurationError("Format avro needs a schema. Give the schema, or schema.registry.url.")
+            raise ConfigurationError(f"Format {given.format} needs a schema. Give the schema, or schema.registry.url.")
         self._registry = shared_registry(given.registry, given.column)
         self._header = confluent_header(given.column)
-        self._decoders: dict[int | str, AvroDecoder | Malformed] = {}
+        self._kinds = kinds
+        self._format = " or ".join(_KIND_NAMES[kind] for kind in kinds)
+        self._decoders: dict[int | str, _Column | Malformed] = {}
 
     def decode(self, data: pa.Array, headers: pa.Array | None) -> Sequence[Any]:
         named = read_confluent(data, headers, self._header)
@@ -57,25 +70,46 @@ class _AsWritten:
             found[row] = Malformed(reason)
         for schema_id, rows in named.rows.items():
             decoder = self._decoder(schema_id)
+            listed = rows.tolist()
             if isinstance(decoder, Malformed):
                 values: Sequence[Any] = [decoder] * len(rows)
             else:
-                values = _plain(decoder.decode(named.data.take(pa.array(rows))))
-            for row, value in zip(rows.tolist(), values):
+                values = decoder(named.data.take(pa.array(rows)), [named.after_ids.get(row) for row in listed])
+            for row, value in zip(listed, values):
                 found[row] = value
         return found
 
-    def _decoder(self, schema_id: int | str) -> AvroDecoder | Malformed:
+    def _decoder(self, schema_id: int | str) -> _Column | Malformed:
         if schema_id not in self._decoders:
-            text = self._registry.schema(schema_id)
-            if text is None:
-                return Malformed(f"the registry has no Avro schema with id {schema_id}")
+            schema = self._registry.registered(schema_id)
+            if schema is None or schema.kind not in self._kinds:
+                return Malformed(f"the registry has no {self._format} schema with id {schema_id}")
             try:
-                schema = parse_avro_schema("of the registry", text)
-                self._decoders[schema_id] = AvroDecoder(schema, schema, plain_type(schema))
+                self._decoders[schema_id] = self._of_schema(schema, schema_id)
             except ConfigurationError as error:
                 self._decoders[schema_id] = Malformed(str(error))
         return self._decoders[schema_id]
+
+    def _of_schema(self, schema: RegisteredSchema, schema_id: int | str) -> _Column:
+        if schema.kind == "PROTOBUF":
+            files = ProtoFiles(f"The schema with id {schema_id}", schema.descriptor_set(f"id {schema_id}"))
+            written = WrittenProtobuf(files, _plain)
+            return lambda values, after_ids: written.decode(values.to_pylist(), after_ids)
+        if schema.kind == "JSON":
+            return lambda values, after_ids: [_json(value) for value in values.to_pylist()]
+        avro = parse_avro_schema("of the registry", schema.avro)
+        decoder = AvroDecoder(avro, avro, plain_type(avro))
+        return lambda values, after_ids: _plain(decoder.decode(values))
+
+
+def _json(value: bytes) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        return Malformed(str(error))
+
+
+_KIND_NAMES = {"AVRO": "Avro", "JSON": "JSON", "PROTOBUF": "Protobuf"}
 
 
 def plain_type(avro: AvroType) -> pa.DataType:
@@ -142,8 +176,6 @@ def _conversion(kind: pa.DataType) -> Callable[[Any], Any] | None:
         item = _conversion(kind.item_type)
         return lambda pairs: _of_values(lambda _: item)(dict(pairs))
     if pa.types.is_binary(kind):
-        from base64 import b64encode
-
         return lambda data: data.decode() if _is_text(data) else {"base64": b64encode(data).decode()}
     return str if pa.types.is_temporal(kind) or pa.types.is_decimal(kind) else None
 
@@ -167,3 +199,15 @@ def _is_text(data: bytes) -> bool:
 def schema_text(schema: Any) -> str:
     """Returns the text of a schema that is given as text or as parsed JSON."""
     return schema if isinstance(schema, str) else json.dumps(schema)
+
+
+def descriptors(owner: str, schema: Any) -> str:
+    """Returns the descriptor set in base64 of a Protobuf schema that is given as its bytes, base64 or text.
+
+    Args:
+        owner: what has the schema, for messages.
+    Raises: ConfigurationError for a schema that does not compile.
+    """
+    if isinstance(schema, bytes):
+        return b64encode(schema).decode()
+    return descriptor_set(owner, schema) if is_proto_text(str(schema)) else str(schema)

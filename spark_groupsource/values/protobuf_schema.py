@@ -6,12 +6,14 @@ Source: `google/protobuf/descriptor.proto`, Spark `ProtobufUtils.buildDescriptor
 from __future__ import annotations
 
 from base64 import b64decode
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Iterator, Mapping, Sequence
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.values.options import ColumnFormat
+from spark_groupsource.values.proto_files import InvalidProtoError
+from spark_groupsource.values.protobuf_indexes import Path
 from spark_groupsource.values.protobuf_scan import VARINT, read_fields
 
 TYPES = (
@@ -58,12 +60,12 @@ class ProtoField:
 
 @dataclass(frozen=True)
 class ProtoMessage:
-    """A message; `path` has the indexes of its position in the file, and of the messages that contain it."""
+    """A message; `paths` has the indexes that name it in its file, as of `_File.names`."""
 
     name: str
     fields: tuple[ProtoField, ...]
     is_map_entry: bool = False
-    path: tuple[int, ...] = field(default=(), compare=False)
+    paths: tuple[Path, ...] = field(default=(), compare=False)
 
     @property
     def time(self) -> str:
@@ -76,32 +78,59 @@ class ProtoMessage:
 @lru_cache(maxsize=32)
 def protobuf_message(given: ColumnFormat) -> ProtoMessage:
     """Returns the message of a column. Raises: ConfigurationError."""
-    name = f"{given.column}.message.name"
-    return parse_message(f"{given.column}.schema", given.schema or "", name, given.message or "")
+    source = f"Option {given.column}.schema"
+    if given.reader is not None:
+        source = f"The schema of subject {given.reader.subject}"
+    return ProtoFiles(source, given.schema or "").message(f"{given.column}.message.name", given.message)
 
 
-def parse_message(option: str, text: str, name_option: str, name: str) -> ProtoMessage:
-    """Parses a FileDescriptorSet in base64, and returns its message `name`; its package may be left out.
+class ProtoFiles:
+    """The messages of a FileDescriptorSet in base64; the last file is that of the schema, the others are its imports.
 
-    Raises: ConfigurationError that names the option.
+    Args:
+        source: where the schema is, for messages.
+    Raises: InvalidProtoError for text that is no descriptor set.
     """
-    try:
-        files = [_File(data) for number, data in _parts(b64decode(text, validate=True)) if number == 1]
-    except (ValueError, IndexError, KeyError) as error:
-        raise ConfigurationError(
-            f"Option {option} is no descriptor set: {str(error)[:200]}. Give the path of the file that protoc "
-            "--include_imports --descriptor_set_out=FILE writes."
-        ) from None
-    messages = {each.name: each for file in files for each in file.messages}
-    enums = {each.name: each for file in files for each in file.enums}
-    found = [full for full in messages if full == name or full.endswith(f".{name}")]
-    if name not in found and len(found) != 1:
-        known = ", ".join(sorted(each.name for each in messages.values() if not each.is_map_entry)[:5])
-        raise ConfigurationError(
-            f"Option {name_option} names {name!r}, which {'several messages have' if found else 'no message has'} in "
-            f"{option}; its messages are {known or 'none'}. Give the full name of one."
-        )
-    return _Resolver(option, messages, enums).message(name if name in found else found[0], ())
+
+    def __init__(self, source: str, text: str) -> None:
+        self._source = source
+        try:
+            self._files = [_File(data) for number, data in _parts(b64decode(text, validate=True)) if number == 1]
+        except (ValueError, IndexError, KeyError) as error:
+            raise InvalidProtoError(
+                f"{source} is no descriptor set: {str(error)[:200]}. Give the path of the file that protoc "
+                "--include_imports --descriptor_set_out=FILE writes."
+            ) from None
+        self._messages = {each.name: each for file in self._files for each in file.messages}
+        self._enums = {each.name: each for file in self._files for each in file.enums}
+        self.names: Mapping[Path, str] = self._files[-1].names() if self._files else {}
+
+    def message(self, option: str, name: str | None) -> ProtoMessage:
+        """Returns a message; its package may be left out, and None is the first one of the schema.
+
+        Args:
+            option: the option that names it, for messages.
+        Raises: ConfigurationError.
+        """
+        if name is None:
+            name = self.names.get((0,), "")
+        found = [full for full in self._messages if full == name or full.endswith(f".{name}")]
+        if name not in found and len(found) != 1:
+            known = ", ".join(sorted(each.name for each in self._messages.values() if not each.is_map_entry)[:5])
+            raise ConfigurationError(
+                f"Option {option} names {name!r}, which {'several messages have' if found else 'no message has'} in "
+                f"{self._source.removeprefix('Option ')}; its messages are {known or 'none'}. Give the full name of "
+                "one."
+            )
+        resolver = _Resolver(self._source, self._messages, self._enums)
+        message = resolver.message(name if name in found else found[0], ())
+        names = next(file.names() for file in self._files if any(each.name == message.name for each in file.messages))
+        return replace(message, paths=paths_of(message.name, names))
+
+
+def paths_of(message: str, names: Mapping[Path, str]) -> tuple[Path, ...]:
+    """Returns the indexes of a message in a file."""
+    return tuple(path for path, name in names.items() if name == message)
 
 
 def _parts(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -112,15 +141,16 @@ def _parts(data: bytes) -> Iterator[tuple[int, bytes]]:
 class _Declared:
     """A message as it is declared, with the names of the types of its fields."""
 
-    def __init__(self, data: bytes, scope: str, path: tuple[int, ...], file: _File) -> None:
+    def __init__(self, data: bytes, scope: str, path: Path, text_path: Path, file: _File) -> None:
         parts = list(_parts(data))
         self.name = f"{scope}{_text(parts, 1)}"
-        self.path = path
+        self.path, self.text_path = path, text_path
         self.fields = [value for number, value in parts if number == 2]
         self.is_map_entry = any(_numbers(value).get(7) for number, value in parts if number == 7)
-        nested = [value for number, value in parts if number == 3]
-        for at, value in enumerate(nested):
-            file.add_message(value, f"{self.name}.", (*path, at))
+        declared = 0
+        for at, value in enumerate(value for number, value in parts if number == 3):
+            entry = file.add_message(value, f"{self.name}.", (*path, at), (*text_path, declared))
+            declared += not entry.is_map_entry
         for number, value in parts:
             if number == 4:
                 file.add_enum(value, f"{self.name}.")
@@ -138,13 +168,23 @@ class _File:
         # an edition has open enums unless a feature says otherwise, which is not read
         self.is_closed = _text(parts, 12) in ("", "proto2")
         for at, value in enumerate(value for number, value in parts if number == 4):
-            self.add_message(value, scope, (at,))
+            self.add_message(value, scope, (at,), (at,))
         for number, value in parts:
             if number == 5:
                 self.add_enum(value, scope)
 
-    def add_message(self, data: bytes, scope: str, path: tuple[int, ...]) -> None:
-        self.messages.append(_Declared(data, scope, path, self))
+    def names(self) -> dict[Path, str]:
+        """Returns the name of the message of each path.
+
+        Serializers count the entries of maps, which protoc declares; those that parse the text do not.
+        """
+        messages = [each for each in self.messages if not each.is_map_entry]
+        return {each.text_path: each.name for each in messages} | {each.path: each.name for each in messages}
+
+    def add_message(self, data: bytes, scope: str, path: Path, text_path: Path) -> _Declared:
+        found = _Declared(data, scope, path, text_path, self)
+        self.messages.append(found)
+        return found
 
     def add_enum(self, data: bytes, scope: str) -> None:
         parts = list(_parts(data))
@@ -166,13 +206,13 @@ def _numbers(data: bytes) -> dict[int, int]:
 
 
 class _Resolver:
-    def __init__(self, option: str, messages: Mapping[str, _Declared], enums: Mapping[str, ProtoEnum]) -> None:
-        self._option = option
+    def __init__(self, source: str, messages: Mapping[str, _Declared], enums: Mapping[str, ProtoEnum]) -> None:
+        self._source = source
         self._messages = messages
         self._enums = enums
 
-    def _invalid(self, fact: str, remedy: str) -> ConfigurationError:
-        return ConfigurationError(f"Option {self._option} is no supported descriptor set: {fact}. {remedy}")
+    def _invalid(self, fact: str, remedy: str) -> InvalidProtoError:
+        return InvalidProtoError(f"{self._source} is no supported descriptor set: {fact}. {remedy}")
 
     def message(self, name: str, outer: tuple[str, ...]) -> ProtoMessage:
         """Returns a message; `outer` has the names of those that contain it."""
@@ -186,7 +226,7 @@ class _Resolver:
         if declared is None:
             raise self._invalid(f"type {name} is not defined", "Write it with protoc --include_imports.")
         fields = tuple(self._field(each, (*outer, name)) for each in declared.fields)
-        return ProtoMessage(name, fields, declared.is_map_entry, declared.path)
+        return ProtoMessage(name, fields, declared.is_map_entry)
 
     def _field(self, data: bytes, outer: tuple[str, ...]) -> ProtoField:
         parts, numbers = list(_parts(data)), _numbers(data)

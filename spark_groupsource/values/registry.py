@@ -55,6 +55,17 @@ class RegisteredSchema(NamedTuple):
         """The schema with the definitions of the types of others."""
         return with_references(self.text, list(self.references.values())) if self.references else self.text
 
+    def descriptor_set(self, owner: str) -> str:
+        """Returns the descriptor set of a Protobuf schema, in base64.
+
+        Args:
+            owner: what has the schema, for messages.
+        Raises: ConfigurationError for a schema that does not compile.
+        """
+        from spark_groupsource.values.proto_files import descriptor_set
+
+        return descriptor_set(owner, self.text, tuple(self.references.items()))
+
 
 class SubjectVersion(NamedTuple):
     """A version of a subject."""

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from spark_groupsource.values.binary_blocks import Ints, Mask, bounds, is_valid
 
-_PREFIX_BYTES = 5
+PREFIX_BYTES = 5
+"""Length of the prefix of Confluent's wire format: a zero byte and the id of a schema."""
 _GUID_BYTES = 17
 _GLUE_BYTES = 18
 _GLUE_VERSION = 3
@@ -32,11 +33,13 @@ class NamedSchemas(NamedTuple):
         data: the values; null where the input is null or malformed.
         rows: schema -> rows of the values that name it: a number, or the text of a UUID.
         malformed: row -> reason.
+        after_ids: row -> what follows the id, of the values whose id is in a record header.
     """
 
     data: pa.Array
     rows: Mapping[int | str, Ints]
     malformed: Mapping[int, str]
+    after_ids: Mapping[int, bytes] = {}
 
 
 def confluent_header(column: str) -> str:
@@ -56,10 +59,11 @@ def read_confluent(data: pa.Array, headers: pa.Array | None, name: str) -> Named
     is_prefixed = is_valid(data)
     rows: dict[int | str, list[int]] = {}
     malformed: dict[int, str] = {}
+    after_ids: dict[int, bytes] = {}
     for row, text in in_header.items():
         if is_prefixed[row]:
             is_prefixed[row] = False
-            schema_id = _header_id(text)
+            schema_id, after_ids[row] = _header_id(text)
             if schema_id is None:
                 malformed[row] = f"its header {name} has no id of a schema"
             else:
@@ -71,7 +75,8 @@ def read_confluent(data: pa.Array, headers: pa.Array | None, name: str) -> Named
         each = np.array(listed, np.int64)
         headed[each] = True
         found[schema_id] = np.sort(np.concatenate([found[schema_id], each])) if schema_id in found else each
-    return NamedSchemas(pc.if_else(pa.array(headed), data, prefixed.data), found, {**malformed, **prefixed.malformed})
+    data = pc.if_else(pa.array(headed), data, prefixed.data)
+    return NamedSchemas(data, found, {**malformed, **prefixed.malformed}, after_ids)
 
 
 def read_glue(data: pa.Array) -> NamedSchemas:
@@ -107,14 +112,14 @@ def read_glue(data: pa.Array) -> NamedSchemas:
 def _read_prefix(data: pa.Array) -> NamedSchemas:
     payload, starts, ends = bounds(data)
     valid = is_valid(data)
-    has_prefix = valid & (ends - starts >= _PREFIX_BYTES)
+    has_prefix = valid & (ends - starts >= PREFIX_BYTES)
     has_prefix[has_prefix] = payload[starts[has_prefix]] == 0
     ids = np.full(len(data), -1, np.int64)
-    prefix = payload[starts[has_prefix][:, None] + np.arange(1, _PREFIX_BYTES)]
+    prefix = payload[starts[has_prefix][:, None] + np.arange(1, PREFIX_BYTES)]
     ids[has_prefix] = prefix.astype(np.int64) @ np.array([1 << 24, 1 << 16, 1 << 8, 1])
     malformed = {int(row): _NO_PREFIX for row in np.flatnonzero(valid & ~has_prefix)}
     rows: dict[int | str, Ints] = {each: np.flatnonzero(ids == each) for each in np.unique(ids[has_prefix]).tolist()}
-    return NamedSchemas(_without_prefix(data, has_prefix, _PREFIX_BYTES), rows, malformed)
+    return NamedSchemas(_without_prefix(data, has_prefix, PREFIX_BYTES), rows, malformed)
 
 
 def _without_prefix(data: pa.Array, keeps: Mask, size: int) -> pa.Array:
@@ -136,12 +141,13 @@ def _header_ids(headers: pa.Array, name: str) -> dict[int, bytes | None]:
     return dict(zip(rows.tolist(), values))
 
 
-def _header_id(text: bytes | None) -> int | str | None:
+def _header_id(text: bytes | None) -> tuple[int | str | None, bytes]:
+    """Returns the id in a record header, and the bytes after it."""
     if text is not None and len(text) >= _GUID_BYTES and text[0] == 1:
-        return str(UUID(bytes=text[1:_GUID_BYTES]))
-    if text is not None and len(text) >= _PREFIX_BYTES and text[0] == 0:
-        return int.from_bytes(text[1:_PREFIX_BYTES], "big")
-    return None
+        return str(UUID(bytes=text[1:_GUID_BYTES])), text[_GUID_BYTES:]
+    if text is not None and len(text) >= PREFIX_BYTES and text[0] == 0:
+        return int.from_bytes(text[1:PREFIX_BYTES], "big"), text[PREFIX_BYTES:]
+    return None, b""
 
 
 def _decompressed(value: bytes) -> bytes | None:

@@ -29,6 +29,7 @@ from spark_groupsource.values.options import (
 )
 from spark_groupsource.values.protobuf_blocks import ProtobufDecoder
 from spark_groupsource.values.protobuf_schema import protobuf_message
+from spark_groupsource.values.protobuf_writers import RegisteredMessages
 from spark_groupsource.values.registry import shared_registry
 from spark_groupsource.values.schema_headers import NamedSchemas, confluent_header, read_confluent, read_glue
 from spark_groupsource.values.serdes import NUMBERS, NumberDecoder, StringDecoder, UuidDecoder
@@ -158,7 +159,10 @@ def column_decoder(column: TypedColumn) -> Callable[[pa.Array, pa.Array | None],
         registry = shared_registry(given.registry, given.column)
         by_schema = WrittenAvroDecoder(registry, avro_schema(given), column.kind).decode_named
     elif given.format == PROTOBUF and given.header == CONFLUENT:
-        by_schema = ProtobufDecoder(protobuf_message(given), column.kind).decode_named
+        message, written = protobuf_message(given), None
+        if given.registry is not None:
+            written = RegisteredMessages(shared_registry(given.registry, given.column), message, given.reader)
+        by_schema = ProtobufDecoder(message, column.kind, written).decode_named
     else:
         by_schema = partial(_decode_alike, _decoder(column))
     if given.header == GLUE:

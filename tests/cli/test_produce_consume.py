@@ -215,6 +215,34 @@ def test_avro_of_a_registry(embedded: EmbeddedBroker, topic: str, tmp_path: Path
         assert "Format avro needs a schema" in run(cluster, "consume", topic, "--value-format", "avro").stderr
 
 
+def test_protobuf(embedded: EmbeddedBroker, topic: str, tmp_path: Path) -> None:
+    """With a schema, and as it was written."""
+    cluster = Cluster("embedded", embedded.bootstrap_servers)
+    create_topic(cluster.bootstrap_servers, topic)
+    schema = tmp_path / "flight.proto"
+    schema.write_text('syntax = "proto3"; message Flight { string carrier = 1; map<string, int32> delays = 2; }')
+    bare = b"\x0a\2UA\x12\5\x0a\1a\x10\7"
+    expected = '{"carrier": "UA", "delays": {"a": 7}}\n'
+    embedded.produce(topic, [bare])
+    assert run(cluster, "consume", topic, "--value-format", "protobuf", "--schema", str(schema)).stdout == expected
+    with SchemaRegistryServer() as registry:
+        url = ("--value-format", "protobuf", "--property", f"schema.registry.url={registry.url}")
+        schema_id = registry.register("s", schema.read_text() + "message Gate { bytes name = 1; }", "PROTOBUF")
+        header = b"\0" + schema_id.to_bytes(4, "big")
+        embedded.produce(topic, [header + b"\0" + bare, header + b"\2\2\x0a\2A1"])
+        found = run(cluster, "consume", topic, *url, "--from", "-2")
+        assert found.stdout == expected + '{"name": "A1"}\n', found.stderr
+        failed = run(cluster, "consume", topic, *url)
+        assert "Option --value-format is protobuf, but a record is not" in failed.stderr
+        embedded.produce(topic, [header + b"\2\4"])
+        failed = run(cluster, "consume", topic, *url, "--from", "-1")
+        assert "its schema has no message with indexes [2]" in failed.stderr
+    failed = run(cluster, "consume", topic, "--value-format", "protobuf")
+    assert "Format protobuf needs a schema. Set --schema" in failed.stderr
+    failed = run(cluster, "consume", topic, "--value-format", "protobuf", "--schema", str(schema), "--message", "X")
+    assert "names 'X', which no message has" in failed.stderr
+
+
 def test_null_marker_and_fixed_key(embedded: EmbeddedBroker, topic: str) -> None:
     cluster = Cluster("embedded", embedded.bootstrap_servers)
     create_topic(cluster.bootstrap_servers, topic)

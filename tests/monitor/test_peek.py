@@ -119,6 +119,26 @@ def test_values_of_a_registry(cluster: Any) -> None:
             c.peek("orders", registry={"schema.registry.url": server.url, "format": "json"})
 
 
+def test_protobuf() -> None:
+    """Bare, with the header of a registry, and as it was written."""
+    bare = b"\x0a\2UA"
+    schema = 'syntax = "proto3"; package p; message Flight { string carrier = 1; } message Gate { int32 n = 1; }'
+    with SchemaRegistryServer() as server, gs.EmbeddedBroker(topics={"flights": 1}) as broker, gs.connect(broker) as c:
+        schema_id = server.register("flights-value", schema, "PROTOBUF").to_bytes(4, "big")
+        broker.produce("flights", [("k", b"\0" + schema_id + b"\0" + bare)])
+        registry = {"schema.registry.url": server.url}
+        for given in ({"decode": "protobuf"}, {"decode": "auto"}, {"decode": "protobuf", "schema": schema}):
+            (row,) = c.peek("flights", registry=registry, **given)
+            assert (row["key"], row["value"]) == ("k", {"carrier": "UA"})
+        broker.produce("flights", [b"\x08\5"])
+        (row,) = c.peek("flights", 1, decode="protobuf", schema=schema, message="Gate")
+        assert row["value"] == {"n": 5}
+        with pytest.raises(ConfigurationError, match="as Protobuf failed: it does not begin with a zero byte"):
+            c.peek("flights", decode="protobuf", registry=registry)
+        with pytest.raises(ConfigurationError, match="Set argument schema to a descriptor set or the text of a .proto"):
+            c.peek("flights", decode="protobuf")
+
+
 def test_invalid_arguments(cluster: Any) -> None:
     with pytest.raises(ConfigurationError, match="Argument decode must be one of auto, utf-8, json, hex, avro"):
         decoders("xml")

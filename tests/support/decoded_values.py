@@ -17,7 +17,7 @@ from spark_groupsource.values.avro_schema import parse_avro_schema
 from spark_groupsource.values.avro_types import spark_type
 from spark_groupsource.values.decoded import Decoded
 from spark_groupsource.values.protobuf_blocks import ProtobufDecoder
-from spark_groupsource.values.protobuf_schema import parse_message
+from spark_groupsource.values.protobuf_schema import ProtoFiles
 from spark_groupsource.values.protobuf_types import message_type
 
 
@@ -37,7 +37,7 @@ def encode_avro(schema: Any, value: Any) -> bytes:
 
 
 def protobuf_decoder(descriptor_set: bytes, name: str, *fields: str) -> ProtobufDecoder:
-    message = parse_message("value.schema", b64encode(descriptor_set).decode(), "value.message.name", name)
+    message = ProtoFiles("Option value.schema", b64encode(descriptor_set).decode()).message("value.message.name", name)
     kind = arrow_type(message_type(message), "value", has_text_keys=False)
     return ProtobufDecoder(message, pa.struct([kind.field(name) for name in fields]) if fields else kind)
 

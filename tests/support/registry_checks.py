@@ -17,7 +17,9 @@ from confluent_kafka import Producer
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.schema_registry.json_schema import JSONSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 from support.topics import create_topic
 
 from spark_groupsource.errors import ConfigurationError
@@ -139,6 +141,33 @@ class RegistryChecks:
         self.write(topic, JSONSerializer(json.dumps(schema), self.client), [{"id": 1, "name": "a"}, {"id": 2}])
         found = self.read(topic, value_format="json")
         assert [row["value"] for row in found] == [{"id": 1, "name": "a"}, {"id": 2, "name": None}]
+
+    def check_protobuf(self) -> None:
+        """Protobuf, with the columns of the schema, an imported file and one that every compiler has."""
+        place = descriptor_pb2.FileDescriptorProto(
+            name=f"place-{uuid4().hex[:8]}.proto", package="geo", syntax="proto3"
+        )
+        place.message_type.add(name="Place").field.add(name="city", number=1, label=1, type=9)
+        file = descriptor_pb2.FileDescriptorProto(
+            name=f"visit-{uuid4().hex[:8]}.proto", package="shop", syntax="proto3"
+        )
+        file.dependency.extend([place.name, timestamp_pb2.DESCRIPTOR.name])
+        file.message_type.add(name="Unused")
+        visit = file.message_type.add(name="Visit")
+        visit.field.add(name="id", number=1, label=1, type=3)
+        visit.field.add(name="to", number=2, label=1, type=11, type_name=".geo.Place")
+        visit.field.add(name="at", number=3, label=1, type=11, type_name=".google.protobuf.Timestamp")
+        pool = descriptor_pool.DescriptorPool()
+        for each in (timestamp_pb2.DESCRIPTOR.serialized_pb, place.SerializeToString(), file.SerializeToString()):
+            pool.AddSerializedFile(each)
+        message = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Visit"))
+        topic = self.topic()
+        serializer = ProtobufSerializer(message, self.client, {"use.deprecated.format": False})
+        values = [message(id=1, to={"city": "Chur"}), message(id=2)]
+        self.write(topic, serializer, values)
+        found = self.read(topic, value_format="protobuf", value_message_name="shop.Visit")
+        expected = [{"id": 1, "to": {"city": "Chur"}, "at": None}, {"id": 2, "to": None, "at": None}]
+        assert [row["value"] for row in found] == expected
 
     def check_deleted_subjects(self) -> None:
         """Values remain readable by their ids; load() names the subject that is gone."""

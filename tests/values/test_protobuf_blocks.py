@@ -234,12 +234,15 @@ def test_message_indexes_of_confluent() -> None:
     schema = descriptor_set(("M", [{"type": INT}]), ("N", [{"type": INT}]))
     data = pa.array([b"\0\x08\x01", b"\x02\0\x08\x02", b"\x02\x02\x08\x03", None, b"", b"\x08\x04"], pa.binary())
     rows = {5: np.array([0, 1, 2, 4]), "1d6b6a3e-0000-0000-0000-000000000000": np.array([5])}
-    found = protobuf_decoder(schema, "p.q.M").decode_named(NamedSchemas(data, rows, {}))
+    found = protobuf_decoder(schema, "p.q.M").decode_named(NamedSchemas(data, rows, {}, {5: b""}))
     assert found.values.to_pylist() == [{"f1": 1}, {"f1": 2}, None, None, None, {"f1": 4}]
     reason = "its message indexes are not those of p.q.M"
     assert (found.malformed, found.schema_ids) == ({2: reason, 4: reason}, {2: "5", 4: "5"})
-    found = protobuf_decoder(schema, "p.q.N").decode_named(NamedSchemas(data, rows, {}))
+    # in a record header the indexes follow the id
+    found = protobuf_decoder(schema, "p.q.N").decode_named(NamedSchemas(data, rows, {}, {5: b"\2\2"}))
     assert [row and row["f1"] for row in found.values.to_pylist()] == [None, None, 3, None, None, 4]
+    found = protobuf_decoder(schema, "p.q.N").decode_named(NamedSchemas(data, rows, {}, {5: b"\0"}))
+    assert found.malformed.keys() == {0, 1, 4, 5}
 
 
 @pytest.mark.parametrize(
@@ -280,7 +283,7 @@ def test_options(tmp_path) -> None:
     for missing, message in (
         ({}, "Option value.schema is missing: value.format is protobuf."),
         ({"value.schema": str(path)}, "Option value.message.name is missing: value.format is protobuf."),
-        ({"value.schema": str(path), "value.schema.registry.url": "http://r:1"}, "url has no effect with value"),
+        ({"value.schema": str(path), "value.schema.registry.url": "http://r:1"}, "value.message.name is missing"),
         ({"value.format": "json", "value.message.name": "M"}, "value.message.name has no effect with value.f"),
     ):
         with pytest.raises(ConfigurationError, match=message):

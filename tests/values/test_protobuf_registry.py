@@ -1,0 +1,177 @@
+"""Protobuf schemas of a registry: texts, references, message indexes, newer versions."""
+
+from __future__ import annotations
+
+import pickle
+from base64 import b64encode
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from google.protobuf import descriptor_pb2, timestamp_pb2
+from schema_registry import SchemaRegistryServer
+
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.source.datasource import GroupDataSource
+from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.schema import select_columns
+from spark_groupsource.values import proto_files
+from spark_groupsource.values.proto_files import descriptor_set
+from spark_groupsource.values.protobuf_schema import ProtoFiles
+from spark_groupsource.values.typed_columns import column_decoder
+
+PLACE = 'syntax = "proto3"; package geo; message Unused {} message Place { string city = 1; }'
+ORDER = """
+syntax = "proto3";
+package shop;
+import "geo/place.proto";
+import "google/protobuf/timestamp.proto";
+import "confluent/meta.proto";
+message Order {
+  option (confluent.message_meta).doc = "an { order }";  // braces } in comments
+  int64 id = 1;
+  geo.Place to = 2 [deprecated = true];
+  google.protobuf.Timestamp at = 3;
+  map<string, int32> counts = 4;
+  message Line { string sku = 1; }
+  repeated Line lines = 5;
+}
+message Payment { string iban = 1; }
+"""
+REFERENCE = {"name": "geo/place.proto", "subject": "place", "version": 1}
+# at 1 s: id 7, to Bern, one line
+VALUE = b"\x08\x07\x12\x06\x0a\x04Bern\x1a\x02\x08\x01\x2a\x03\x0a\x01s"
+ROW = {"id": 7, "to": {"city": "Bern"}, "counts": [], "lines": [{"sku": "s"}]}
+
+
+@pytest.fixture
+def registry():
+    with SchemaRegistryServer() as running:
+        running.register("place", PLACE, "PROTOBUF")
+        yield running
+
+
+def prefixed(schema_id: int, data: bytes) -> bytes:
+    return b"\0" + schema_id.to_bytes(4, "big") + data
+
+
+def decode(registry: SchemaRegistryServer, values: list[bytes], headers: Any = None, **given: str):
+    options = {"kafka.bootstrap.servers": "h:1", "subscribe": "orders", "value.format": "protobuf"}
+    options |= {
+        "value.schema.registry.url": registry.url,
+        **{name.replace("_", "."): each for name, each in given.items()},
+    }
+    source = GroupDataSource(options)
+    schema = source.schema()
+    columns = pickle.loads(pickle.dumps(source.reader(schema)._columns.typed))
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    return column_decoder(columns.decoded[0])(
+        pa.array(values, pa.binary()), None if headers is None else pa.array(headers, kind)
+    )
+
+
+def rows(found: Any) -> list[Any]:
+    return [row and {name: each for name, each in row.items() if name != "at"} for row in found.values.to_pylist()]
+
+
+def test_columns_of_the_text_of_a_subject_and_its_references(registry) -> None:
+    schema_id = registry.register("orders-value", ORDER, "PROTOBUF", [REFERENCE])
+    data = [prefixed(schema_id, indexes + VALUE) for indexes in (b"\0", b"\2\0")]
+    found = decode(registry, [*data, prefixed(schema_id, b"\2\2\x0a\1x"), prefixed(schema_id, b"\4\0\2")])
+    assert rows(found) == [ROW, ROW, None, None]
+    assert found.values[0]["at"].as_py().timestamp() == 1
+    assert found.malformed == dict.fromkeys((2, 3), "its message indexes are not those of shop.Order")
+    payments = decode(registry, [prefixed(schema_id, b"\2\2\x0a\1x")], value_message_name="Payment")
+    assert payments.values.to_pylist() == [{"iban": "x"}]
+    # protoc declares the entry of the map as the first message of Order, and some serializers count it
+    values = [prefixed(schema_id, indexes + b"\x0a\1s") for indexes in (b"\4\0\2", b"\4\0\0", b"\4\0\4")]
+    lines = decode(registry, values, value_message_name="shop.Order.Line")
+    assert lines.values.to_pylist() == [{"sku": "s"}, {"sku": "s"}, None]
+
+
+def test_indexes_are_those_of_the_writers_file(registry) -> None:
+    older = 'syntax = "proto3"; package shop; message Other {} message Order { int64 id = 1; }'
+    ids = [
+        registry.register("orders-value", older, "PROTOBUF"),
+        registry.register("orders-value", ORDER, "PROTOBUF", [REFERENCE]),
+        registry.register("others", 'syntax = "proto3"; message Order {}', "PROTOBUF"),
+        registry.register("broken", 'syntax = "proto3"; message {', "PROTOBUF"),
+        registry.register("avro", {"type": "string"}),
+        99,
+    ]
+    found = decode(registry, [prefixed(ids[0], b"\2\2" + VALUE[:2]), *(prefixed(each, b"\0" + VALUE) for each in ids)])
+    assert [row and row["id"] for row in found.values.to_pylist()] == [7, None, 7, None, None, None, None]
+    assert found.malformed[1] == "its message indexes are not those of shop.Order"
+    assert found.malformed[3] == "its schema has no message shop.Order"
+    assert found.malformed[4].startswith("Compiling the Protobuf schema of id 5 failed: line:1:")
+    assert found.malformed[5] == found.malformed[6] == "the registry has no Protobuf schema with this id"
+    assert found.schema_ids[3] == str(ids[2])
+
+
+def test_ids_and_indexes_in_record_headers(registry) -> None:
+    schema_id = registry.register("orders-value", ORDER, "PROTOBUF", [REFERENCE])
+    guid = b"\1" + bytes.fromhex(registry.guid(schema_id).replace("-", ""))
+    headers = [[{"key": "__value_schema_id", "value": guid + indexes}] for indexes in (b"\0", b"\2\2", b"")]
+    found = decode(registry, [VALUE] * 3, headers)
+    assert rows(found) == [ROW, None, ROW]
+
+
+def test_strategies_name_the_message(registry) -> None:
+    schema_id = registry.register("shop.Payment", ORDER, "PROTOBUF", [REFERENCE])
+    given = {"value_subject_name_strategy": "RecordNameStrategy", "value_record_name": "shop.Payment"}
+    found = decode(registry, [prefixed(schema_id, b"\2\2\x0a\1x")], **given)
+    assert found.values.to_pylist() == [{"iban": "x"}]
+
+
+def test_descriptors_in_place_of_texts(registry) -> None:
+    """confluent-kafka for Python registers these."""
+    file = descriptor_pb2.FileDescriptorProto(name="t.proto", package="p", syntax="proto3")
+    file.dependency.append(timestamp_pb2.DESCRIPTOR.name)
+    field = {"name": "at", "number": 1, "label": 1, "type": 11, "type_name": ".google.protobuf.Timestamp"}
+    file.message_type.add(name="M").field.add(**field)
+    schema_id = registry.register("orders-value", b64encode(file.SerializeToString()).decode(), "PROTOBUF")
+    found = decode(registry, [prefixed(schema_id, b"\0\x0a\2\x08\1")])
+    assert found.values[0]["at"].as_py().timestamp() == 1
+
+
+def test_a_schema_given_as_text(tmp_path) -> None:
+    path = tmp_path / "pay.proto"
+    path.write_text('syntax = "proto2"; message Pay { optional int32 cents = 1 [default = 5]; }')
+    options = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "value.format": "protobuf"}
+    parsed = parse_options({**options, "value.schema": str(path), "value.message.name": "Pay"})
+    schema = GroupDataSource({**options, "value.schema": str(path), "value.message.name": "Pay"}).schema()
+    columns = select_columns(schema, False, parsed.values).typed
+    assert column_decoder(columns.decoded[0])(pa.array([b""]), None).values.to_pylist() == [{"cents": 5}]
+
+
+@pytest.mark.parametrize(
+    "schema, references, message",
+    [
+        ('syntax = "proto3"; message M { N n = 1; }', (), 'of s failed: line:1:32: "N" is not defined.'),
+        ('syntax = "proto3"; import "x.proto";', (), "x.proto: File not found"),
+        ("message M {}", (("../x.proto", PLACE),), "reference '../x.proto' is no relative path"),
+        ("message M {}", (("/x.proto", PLACE),), "reference '/x.proto' is no relative path"),
+        ("message M {}", (("x.proto", "eA=="),), "file x.proto is no .proto text"),
+        ("no base64", (), "it is neither the text of a .proto file nor a descriptor in base64"),
+        ("eA==", (), "it is neither the text of a .proto file nor a descriptor in base64"),
+    ],
+)
+def test_invalid_schemas_are_rejected(schema: str, references: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        descriptor_set("s", schema, references)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_files_of_references_are_no_modules_of_protoc() -> None:
+    """protoc runs in Python, and must not import what a registry returned."""
+    evil = (("grpc_tools/__init__.py", "raise SystemExit(7);"), ("sitecustomize.py", "raise SystemExit(7);"))
+    found = ProtoFiles("Schema", descriptor_set("s", 'syntax = "proto3"; message M {}', evil))
+    assert dict(found.names) == {(0,): "M"}
+
+
+def test_a_missing_compiler_fails_the_task(registry, monkeypatch) -> None:
+    """It is no malformed value."""
+    monkeypatch.setattr(proto_files.importlib.util, "find_spec", lambda name: None)
+    schema_id = registry.register("orders-value", PLACE + "// another text", "PROTOBUF")
+    with pytest.raises(ConfigurationError, match="grpcio-tools is not installed. Run: pip install 'spark-groupsource"):
+        decode(registry, [prefixed(schema_id, b"\0")])
