@@ -41,29 +41,68 @@ def test_requests_are_handled_before_connections_that_were_closed():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="another selector is used")
-def test_incomplete_requests_are_read_after_others_and_in_turn(monkeypatch):
-    now_ns = 0
+def test_incomplete_requests_are_read_after_others_in_turn_and_for_a_limited_time(monkeypatch):
+    now_ns, reads_ns = 0, 1_200_000
     monkeypatch.setattr(event_loop, "monotonic_ns", lambda: now_ns)
-    selector = event_loop._new_selector()  # private: it is part of the loop
-    pairs = [socket.socketpair() for _ in range(61)]
-    for server, client in pairs:
-        selector.register(server, selectors.EVENT_READ)
-        selector.deferred_reads.add(server.fileno())
-        client.send(b"part")
-    request = pairs[30][0].fileno()
-    selector.deferred_reads.discard(request)
-    found = []
-    for _ in range(5):
-        ready = [key.fd for key, _ in selector.select(1)]
-        assert ready[0] == request  # its handler does not wait for the others
-        found.append(ready[1:])
-        now_ns += 20_000_000
-    assert [len(each) for each in found] == [32, 16, 8, 4, 4]
+    pairs = [socket.socketpair() for _ in range(25)]
+    request = pairs[12][0].fileno()
+    iterations: list[list[int]] = []
+
+    def read(descriptor: int) -> None:
+        nonlocal now_ns
+        now_ns += reads_ns
+        iterations[-1].append(descriptor)
+
+    async def main() -> None:
+        nonlocal reads_ns
+        loop = asyncio.get_running_loop()
+        for server, client in pairs:
+            client.send(b"part")
+            loop.add_reader(server, read, server.fileno())
+            if server.fileno() != request:
+                event_loop.deferred_reads().add(server.fileno())
+        for iteration in range(7):
+            await asyncio.sleep(0)
+            reads_ns = 8_000_000 if iteration == 5 else 1_200_000
+            iterations.append([])
+        await asyncio.sleep(0)
+        for server, _ in pairs:
+            loop.remove_reader(server)
+
+    event_loop.run(main())
+    assert [each[0] for each in iterations] == [request] * 7  # its handler does not wait for the others
+    assert [len(each) - 1 for each in iterations] == [5, 5, 5, 5, 5, 1, 5]
     # the others are not read again before each was read once
-    assert len(set(sum(found[:4], []))) == 60
-    assert len(selector.select(0)) == 5
-    assert len(selector.select(0)) == 9  # the last iteration was short
-    selector.close()
+    assert len(set(sum((each[1:] for each in iterations[:5]), []))) == 24
+    for server, client in pairs:
+        server.close()
+        client.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another selector is used")
+def test_a_deferred_connection_that_stops_reading_is_not_read():
+    pairs = [socket.socketpair() for _ in range(3)]
+    found: list[int] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def read(number: int) -> None:
+            found.append(number)
+            for server, _ in pairs[:2]:
+                loop.remove_reader(server)
+
+        for number, (server, client) in enumerate(pairs):
+            client.send(b"part")
+            loop.add_reader(server, read, number)
+            if number < 2:
+                event_loop.deferred_reads().add(server.fileno())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        loop.remove_reader(pairs[2][0])
+
+    event_loop.run(main())
+    assert set(found) == {2}
     for server, client in pairs:
         server.close()
         client.close()

@@ -10,13 +10,13 @@ import asyncio
 import math
 import select
 import selectors
-from typing import Any, Coroutine, TypeVar
+from typing import Any, Callable, Coroutine, TypeVar
 
 from spark_groupsource.clock import monotonic_ns
 
 _CLOSED_AT_ONCE = 32
-# deferred reads of an iteration: fewer while iterations take longer than this
-_MIN_DEFERRED, _MAX_DEFERRED, _ITERATION_NS = 4, 32, 8_000_000
+# of an iteration; at least one read, which takes up to 5 ms
+_DEFERRED_READS_NS = 5_000_000
 Result = TypeVar("Result")
 
 
@@ -40,11 +40,33 @@ def run(main: Coroutine[Any, Any, Result]) -> Result:
 
 
 class _EventLoop(asyncio.SelectorEventLoop):
-    """`deferred_reads`: descriptors, read after the others and a few at a time."""
+    """`deferred_reads`: descriptors, read after the others and for a limited time of each iteration."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         super().__init__(selector)
         self.deferred_reads: set[int] = getattr(selector, "deferred_reads", set())
+        self._deferred: Callable[[], list[selectors.SelectorKey]] = getattr(selector, "deferred", list)
+        self._last_deferred = -1
+
+    def _process_events(self, event_list: list[tuple[selectors.SelectorKey, int]]) -> None:
+        """Is called by asyncio with the result of each `select`."""
+        super()._process_events(event_list)  # type: ignore[misc]
+        found = self._deferred()
+        if found:
+            self.call_soon(self._read_deferred, found)
+
+    def _read_deferred(self, found: list[selectors.SelectorKey]) -> None:
+        """Reads deferred connections, round robin, until the time is up; the others are ready again afterwards."""
+        found.sort(key=lambda key: (key.fd <= self._last_deferred, key.fd))
+        end_ns = monotonic_ns() + _DEFERRED_READS_NS
+        for key in found:
+            reader, _ = key.data
+            if reader is None or reader.cancelled():
+                continue  # an earlier callback has closed the connection or stopped reading
+            self._last_deferred = key.fd
+            reader._run()
+            if monotonic_ns() >= end_ns:
+                return
 
 
 def deferred_reads() -> set[int]:
@@ -61,17 +83,17 @@ def _new_selector() -> selectors.BaseSelector:
 if hasattr(select, "EPOLLRDHUP"):
 
     class _ClosingLastSelector(selectors.EpollSelector):
-        """Returns all ready connections, but only a few of those that their clients have closed or that are deferred.
+        """Returns all ready connections, but only a few of those that their clients have closed, and no deferred ones.
 
         A connection that is not returned is ready again in the next iteration.
+
+        Attributes: `deferred_reads`, descriptors whose connections `deferred` returns instead.
         """
 
         def __init__(self) -> None:
             super().__init__()
             self.deferred_reads: set[int] = set()
-            self._deferred_at_once = _MAX_DEFERRED
-            self._last_deferred = -1
-            self._returned_ns: int | None = None  # with deferred reads
+            self._deferred: list[selectors.SelectorKey] = []
 
         _EVENT_READ = select.EPOLLIN | select.EPOLLRDHUP
         _selector: select.epoll
@@ -80,13 +102,12 @@ if hasattr(select, "EPOLLRDHUP"):
             # epoll waits for whole milliseconds, at least as long as requested
             wait_s = -1 if timeout is None else math.ceil(max(timeout, 0) * 1000) / 1000
             keys = self.get_map()
-            self._adapt()
+            self._deferred = []
             try:
                 found = self._selector.poll(wait_s, max(len(keys), 1))
             except InterruptedError:
                 return []
             ready: list[tuple[selectors.SelectorKey, int]] = []
-            deferred: list[tuple[int, selectors.SelectorKey]] = []
             closed = 0
             for descriptor, mask in found:
                 if mask & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
@@ -100,25 +121,11 @@ if hasattr(select, "EPOLLRDHUP"):
                 if key is None:
                     continue
                 if events == selectors.EVENT_READ and descriptor in self.deferred_reads and mask == select.EPOLLIN:
-                    deferred.append((descriptor, key))
+                    self._deferred.append(key)
                 else:
                     ready.append((key, events & key.events))
-            return ready + self._next_deferred(deferred) if deferred else ready
+            return ready
 
-        def _next_deferred(
-            self, found: list[tuple[int, selectors.SelectorKey]]
-        ) -> list[tuple[selectors.SelectorKey, int]]:
-            """Returns the next deferred connections, round robin."""
-            self._returned_ns = monotonic_ns()
-            found.sort(key=lambda each: (each[0] <= self._last_deferred, each[0]))
-            del found[self._deferred_at_once :]
-            self._last_deferred = found[-1][0]
-            return [(key, selectors.EVENT_READ & key.events) for _, key in found]
-
-        def _adapt(self) -> None:
-            """Adapts the number of deferred reads to the time of the last iteration that had some."""
-            if self._returned_ns is not None:
-                is_long = monotonic_ns() - self._returned_ns > _ITERATION_NS
-                number = self._deferred_at_once // 2 if is_long else self._deferred_at_once * 2
-                self._deferred_at_once = min(max(number, _MIN_DEFERRED), _MAX_DEFERRED)
-                self._returned_ns = None
+        def deferred(self) -> list[selectors.SelectorKey]:
+            """Returns the deferred connections that the last `select` has found readable."""
+            return self._deferred

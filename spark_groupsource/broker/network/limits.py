@@ -15,8 +15,8 @@ from typing import Iterator, Protocol
 from spark_groupsource.broker.requests import SMALL_RESPONSE_BYTES
 
 _READ_BYTES, _SMALL_BYTES, _TINY_BYTES = 262_144, 16_384, 1_024
-# thousands of connections at once would block the event loop for 100 ms
-_RESUMED_AT_ONCE = 100
+# 100 take 2 ms, and 32 connections that are closed in one iteration of the event loop resume as many each
+_RESUMED_AT_ONCE = 16
 _CLOSED_AT_ONCE = 32
 _STALLED_REQUEST_MS = 5_000
 # of a request that is read while others wait for that
@@ -140,8 +140,14 @@ class RequestMemory:
         return True
 
     def close_stalled(self, now_ms: int) -> Iterator[None]:
-        """Closes connections with memory that others wait for, some per step. To be called every second."""
-        self._resume_some()
+        """Resumes connections, and closes those with memory that others wait for, some per step.
+
+        To be called every second.
+        """
+        for _ in range(0, len(self._waiting), _RESUMED_AT_ONCE):
+            if not self._resume_some():
+                break
+            yield
         if self.total <= self._limit:
             return
         yield from self._close_waiting(now_ms)
@@ -205,26 +211,29 @@ class RequestMemory:
         is_newest = any(not admission.is_newest for admission in self._admitted.values())
         self._admitted[connection] = _Admission(self._held.get(connection, 0), is_newest)
 
-    def _resume_some(self) -> None:
+    def _resume_some(self) -> bool:
         """Resumes waiting connections, at most `_RESUMED_AT_ONCE`; above the limit, a few large requests at a time.
+
+        Returns whether others may be resumed now.
 
         The others follow at the next change of a size, at the latest after a second.
         """
         if self._is_resuming:
             # a connection that is resumed sets its size
-            return
+            return False
         self._is_resuming = True
         try:
             for _ in range(_RESUMED_AT_ONCE):
                 is_full = self.total > self._limit
                 connection = self._next_waiting() if is_full else next(iter(self._waiting), None)
                 if connection is None:
-                    return
+                    return False
                 if is_full:
                     self._admit(connection)
                 else:
                     del self._waiting[connection]
                 connection.resume()
+            return True
         finally:
             self._is_resuming = False
 
