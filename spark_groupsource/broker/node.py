@@ -132,7 +132,7 @@ class Broker:
                 self.authorizer.open(self.data.path)
             self.leaders.open(self.data.path)
             self.apply_dynamic_config()
-            self.partitions.open_all()
+            self.partitions.open_all(self.clock.timestamp_ms() - self.config.producer_id_expiration_ms)
             if not self.data.had_clean_shutdown:
                 self.leaders.raise_epochs(self.partitions.last_leader_epoch())
             self._assign_leader_epochs(self.partitions)

@@ -62,14 +62,15 @@ class LogManager:
         self.producer_count = ProducerCount()
         self._changing: set[str] = set()  # topics whose partitions are being created or deleted
 
-    def open_all(self) -> None:
-        """Opens the log of every partition of the catalog."""
+    def open_all(self, expired_until_ms: int | None = None) -> None:
+        """Opens the log of every partition of the catalog; `expired_until_ms` is that of `Partition.open`."""
         for entry in self._data.topics.values():
             self._add_topic(entry)
             config = self.config_of(entry)
             for topic_partition in entry.partitions:
                 partition = self._partitions[topic_partition] = self._new_partition(entry, topic_partition, config)
-                partition.open(self._data.recovery_points.get(topic_partition, 0), self._data.had_clean_shutdown)
+                recovery_point = self._data.recovery_points.get(topic_partition, 0)
+                partition.open(recovery_point, self._data.had_clean_shutdown, expired_until_ms)
 
     def last_leader_epoch(self) -> int:
         """Returns the largest leader epoch of any log."""

@@ -91,15 +91,16 @@ class Partition:
         self._report = report
         log.on_roll = self._write_snapshot
 
-    def open(self, recovery_point: int = 0, is_clean: bool = False) -> None:
+    def open(self, recovery_point: int = 0, is_clean: bool = False, expired_until_ms: int | None = None) -> None:
         """Opens the log and recovers the producer state; an error takes only this partition offline.
 
-        The arguments are those of `PartitionLog.open`.
+        Args: the first two are those of `PartitionLog.open`; producers of a snapshot whose last timestamp is at most
+        `expired_until_ms` (epoch ms) are not loaded.
         """
         try:
             self.log.open(recovery_point, is_clean)
             if self.log.directory.exists():
-                self._load_producers()
+                self._load_producers(expired_until_ms)
         except (StorageError, OSError) as error:
             self.mark_offline(error)
 
@@ -337,7 +338,7 @@ class Partition:
 
     # --- recovery ---
 
-    def _load_producers(self) -> None:
+    def _load_producers(self, expired_until_ms: int | None) -> None:
         """Reads the newest valid producer snapshot and replays the batches after it.
 
         Transaction indexes of recovered segments may be incomplete, so their segments are replayed.
@@ -349,6 +350,8 @@ class Partition:
             if path.stem.isdigit() and start <= int(path.stem) <= trusted_end:
                 try:
                     self._producers = ProducerStateManager.decode(path.read_bytes(), self._producer_count)
+                    if expired_until_ms is not None:
+                        self._producers.remove_expired(expired_until_ms)
                     start = int(path.stem)
                     break
                 except CorruptRecordError as error:
