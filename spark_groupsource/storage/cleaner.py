@@ -123,8 +123,8 @@ def log_to_clean(
     dirty_bytes = sum(segment.size for segment in dirty)
     if not dirty_bytes:
         return None
-    oldest = dirty[0].first_timestamp
-    is_overdue = oldest is not None and 0 <= oldest < timestamp_ms - log.config.max_compaction_lag_ms
+    stamps = [stamp for segment in dirty if (stamp := segment.first_timestamp) is not None and stamp > 0]
+    is_overdue = bool(stamps) and min(stamps) < timestamp_ms - log.config.max_compaction_lag_ms
     ratio = dirty_bytes / sum(segment.size for segment in segments)
     return LogToClean(tuple(segments), first_dirty, ratio, is_overdue)
 
@@ -180,7 +180,9 @@ class Cleaner:
             # before the first gap: a log without a cleaner offset must have no gaps
             self._data.set_cleaner_offset(topic_partition, self._task.first_dirty_offset)
             self._log.has_gaps = True
-        for group in group_segments_by_size(self._task.segments, self._log.config.segment_bytes):
+        # later segments must get no delete horizon: the records that their tombstones supersede are retained
+        mapped = [segment for segment in self._task.segments if segment.base_offset < self._map_end]
+        for group in group_segments_by_size(mapped, self._log.config.segment_bytes):
             yield from self._clean_segments(group)
         self._data.set_cleaner_offset(topic_partition, self._map_end)
 

@@ -338,7 +338,7 @@ class Partition:
 
     # --- recovery ---
 
-    def _load_producers(self, expired_until_ms: int | None) -> None:
+    def _load_producers(self, expired_until_ms: int | None = None) -> None:
         """Reads the newest valid producer snapshot and replays the batches after it.
 
         Transaction indexes of recovered segments may be incomplete, so their segments are replayed.

@@ -90,6 +90,19 @@ def test_dirty_ratio_and_max_compaction_lag_select_a_log(tmp_path):
     assert log_to_clean(store.log, 4, 6_001) is None
 
 
+def test_the_oldest_of_all_segments_makes_a_log_overdue(tmp_path):
+    store = Store(tmp_path, TopicConfig(cleanup_policy=("compact",), max_compaction_lag_ms=5_000))
+    for timestamp_ms in (9_000, 1_000, 8_000):
+        store.append((b"k", b"x"), timestamp_ms=timestamp_ms)
+        store.log.roll()
+    assert [log_to_clean(store.log, 0, now_ms).is_overdue for now_ms in (6_000, 6_001)] == [False, True]
+    # as in Kafka, a timestamp of 0 does not count
+    store = Store(tmp_path / "other", TopicConfig(cleanup_policy=("compact",), max_compaction_lag_ms=5_000))
+    store.append((b"k", b"x"), timestamp_ms=0)
+    store.log.roll()
+    assert not log_to_clean(store.log, 0, 10_000).is_overdue
+
+
 @pytest.mark.conformance("LC-028", "LC-043")
 @pytest.mark.slow
 def test_a_full_offset_map_continues_in_the_next_pass(tmp_path):
@@ -101,6 +114,21 @@ def test_a_full_offset_map_continues_in_the_next_pass(tmp_path):
         passes += 1
     assert passes > 3
     assert store.contents() == compacted(written, active)
+
+
+def test_a_tombstone_beyond_the_offset_map_gets_no_delete_horizon(tmp_path):
+    store = Store(tmp_path)
+    for key, value in ((b"a", b"1"), (b"b", b"1"), (b"a", None), (b"c", b"1")):
+        store.append((key, value))
+        store.log.roll()
+    assert store.clean(10_000, max_keys=1) and store.contents()[0] == (0, b"a", b"1")
+    # a consumer that has read the record of key a reads the tombstone within delete.retention.ms of its removal
+    assert store.clean(12_000)
+    assert store.contents() == [(1, b"b", b"1"), (2, b"a", None), (3, b"c", b"1")]
+    store.append((b"d", b"1"))
+    store.log.roll()
+    assert store.clean(13_000)
+    assert [key for _, key, _ in store.contents()] == [b"b", b"c", b"d"]
 
 
 @pytest.mark.conformance("LC-035")
