@@ -82,12 +82,18 @@ class Float:
 
 
 class Integer:
-    """An int or a long, also of a date or timestamp, whose values are multiplied by `factor`."""
+    """An int or a long, also of a date or timestamp.
 
-    def __init__(self, is_int: bool, factor: int, kind: pa.DataType | None) -> None:
+    Args:
+        factor: the values are multiplied by it.
+        divisor: the values are divided by it, towards the past.
+    """
+
+    def __init__(self, is_int: bool, factor: int, divisor: int, kind: pa.DataType | None) -> None:
         self._kind = kind
         self._is_int = is_int
         self._factor = factor
+        self._divisor = divisor
 
     def skip(self, data: bytes, at: int) -> int:
         return skip_long(data, at)
@@ -100,8 +106,11 @@ class Integer:
             value = np.where(failed, 0, value) if failed.any() else value
         if self._kind is None:
             return None
+        if self._divisor != 1:
+            value = value // self._divisor
         if self._factor != 1:
-            failed = np.abs(value) > _LONG_MAX // self._factor
+            limit = _LONG_MAX // self._factor
+            failed = (value > limit) | (value < -limit)
             lanes.fail(failed, reasons.VARINT)
             value = np.where(failed, 0, value) * self._factor
         return fixed_width(self._kind, value.astype(_numpy(self._kind), copy=False))

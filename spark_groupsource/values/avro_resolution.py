@@ -21,6 +21,7 @@ _PROMOTIONS: Mapping[str, tuple[str, ...]] = {
     "string": ("bytes",),
     "bytes": ("string",),
 }
+_NANOS = {"-millis": 1_000_000, "-micros": 1000, "-nanos": 1}
 _NAMED = ("record", "error", "enum", "fixed")
 
 
@@ -76,13 +77,18 @@ def _fits(writer: AvroType, reader: AvroType) -> bool:
 
 
 def _unitless(logical: str) -> str:
-    return logical.removesuffix("-millis").removesuffix("-micros")
+    return logical.rpartition("-")[0] if logical.endswith(tuple(_NANOS)) else logical
 
 
 def _integer(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Node:
     # the number of a writer without unit has that of the reader
     unit = writer.logical if reader.logical and writer.logical else reader.logical
-    return Integer(writer.kind == "int", 1000 if unit.endswith("-millis") else 1, kind)
+    written = next((nanos for suffix, nanos in _NANOS.items() if unit.endswith(suffix)), 0)
+    # the column of a time has microseconds, that of nanoseconds is a number of them
+    target = _NANOS["-nanos" if reader.logical.endswith("-nanos") else "-micros"]
+    if not written:
+        return Integer(writer.kind == "int", 1, 1, kind)
+    return Integer(writer.kind == "int", max(written // target, 1), max(target // written, 1), kind)
 
 
 def _enum(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Node:
@@ -205,8 +211,8 @@ _SCALARS: Mapping[str, Callable[[AvroType, pa.DataType | None], Node]] = {
     "boolean": lambda writer, kind: Boolean(kind),
     "float": lambda writer, kind: Float(4, kind),
     "double": lambda writer, kind: Float(8, kind),
-    "int": lambda writer, kind: Integer(True, 1, kind),
-    "long": lambda writer, kind: Integer(False, 1, kind),
+    "int": lambda writer, kind: Integer(True, 1, 1, kind),
+    "long": lambda writer, kind: Integer(False, 1, 1, kind),
     "bytes": lambda writer, kind: Bytes(kind),
     "string": lambda writer, kind: Bytes(kind),
     "fixed": lambda writer, kind: Fixed(writer.size, kind),

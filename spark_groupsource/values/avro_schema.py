@@ -6,8 +6,9 @@ Source: Avro specification 1.12, Spark `SchemaConverters` (types of columns).
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Mapping, Sequence
 
 from spark_groupsource.errors import ConfigurationError
@@ -15,6 +16,10 @@ from spark_groupsource.values.options import ColumnFormat
 
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _MAX_DEPTH = 100
+# a named type that is used several times is read, and is a column, at each place
+_MAX_TYPES = 20_000
+_MAX_FIXED_BYTES = (1 << 31) - 1
+_DECIMAL_DIGITS = 38
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class AvroType:
         kind: a primitive type, or record, enum, array, map, fixed, union.
         name: full name of a named type, else empty.
         aliases: of a named type, without namespaces.
-        logical: logical type, empty without.
+        logical: logical type, empty without. That of nanoseconds is a number in Spark.
         fields: of a record.
         symbols: of an enum.
         default: symbol of an enum for those that it does not have, else empty.
@@ -63,6 +68,12 @@ class AvroType:
     def short_name(self) -> str:
         """Name without the namespace."""
         return self.name.rpartition(".")[2]
+
+    @cached_property
+    def types(self) -> int:
+        """Number of types, with those within."""
+        inner = [*(field.type for field in self.fields), *self.branches, *([self.items] if self.items else [])]
+        return 1 + sum(each.types for each in inner)
 
 
 def parse_avro_schema(option: str, text: str, references: Sequence[str] = ()) -> AvroType:
@@ -107,7 +118,7 @@ class _Parser:
             branches = tuple(self.parse(each, namespace, (*outer, "")) for each in schema)
             if not branches or any(each.kind == "union" for each in branches):
                 raise self._invalid("a union is empty, or has a union as branch")
-            return AvroType("union", branches=branches)
+            return self._bounded(AvroType("union", branches=_widened(branches)))
         if isinstance(schema, str):
             return self._reference(schema, namespace, outer)
         if not isinstance(schema, dict) or "type" not in schema:
@@ -117,9 +128,17 @@ class _Parser:
             return self._definition(schema, namespace, outer)
         if kind in ("array", "map"):
             items = self.parse(schema.get("items" if kind == "array" else "values"), namespace, (*outer, ""))
-            return AvroType(kind, items=items)
+            return self._bounded(AvroType(kind, items=items))
         found = self.parse(kind, namespace, (*outer, ""))
         return self._logical(found, schema) if found.kind in PRIMITIVES else found
+
+    def _bounded(self, found: AvroType) -> AvroType:
+        if found.types > _MAX_TYPES:
+            raise self._invalid(
+                f"it has more than {_MAX_TYPES} types, those that are used repeatedly included",
+                "Select other fields as a schema.",
+            )
+        return found
 
     def _reference(self, name: str, namespace: str, outer: tuple[str, ...]) -> AvroType:
         if name in PRIMITIVES:
@@ -148,19 +167,21 @@ class _Parser:
             found = AvroType("enum", full, aliases, symbols=tuple(symbols), default=default)
         elif kind == "fixed":
             size = schema.get("size")
-            if type(size) is not int or size < 0:
-                raise self._invalid(f"fixed {full} has no size")
+            if type(size) is not int or not 0 <= size <= _MAX_FIXED_BYTES:
+                raise self._invalid(f"fixed {full} has no size from 0 to {_MAX_FIXED_BYTES}")
             found = self._logical(AvroType("fixed", full, aliases, size=size), schema)
         else:
             given = schema.get("fields")
-            if not isinstance(given, list) or not all(isinstance(each, dict) and "name" in each for each in given):
+            if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
                 raise self._invalid(f"record {full} has no list of fields")
+            if not all(isinstance(each.get("name"), str) and each["name"] for each in given):
+                raise self._invalid(f"record {full} has a field without a name")
             space = full.rpartition(".")[0]
             fields = [self._field(each, space, (*outer, full)) for each in given]
             names = [field.name for field in fields]
             if len(set(names)) != len(names):
                 raise self._invalid(f"record {full} has a field twice")
-            found = AvroType("record", full, aliases, fields=tuple(fields))
+            found = self._bounded(AvroType("record", full, aliases, fields=tuple(fields)))
         self._named[full] = found
         return found
 
@@ -176,19 +197,27 @@ class _Parser:
             precision, scale = schema.get("precision", 0), schema.get("scale", 0)
             if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision or not precision:
                 return found
-            if found.kind == "fixed" and 10**precision > 1 << max(8 * found.size - 1, 0):
+            if found.kind == "fixed" and precision > math.floor((8 * found.size - 1) * math.log10(2)):
                 # Avro's LogicalTypes.Decimal ignores a precision that the size cannot hold
                 return found
-            if precision > 38:
-                raise self._invalid(f"a decimal has precision {precision}, and Spark's have 1 to 38")
+            if precision > _DECIMAL_DIGITS:
+                raise self._invalid(f"a decimal has precision {precision}, and Spark's have 1 to {_DECIMAL_DIGITS}")
             return replace(found, logical="decimal", precision=precision, scale=scale)
         return replace(found, logical=logical) if logical in _LOGICAL.get(found.kind, ()) else found
 
 
 _LOGICAL: Mapping[str, tuple[str, ...]] = {
     "int": ("date",),
-    "long": ("timestamp-millis", "timestamp-micros", "local-timestamp-millis", "local-timestamp-micros"),
+    "long": tuple(f"{kind}timestamp-{unit}" for kind in ("", "local-") for unit in ("millis", "micros", "nanos")),
 }
+
+
+def _widened(branches: tuple[AvroType, ...]) -> tuple[AvroType, ...]:
+    """Returns the branches of a union; two that become one number have no logical types, as in from_avro."""
+    kinds = [each.kind for each in branches if each.kind != "null"]
+    if sorted(kinds) in (["int", "long"], ["double", "float"]):
+        return tuple(replace(each, logical="") for each in branches)
+    return branches
 
 
 def _full_name(name: str, namespace: str) -> str:
@@ -205,10 +234,9 @@ def nullable_branch(union: AvroType) -> AvroType | None:
     others = [each for each in union.branches if each.kind != "null"]
     if len(others) == 1:
         return others[0]
-    kinds = {each.kind for each in others}
-    if all(not each.logical for each in others):
-        if kinds == {"int", "long"}:
-            return AvroType("long")
-        if kinds == {"float", "double"}:
-            return AvroType("double")
+    kinds = sorted(each.kind for each in others)
+    if kinds == ["int", "long"]:
+        return AvroType("long")
+    if kinds == ["double", "float"]:
+        return AvroType("double")
     return None

@@ -20,6 +20,8 @@ _SCALARS: Mapping[tuple[str, str], spark.DataType] = {
     ("long", "timestamp-micros"): spark.TimestampType(),
     ("long", "local-timestamp-millis"): spark.TimestampNTZType(),
     ("long", "local-timestamp-micros"): spark.TimestampNTZType(),
+    ("long", "timestamp-nanos"): spark.LongType(),
+    ("long", "local-timestamp-nanos"): spark.LongType(),
     ("float", ""): spark.FloatType(),
     ("double", ""): spark.DoubleType(),
     ("string", ""): spark.StringType(),

@@ -19,6 +19,8 @@ _SCALARS: Mapping[str, spark.DataType] = {
     "boolean": spark.BooleanType(),
 }
 _MAX_DEPTH = 100
+# a definition that several references name is a column at each place
+_MAX_TYPES = 20_000
 
 
 def struct_of_json_schema(text: str, name: str) -> spark.StructType:
@@ -46,23 +48,31 @@ class _Parser:
     def __init__(self, root: Any, name: str) -> None:
         self._root = root
         self._name = name
+        self._found = 0
 
     def parse(self, schema: Any, outer: tuple[str, ...]) -> spark.DataType:
         """Returns the type of a schema; `outer` has the references that contain it."""
-        if len(outer) > _MAX_DEPTH:
-            raise ConfigurationError(f"Schema {self._name} is nested too deeply. Give value.schema as DDL.")
+        self._found += 1
+        if len(outer) > _MAX_DEPTH or self._found > _MAX_TYPES:
+            raise ConfigurationError(
+                f"Schema {self._name} is nested deeper than {_MAX_DEPTH} types, or has more than {_MAX_TYPES}, those "
+                "that are used repeatedly included. Give value.schema as DDL."
+            )
         if not isinstance(schema, dict):
             return spark.StringType()
         if "$ref" in schema:
             return self._reference(str(schema["$ref"]), outer)
         for choice in ("oneOf", "anyOf"):
-            others = [each for each in schema.get(choice) or () if each != {"type": "null"}]
+            given = schema.get(choice)
+            others = [each for each in given if each != {"type": "null"}] if isinstance(given, list) else []
             if len(others) == 1:
                 return self.parse(others[0], (*outer, ""))
         kind = schema.get("type", "object" if "properties" in schema else None)
         if isinstance(kind, list):
             kinds = [each for each in kind if each != "null"]
-            kind = "number" if set(kinds) == {"integer", "number"} else kinds[0] if len(kinds) == 1 else None
+            kind = (
+                "number" if sorted(map(str, kinds)) == ["integer", "number"] else kinds[0] if len(kinds) == 1 else None
+            )
         if kind == "array" and "items" in schema:
             return spark.ArrayType(self.parse(schema["items"], (*outer, "")))
         if kind == "object" and isinstance(schema.get("properties"), dict) and schema["properties"]:

@@ -22,6 +22,8 @@ TYPES = (
 )  # fmt: skip
 _REQUIRED, _REPEATED = 2, 3
 _MAX_DEPTH = 100
+# a message that is used several times is read, and is a column, at each place
+_MAX_MESSAGES = 20_000
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,7 @@ class _Resolver:
         self._source = source
         self._messages = messages
         self._enums = enums
+        self._found = 0
 
     def _invalid(self, fact: str, remedy: str) -> InvalidProtoError:
         return InvalidProtoError(f"{self._source} is no supported descriptor set: {fact}. {remedy}")
@@ -222,6 +225,12 @@ class _Resolver:
             )
         if len(outer) > _MAX_DEPTH:
             raise self._invalid(f"it is nested deeper than {_MAX_DEPTH} messages", "Select an inner message.")
+        self._found += 1
+        if self._found > _MAX_MESSAGES:
+            raise self._invalid(
+                f"it has more than {_MAX_MESSAGES} messages, those that are used repeatedly included",
+                "Select an inner message.",
+            )
         declared = self._messages.get(name)
         if declared is None:
             raise self._invalid(f"type {name} is not defined", "Write it with protoc --include_imports.")

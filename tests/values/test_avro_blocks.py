@@ -223,6 +223,11 @@ LONG = {"type": "record", "name": "r", "fields": [{"name": "n", "type": "long"},
             b"\xfe" + b"\xff" * 8 + b"\x01",
             "an integer has more than 64 bits, or exceeds its type",
         ),
+        (
+            {"type": "long", "logicalType": "timestamp-millis"},
+            b"\xff" + b"\xff" * 8 + b"\x01",
+            "an integer has more than 64 bits, or exceeds its type",
+        ),
         (["null", "int"], b"\x04", "the branch of a union does not exist"),
         ({"type": "enum", "name": "e", "symbols": ["A"]}, b"\x02", "the symbol of an enum does not exist"),
         (
@@ -304,6 +309,25 @@ def test_a_decimal_whose_precision_is_invalid_is_ignored(precision: int | None, 
     assert parse_avro_schema("value.schema", json.dumps(schema)).logical == logical
 
 
+def doubled(levels: int) -> str:
+    """Returns a schema of `levels` records, each of which has the previous one twice."""
+    kind: Any = "int"
+    for level in range(levels):
+        inner = kind if isinstance(kind, str) else kind["name"]
+        fields = [{"name": "a", "type": kind}, {"name": "b", "type": inner}]
+        kind = {"type": "record", "name": f"r{level}", "fields": fields}
+    return json.dumps(kind)
+
+
+def test_a_type_that_is_used_repeatedly() -> None:
+    assert parse_avro_schema("value.schema", doubled(12)).types == 2**13 - 1
+
+
+def test_a_precision_costs_no_time() -> None:
+    schema = {"type": "fixed", "name": "f", "size": 2**31 - 1, "logicalType": "decimal", "precision": 10**12}
+    assert parse_avro_schema("value.schema", json.dumps(schema)).logical == ""
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -315,6 +339,10 @@ def test_a_decimal_whose_precision_is_invalid_is_ignored(precision: int | None, 
         ('{"type":"fixed","name":"f"}', "fixed f has no size"),
         ('{"type":"bytes","logicalType":"decimal","precision":39}', "precision 39, and Spark's have 1 to 38"),
         ('{"type":"array","items":' * 101 + '"int"' + "}" * 101, "nested deeper than 100 types"),
+        ('{"type":"record","name":"r","fields":[{"name":1,"type":"int"}]}', "record r has a field without a name"),
+        ('{"type":"record","name":"r","fields":[{"type":"int"}]}', "record r has a field without a name"),
+        ('{"type":"fixed","name":"f","size":9223372036854775808}', "fixed f has no size from 0 to 2147483647"),
+        (doubled(60), "more than 20000 types, those that are used repeatedly included"),
     ],
 )
 def test_invalid_schemas_are_rejected_by_name(text: str, message: str) -> None:

@@ -91,7 +91,9 @@ def field(name: str, kind: Any, **extra: Any) -> dict[str, Any]:
     return {"name": name, "type": kind, **extra}
 
 
-MILLIS, MICROS = ({"type": "long", "logicalType": f"timestamp-{unit}"} for unit in ("millis", "micros"))
+MILLIS, MICROS, NANOS = (
+    {"type": "long", "logicalType": f"timestamp-{unit}"} for unit in ("millis", "micros", "nanos")
+)  # fmt: skip
 
 
 def cents(precision: int, scale: int = 2) -> dict[str, Any]:
@@ -148,6 +150,15 @@ INNER = rec("S", field("t", MILLIS), field("d", cents(4), default="\u00ff"))
         (MICROS, MILLIS, 5000, 5000),
         ("long", MILLIS, 5, 5000),
         ("int", MICROS, 5, 5),
+        (NANOS, MICROS, -1, -1),
+        (NANOS, MILLIS, 5_999, 5),
+        (MILLIS, NANOS, 5, 5_000_000),
+        (MICROS, NANOS, 5, 5_000),
+        (NANOS, NANOS, 5, 5),
+        ("long", NANOS, 5, 5),
+        (NANOS, "long", 5, 5),
+        # two numbers become the wider one, without logical types
+        ([{"type": "int", "logicalType": "date"}, MILLIS], [{"type": "int", "logicalType": "date"}, MILLIS], 5, 5),
         (MILLIS, "long", 5, 5),
         (cents(4), cents(6), b"\xff", -1),
         (cents(4), "bytes", b"\xff", b"\xff"),

@@ -262,6 +262,16 @@ def test_message_indexes_of_confluent() -> None:
             "M",
             "type google.protobuf.Any is not defined. Write it with protoc --include_imports.",
         ),
+        (
+            descriptor_set(
+                *(
+                    (f"M{level}", [{"type": MESSAGE, "type_name": f".p.q.M{level + 1}"}] * 2 if level < 60 else [])
+                    for level in range(61)
+                )
+            ),
+            "M0",
+            "it has more than 20000 messages, those that are used repeatedly included",
+        ),
     ],
 )
 def test_invalid_schemas_are_rejected_by_name(schema: bytes, name: str, message: str) -> None:

@@ -128,6 +128,17 @@ def test_columns_of_a_json_schema(server, tmp_path) -> None:
         ({"properties": {"a": {"$ref": "other.json"}}}, "refers to other.json, which is not in it"),
         ({"properties": {"a": {"$ref": "#/$defs/x"}}}, "refers to #/$defs/x, which does not exist"),
         ("{", "is no JSON Schema"),
+        (
+            {
+                "properties": {"a": {"$ref": "#/$defs/0"}},
+                "$defs": {
+                    str(at): {"properties": dict.fromkeys("ab", {"$ref": f"#/$defs/{at + 1}"})} for at in range(40)
+                }
+                | {"40": {}},
+            },
+            "has more than 20000, those that are used repeatedly included",
+        ),
+        ({"oneOf": 5, "type": [{}, []]}, "is no object with properties"),
     ],
 )
 def test_other_json_schemas_are_named(schema, message: str) -> None:
