@@ -6,6 +6,7 @@ Spark imports this module whenever any data source is looked up, so everything h
 from __future__ import annotations
 
 import gc
+import logging
 from typing import TYPE_CHECKING, Any, ClassVar, Mapping, NoReturn
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from spark_groupsource.source.options import QueryKind, SourceOptions
     from spark_groupsource.source.table_options import TableOptions
     from spark_groupsource.values.subjects import ReaderSchema
+
+_log = logging.getLogger(__name__)
 
 _ADDRESSES = ("table", "kafka.bootstrap.servers", "kafka.metadata.broker.list")
 
@@ -221,11 +224,23 @@ def register(spark: SparkSession) -> None:
     """Registers the source with a Spark session, with the session's default parallelism for ``members=auto``.
 
     ``format("groupsource")`` works without registration; then ``members=auto`` is the driver's number of processors.
+    A Spark that does not replace a data source of the environment (4.0) ignores the registration, with a warning.
     """
+    from pyspark.errors import AnalysisException
+
     attributes: dict[str, Any] = {
         "parallelism": spark.sparkContext.defaultParallelism,
         "__doc__": GroupDataSource.__doc__,
         # a class in __main__ is pickled with its attributes, an importable class by its name alone
         "__module__": "__main__",
     }
-    spark.dataSource.register(type("GroupDataSource", (GroupDataSource,), attributes))
+    try:
+        spark.dataSource.register(type("GroupDataSource", (GroupDataSource,), attributes))
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+        _log.warning(
+            "register has no effect: Spark does not replace data source 'groupsource' of its environment. "
+            "members=auto is the driver's number of processors; for the default parallelism of Spark, set members=%d.",
+            attributes["parallelism"],
+        )

@@ -4,8 +4,10 @@ import ast
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -15,7 +17,7 @@ from spark_groupsource.records.columns import SOURCE_COLUMNS
 from spark_groupsource.source import reader_process
 from spark_groupsource.source.admission_control import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from spark_groupsource.source.batch_planner import Limits
-from spark_groupsource.source.datasource import GroupDataSource
+from spark_groupsource.source.datasource import GroupDataSource, register
 from spark_groupsource.source.schema import select_columns, spark_schema
 from spark_groupsource.source.stream_reader import GroupStreamReader
 
@@ -172,9 +174,27 @@ def test_schema_selects_columns_in_its_order():
 
 
 @pytest.mark.spark
-def test_source_is_registered_under_any_case(spark):
-    from spark_groupsource import register
+@pytest.mark.parametrize("condition", ["DATA_SOURCE_ALREADY_EXISTS", "CANNOT_LOAD_CLASS"])
+def test_register_on_a_spark_that_does_not_replace_the_source_is_a_warning(caplog, condition):
+    """Spark 4.0 rejects the name of a data source that it found in the environment."""
+    error = AnalysisException(errorClass=condition, messageParameters={})
+    error.getCondition = lambda: condition
 
+    def refuse(source):
+        raise error
+
+    spark = SimpleNamespace(
+        sparkContext=SimpleNamespace(defaultParallelism=7), dataSource=SimpleNamespace(register=refuse)
+    )
+    if condition == "CANNOT_LOAD_CLASS":
+        with pytest.raises(AnalysisException):
+            register(spark)
+    else:
+        register(spark)
+        assert caplog.messages[-1].endswith("set members=7.")
+
+
+def test_source_is_registered_under_any_case(spark):
     register(spark)
     options = {**OPTIONS, "kafka.bootstrap.servers": "127.0.0.1:1"}
     assert spark.read.format("GroupSource").options(**options).load().columns[0] == "key"
