@@ -34,7 +34,13 @@ from bench.embedded import EmbeddedBroker  # noqa: E402
 from bench.processor_time import processor_seconds  # noqa: E402
 from bench.spark import KAFKA, OWN, Took, session  # noqa: E402
 from bench.topics import Topic, ensure  # noqa: E402
-from kafka_jars import SPARK_CONNECTOR, Artifact, UnavailableError, fetch, spark_connector_jars  # noqa: E402
+from kafka_jars import (  # noqa: E402
+    Artifact,
+    UnavailableError,
+    fetch,
+    spark_connector_jars,
+    spark_connector_revision,
+)
 
 from spark_groupsource.records.encode import Record  # noqa: E402
 
@@ -194,7 +200,7 @@ def timed(rows: Any) -> Took:
 def jars() -> tuple[list[Path], set[str]]:
     """Returns the jars of Spark's Kafka source and of from_avro and from_protobuf, and which of these exist."""
     found, available = spark_connector_jars(), set()
-    revision = SPARK_CONNECTOR[0].revision
+    revision = spark_connector_revision()
     for name in ("avro", "protobuf"):
         artifact = Artifact("org.apache.spark", f"spark-{name}_2.13", revision, True)
         try:

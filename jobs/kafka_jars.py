@@ -8,6 +8,7 @@ example for a mirror of Maven Central.
 from __future__ import annotations
 
 import fcntl
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -45,9 +46,8 @@ KAFKA = (
     # without an SLF4J binding, Kafka logs nothing, not even the cause of a failed startup
     Artifact("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
 )
-# the newest versions that resolve together; this connector runs with PySpark 4.2 and 4.3
-SPARK_CONNECTOR = (
-    Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0", intransitive=True),
+# the newest versions that resolve together
+SPARK_CONNECTOR_DEPENDENCIES = (
     Artifact("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0", intransitive=True),
     Artifact("org.apache.kafka", "kafka-clients", "3.9.1", intransitive=True),
     Artifact("org.apache.commons", "commons-pool2", "2.12.1", intransitive=True),
@@ -67,7 +67,18 @@ def spark_connector_jars() -> list[Path]:
 
     Raises: UnavailableError if Java, PySpark or the repository is missing.
     """
-    return sorted(fetch(f"spark-kafka-connector-{SPARK_CONNECTOR[0].revision}", SPARK_CONNECTOR).glob("*.jar"))
+    revision = spark_connector_revision()
+    connector = Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", revision, intransitive=True)
+    return sorted(fetch(f"spark-kafka-connector-{revision}", (connector, *SPARK_CONNECTOR_DEPENDENCIES)).glob("*.jar"))
+
+
+def spark_connector_revision() -> str:
+    """The release of the connector for the installed PySpark: that of 4.2 needs classes that 4.0 and 4.1 lack."""
+    try:
+        version = importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    return {"4.0": "4.0.1", "4.1": "4.1.1"}.get(version[:3], "4.2.0")
 
 
 def cache_directory() -> Path:
