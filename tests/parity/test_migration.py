@@ -15,6 +15,7 @@ from support.topics import create_topic
 from spark_groupsource.cli.main import main
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.source.admission_control import HAS_ADMISSION_CONTROL
 
 WORDS = "the quick brown fox jumps over the lazy dog and the cat".split()
 
@@ -105,7 +106,9 @@ def test_job_moves_to_the_group_and_back_on_its_checkpoint(sources, topic, group
     run(GROUP_SOURCE, moved)
     settings = ClientSettings.parse({"bootstrap.servers": sources.bootstrap_servers})
     with ClusterClient(settings.bootstrap, settings) as cluster:
-        assert sum(commit.offset for commit in cluster.fetch_committed(group).values()) == len(words)
+        # without admission control, the next run commits the batch
+        committed = len(words) if HAS_ADMISSION_CONTROL else 30
+        assert sum(commit.offset for commit in cluster.fetch_committed(group).values()) == committed
     result = CliRunner().invoke(main, ["checkpoint", "export", str(moved), str(back)])
     assert result.exit_code == 0, result.output
     shutil.rmtree(moved)

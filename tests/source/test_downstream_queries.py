@@ -8,6 +8,7 @@ from kafka_jars import spark_connector_jars
 from pyspark.sql import functions as F
 from support.file_sink import committed_rows
 from support.query_harness import PARTITIONS, QueryHarness
+from support.spark_features import committed_at_end, needs_admission_control
 from support.topics import create_topic
 from support.waiting import wait_until
 
@@ -66,7 +67,7 @@ def test_stream_joins_a_batch_read_of_another_topic(harness, topic):
     static = read.option("subscribe", names).load().select(pair[0].cast("int").alias("n"), pair[1].alias("name"))
     joined = harness.numbers().join(static, "n").select("n", "name")
     assert harness.table(joined) == [(n, f"name {n}") for n in range(0, 40, 10)]
-    assert harness.committed() == 40
+    assert harness.committed() == committed_at_end(40)
 
 
 def test_join_of_two_streams_of_one_group_within_their_watermarks(harness, topic):
@@ -88,9 +89,10 @@ def test_join_of_two_streams_of_one_group_within_their_watermarks(harness, topic
     )
     joined = side("clicks").join(side("views"), near).select("clicks_value")
     assert harness.table(joined) == [("a",), ("c",)]
-    assert harness.committed() == 6
+    assert harness.committed() == committed_at_end(6)
 
 
+@needs_admission_control
 def test_watermark_closes_windows_and_drops_late_records(harness, topic):
     servers = harness.cluster.bootstrap_servers
     create_topic(servers, f"{topic}-late")
@@ -103,6 +105,7 @@ def test_watermark_closes_windows_and_drops_late_records(harness, topic):
     assert harness.table(windows.select(minutes, "count")) == [(0, 2), (10, 1), (20, 2), (30, 3), (40, 1)]
 
 
+@needs_admission_control
 def test_repeated_batch_has_the_same_rows(harness, tmp_path):
     harness.produce(80)
     written = []
@@ -132,6 +135,7 @@ def test_repeated_batch_has_the_same_rows(harness, tmp_path):
     assert harness.committed() == 120
 
 
+@needs_admission_control
 @pytest.mark.parametrize("within", [False, True])
 def test_drop_duplicates(harness, topic, within):
     servers = harness.cluster.bootstrap_servers
@@ -149,7 +153,7 @@ def test_stream_used_twice_returns_every_record_to_each_branch(harness):
     numbers = harness.numbers()
     even, odd = numbers.where("n % 2 = 0"), numbers.where("n % 2 = 1")
     assert harness.table(even.union(odd).union(numbers)) == sorted([(n,) for n in range(40)] * 2)
-    assert harness.committed() == 40
+    assert harness.committed() == committed_at_end(40)
     assert len(harness.queries[-1].lastProgress["sources"]) == 1
 
 
@@ -160,7 +164,7 @@ def test_self_join_of_a_stream_reads_every_record(harness):
     right = left.select((F.col("n") + 1).alias("n"), F.col("n").alias("before"), F.col("timestamp").alias("at"))
     joined = left.join(right, "n").select("n", "before")
     assert harness.table(joined) == [(n, n - 1) for n in range(1, 40)]
-    assert harness.committed() == 40
+    assert harness.committed() == committed_at_end(40)
 
 
 def test_two_loads_of_one_topic_in_one_group_share_its_partitions(harness):
@@ -202,6 +206,7 @@ def test_second_query_or_load_of_a_topic_in_one_group_is_refused(harness):
         joined.writeStream.format("noop").start().awaitTermination(120)
 
 
+@needs_admission_control
 def test_only_one_of_two_loads_in_one_group_has_new_records(harness, topic):
     """The other one has no batch in flight and rejoins although Spark does not call it while the first one waits."""
     servers = harness.cluster.bootstrap_servers
@@ -251,6 +256,7 @@ def test_pandas_udf_and_map_in_pandas(harness):
     assert harness.table(frame) == [(2 * n + 1,) for n in range(40)]
 
 
+@needs_admission_control
 def test_apply_in_pandas_with_state(harness):
     harness.produce(40)
 
@@ -290,7 +296,7 @@ def test_filter_and_selection(harness):
     harness.produce(40)
     stream = harness.stream()
     assert harness.table(stream.where("partition = 1 AND offset >= 7").select("offset")) == [(7,), (8,), (9,)]
-    assert harness.committed() == 40  # filtered records are committed as well
+    assert harness.committed() == committed_at_end(40)  # filtered records are committed as well
 
 
 def test_rows_are_written_by_sparks_kafka_sink(harness, topic, tmp_path):

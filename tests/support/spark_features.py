@@ -9,3 +9,11 @@ from spark_groupsource.source.admission_control import HAS_ADMISSION_CONTROL
 needs_admission_control = pytest.mark.skipif(
     not HAS_ADMISSION_CONTROL, reason="this Spark has no admission control (SPARK-55304, in Spark 4.2)"
 )
+
+
+def committed_at_end(offset: int) -> int:
+    """Returns what a query with the trigger availableNow has committed at its end, if its only batch ends at `offset`.
+
+    Without admission control, the next run of the query commits the batch.
+    """
+    return offset if HAS_ADMISSION_CONTROL else 0
