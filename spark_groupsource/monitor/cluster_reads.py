@@ -18,7 +18,8 @@ from spark_groupsource.errors import ErrorCode, NetworkError, UnsupportedVersion
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.monitor.lag import FirstBatch, LagRow, lag_rows
 from spark_groupsource.monitor.selection import NameSelection
-from spark_groupsource.records.header import iter_batches
+from spark_groupsource.records.header import OldFormatError, iter_batches, last_batch
+from spark_groupsource.records.message_sets import with_record_batches
 from spark_groupsource.records.timestamp_lookup import timestamp_from
 from spark_groupsource.wire.messages import DescribeLogDirsRequest, OffsetFetchRequest, OffsetFetchResponse
 
@@ -228,11 +229,21 @@ def _fetch_once(
                         removed.add(tp)
                 elif data.records:
                     size += len(data.records)
-                    first = _first_batch(memoryview(data.records), reading.position, data.log_start_offset)
+                    first = _first_batch(_batches(data.records), reading.position, data.log_start_offset)
                     if first is not None:
                         found[tp] = first
                         del pending[tp]
     return size
+
+
+def _batches(records: bytes | bytearray | memoryview) -> memoryview:
+    """Returns fetched bytes with messages of older formats as record batches."""
+    view = memoryview(records)
+    try:
+        last_batch(view)
+    except OldFormatError:
+        return with_record_batches(view)
+    return view
 
 
 def _first_batch(records: memoryview, position: int, log_start_offset: int) -> FirstBatch | None:

@@ -18,7 +18,9 @@ HEADER_BYTES = 61
 LOG_OVERHEAD_BYTES = 12
 """Base offset and length, which the length does not include."""
 MAGIC = 2
-"""The only record format version that is supported."""
+"""The only record format version that is stored and decoded; fetched messages of 0 and 1 are converted."""
+MIN_MESSAGE_BYTES = 14
+"""Minimum length of a message of format v0, without offset and length: checksum, format, attributes, null, null."""
 
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
@@ -32,12 +34,16 @@ HEADER_LAYOUT = struct.Struct(">qiibIhiqqqhii")
 PREFIX_LAYOUT = struct.Struct(">qi")
 """Base offset and length."""
 EPOCH_AT = 12
-_MAGIC_AT = 16
+MAGIC_AT = 16
 CRC_AT = 17
 ATTRIBUTES_AT = 21
 """Position of the attributes; the checksum covers the batch from here to its end."""
 MAX_TIMESTAMP_AT = 35
 _CRC_BYTES = 1 << 20
+
+
+class OldFormatError(CorruptRecordError):
+    """An entry is a message of format v0 or v1; see `message_sets`."""
 
 
 class BatchHeader(NamedTuple):
@@ -157,17 +163,23 @@ def _complete_size(buffer: Buffer, position: int) -> int | None:
         return None
     base_offset, batch_length = PREFIX_LAYOUT.unpack_from(buffer, position)
     size: int = LOG_OVERHEAD_BYTES + batch_length
-    if size < HEADER_BYTES:
-        raise corrupt_batch(
+    if size < HEADER_BYTES or left > MAGIC_AT and buffer[position + MAGIC_AT] != MAGIC:
+        magic = buffer[position + MAGIC_AT] if left > MAGIC_AT else MAGIC
+        raise _not_a_batch(base_offset, batch_length, position, magic)
+    return size if size <= left else None
+
+
+def _not_a_batch(base_offset: int, batch_length: int, position: int, magic: int) -> CorruptRecordError:
+    """Returns the error of an entry whose length or format version is not that of a record batch."""
+    is_message = magic in (0, 1) and batch_length >= MIN_MESSAGE_BYTES
+    if batch_length < HEADER_BYTES - LOG_OVERHEAD_BYTES and not is_message:
+        return corrupt_batch(
             base_offset, position, f"its length is {batch_length} bytes, minimum {HEADER_BYTES - LOG_OVERHEAD_BYTES}"
         )
-    if left > _MAGIC_AT and buffer[position + _MAGIC_AT] != MAGIC:
-        raise corrupt_batch(
-            base_offset,
-            position,
-            f"its format version is {buffer[position + _MAGIC_AT]}, supported is {MAGIC} (Kafka 0.11 and later)",
-        )
-    return size if size <= left else None
+    error = corrupt_batch(
+        base_offset, position, f"its format version is {magic}, supported is {MAGIC} (Kafka 0.11 and later)"
+    )
+    return OldFormatError(str(error)) if is_message else error
 
 
 def _validate(header: BatchHeader) -> None:

@@ -9,7 +9,8 @@ from uuid import UUID
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.arrow import AbortedTransaction
-from spark_groupsource.records.header import last_batch
+from spark_groupsource.records.header import OldFormatError, last_batch
+from spark_groupsource.records.message_sets import with_record_batches
 from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
@@ -80,7 +81,11 @@ class PartitionState:
         self.unknown_since_ms = None
         self.high_watermark, self.last_stable_offset = data.high_watermark, data.last_stable_offset
         records = memoryview(data.records) if data.records else EMPTY
-        next_offset = _next_offset(records, self.position)
+        try:
+            next_offset = _next_offset(records, self.position)
+        except OldFormatError:
+            records = with_record_batches(records)
+            next_offset = _next_offset(records, self.position)
         if next_offset == self.position:
             return None
         self.position = next_offset
