@@ -19,7 +19,7 @@ def test_each_spark_and_each_python_is_in_a_pair():
 
 def test_row_has_the_clusters_and_logins_that_passed(monkeypatch):
     monkeypatch.setattr("support.run_matrix.java", lambda: "17")
-    found = row(Pair("4.0", "3.11"), ElementTree.ElementTree(ElementTree.fromstring(REPORT)))
+    found = row(Pair("4.0", "3.11"), [ElementTree.ElementTree(ElementTree.fromstring(REPORT))])
     assert found == "| 4.0 | 3.11 | 17 | 4.3, embedded | SSL | 3 | 1 | 2 |"
 
 

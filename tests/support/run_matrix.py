@@ -27,8 +27,15 @@ ENVIRONMENTS = ROOT / ".venv-matrix"
 PAGE = ROOT / "docs" / "runtimes-matrix.md"
 SPARKS = ("4.0", "4.1", "4.2", "4.3")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-# a stream, its restarts, batch reads, logins
-TESTS = ("test_stream.py", "test_restart_positions.py", "test_batch_read.py", "test_logins_through_spark.py")
+# streams, batch reads, restarts, and a job that moves between Spark's Kafka source and this one; about five minutes
+TESTS = (
+    "source/test_stream.py",
+    "source/test_batch_read.py",
+    "source/test_restart_positions.py",
+    "parity/test_migration.py",
+)
+# only these run with ``--soak``, in which every Spark test runs on both clusters
+SOAK_TESTS = ("source/test_logins_through_spark.py",)
 PACKAGES = (
     "pytest", "pytest-timeout", "pytest-randomly", "pytest-xdist", "hypothesis", "confluent-kafka", "pandas<3", "py4j",
     "click", "rich", "chispa", "aiokafka", "fastavro", "cryptography",
@@ -38,7 +45,8 @@ IGNORED = ("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionW
 HEADER = """# Tested runtimes
 
 Written by `make test-matrix`: the tests of streams, restarts, batch reads and logins through Spark, one row for each
-pair of PySpark and Python. A test that needs what a Spark does not have is skipped there; see [runtimes](runtimes.md).
+pair of PySpark and Python; pairs without a row were not run. A test that needs what a Spark does not have is skipped
+there; see [runtimes](runtimes.md). Each test runs on the embedded broker or on Kafka.
 
 | Spark | Python | Java | Kafka | login | passed | skipped | failed |
 |---|---|---|---|---|---|---|---|
@@ -91,24 +99,31 @@ def build(pair: Pair, interpreter: str) -> Path | None:
 
 def run(pair: Pair, python: Path) -> str:
     """Runs the tests; returns the row of the page."""
-    report = ENVIRONMENTS / f"spark{pair.spark}-python{pair.python}.xml"
-    report.unlink(missing_ok=True)
-    tests = [str(ROOT / "tests" / "source" / name) for name in TESTS]
+    reports = []
+    for name, tests, options in (("tests", TESTS, ()), ("logins", SOAK_TESTS, ("--soak",))):
+        report = ENVIRONMENTS / f"spark{pair.spark}-python{pair.python}-{name}.xml"
+        report.unlink(missing_ok=True)
+        _run_tests(python, tests, [*options, f"--junit-xml={report}"])
+        if not report.exists():
+            return f"| {pair.spark} | {pair.python} | | | | 0 | 0 | all |"
+        reports.append(ElementTree.parse(report))
+    return row(pair, reports)
+
+
+def _run_tests(python: Path, tests: Iterable[str], options: Iterable[str]) -> None:
     warnings = [part for each in IGNORED for part in ("-W", each)]
-    command = [str(python), "-m", "pytest", "-n", "0", "-q", "-m", "spark", "--soak", f"--junit-xml={report}"]
+    command = [str(python), "-m", "pytest", "-n", "0", "-q", "-m", "spark", *options, *warnings]
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "SPARK_HOME", "PYSPARK_PYTHON")}
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
-    subprocess.run([*command, *warnings, *tests], cwd=ROOT, env={**environment, "PATH": path})
-    if not report.exists():
-        return f"| {pair.spark} | {pair.python} | | | | 0 | 0 | all |"
-    return row(pair, ElementTree.parse(report))
+    files = [str(ROOT / "tests" / name) for name in tests]
+    subprocess.run([*command, *files], cwd=ROOT, env={**environment, "PATH": path})
 
 
-def row(pair: Pair, report: ElementTree.ElementTree[ElementTree.Element]) -> str:
-    """Returns the row of one run, from its JUnit report."""
+def row(pair: Pair, reports: Iterable[ElementTree.ElementTree[ElementTree.Element]]) -> str:
+    """Returns the row of one run, from its JUnit reports."""
     counts: Counter[str] = Counter()
     kafkas, logins = set(), set()
-    for case in report.iter("testcase"):
+    for case in (case for report in reports for case in report.iter("testcase")):
         outcome = next((c.tag for c in case if c.tag in ("failure", "error", "skipped")), "passed")
         counts[outcome] += 1
         if outcome == "passed":
