@@ -6,7 +6,7 @@
 #             environments in .venv-matrix; writes docs/runtimes-matrix.md. MATRIX_ARGS='--spark 4.0 --python 3.11'
 # make soak   the tests with their long variants, then longer scenarios of kills and random schedules, for a nightly
 #             run; SEED=N repeats one
-# make bench  every benchmark beside its rivals, each up to several minutes, written into docs/performance.md; QUICK=1 less
+# make bench  every benchmark beside its rivals, written into docs/performance.md: 12 minutes; QUICK=1 3, FULL=1 30
 # make bench-compare BASE=commit   processor time of this checkout beside that of another commit, as ratios
 # make lint   style, types, layers, conflict markers
 #             PYTEST_ARGS='-n 0 -k word' passes arguments to pytest: here, the tests with that word, in one process
@@ -67,7 +67,7 @@ soak: java-there $(VENV)/.ready-test
 	$(BIN)/python tests/chaos/endurance.py
 
 bench: java-there $(VENV)/.ready-test
-	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick)
+	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick)$(if $(FULL),--full)
 
 bench-compare: $(VENV)/.ready-test
 	@test -n "$(BASE)" || { echo "make: name the commit to compare with: make bench-compare BASE=commit" >&2; exit 1; }

@@ -1,20 +1,20 @@
 """All benchmarks: ourselves beside rivals, in alternating rounds, written into docs/performance.md.
 
-    python benchmarks/run.py                 # all measures; one takes up to several minutes
-    python benchmarks/run.py --quick         # fewer records and rounds
-    python benchmarks/run.py --only decode   # one measure; the page is not written
-    python benchmarks/run.py --list
+    python benchmarks/run.py                 # all measures, about 12 minutes on two idle processors
+    python benchmarks/run.py --quick         # fewer records and rounds, about 3 minutes
+    python benchmarks/run.py --full          # more records and rounds, about half an hour
+    python benchmarks/run.py --only parts    # one measure; --page adds it to the page
+    python benchmarks/run.py --list          # the measures with their records, rounds and expected seconds
 
 Starts one Apache Kafka for all measures. Each measure runs in a child process with a time limit; a measure that fails
-or does not end is a row with an error, and the next one starts. Ctrl-C and SIGTERM write the figures so far. The raw
-values are in build/benchmarks.json.
+or does not end is a row with an error, and the next one starts. The figures are written after each measure: those of an
+interrupted run remain. The raw values are in build/benchmarks.json; `bench/budget.py` has the size of each measure.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import platform
 import sys
@@ -23,12 +23,14 @@ import time
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, Mapping, Sequence
 
+from bench.budget import BUDGET, Mode
+from bench.budget import table as budget_table
 from bench.children import checkout_environment, exit_at_sigterm, run_lines
 from bench.context import Context, Measure
-from bench.figures import Figure
-from bench.page import table, write_page
+from bench.figures import Figure, Results
+from bench.page import replace_text, table, write_page
 from bench.spark_home import compiled_home
 from rich.console import Console
 from rich.markdown import Markdown
@@ -59,8 +61,10 @@ KAFKA_CONFIG = {
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
 }
-QUICK_SCALE, QUICK_ROUNDS = 0.125, 2
+RAW = ROOT / "build" / "benchmarks.json"
 _FIGURE = "figure "
+# a busy machine takes several times as long as expected
+_EXPECTED_TIMES = 4
 
 
 def measures() -> dict[str, Measure]:
@@ -71,7 +75,7 @@ def measures() -> dict[str, Measure]:
     return found
 
 
-def run(measure: Measure, context: Context) -> Iterator[Figure]:
+def run(measure: Measure, context: Context, timeout_s: float) -> Iterator[Figure]:
     """Yields the figures of a measure that runs in a child process; an error is a figure too."""
     command = [sys.executable, str(Path(__file__)), "--child", measure.name, "--kafka", context.bootstrap_servers]
     command += ["--scale", str(context.scale), "--rounds", str(context.rounds)]
@@ -79,7 +83,7 @@ def run(measure: Measure, context: Context) -> Iterator[Figure]:
     if context.spark_home and not measure.is_installed_spark:
         environment["SPARK_HOME"] = context.spark_home
     try:
-        for line in run_lines(command, measure.timeout_s, environment):
+        for line in run_lines(command, timeout_s, environment):
             if line.startswith(_FIGURE):
                 yield Figure.from_json(line.removeprefix(_FIGURE))
             else:
@@ -117,61 +121,76 @@ def machine() -> str:
 
 
 def main() -> int:
+    known = measures()
+    options = parse(known)
+    exit_at_sigterm()
+    mode: Mode = "quick" if options.quick else "full" if options.full else "normal"
+    if options.child:
+        return child(known[options.child], Context(options.kafka, options.scale, options.rounds))
+    names = options.only or [name for name in known if BUDGET[name].size(mode).seconds]
+    print("\n".join(budget_table(mode, names)), flush=True)
+    if options.list:
+        return 0
+    is_whole = not options.only
+    stored = Results() if is_whole or not RAW.exists() else Results.from_json(RAW.read_text())
+    results = Results(machine(), stored.figures, stored.seconds)
+    with ExitStack() as stack:
+        servers = options.kafka or stack.enter_context(RealKafka(KAFKA_CONFIG)).bootstrap_servers
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="groupsource-benchmark-"))
+        spark_home = compiled_home(Path(directory) / "spark")
+        for name in names:
+            size = BUDGET[name].size(mode)
+            context = Context(servers, options.scale or size.scale, options.rounds or size.rounds, str(spark_home))
+            try:
+                collect(known[name], context, results, size.seconds)
+            finally:
+                report(results, list(known) if options.only else names, is_page=is_whole or options.page)
+    found = results.in_order(names)
+    Console(width=150).print(Markdown("\n".join(table(found))))
+    print(f"total: {sum(results.seconds[name] for name in names):.0f} s", flush=True)
+    return int(any(figure.error for figure in found))
+
+
+def parse(known: Mapping[str, Measure]) -> argparse.Namespace:
+    """Returns the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="an eighth of the records, two rounds")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--quick", action="store_true", help="fewer records and rounds")
+    modes.add_argument("--full", action="store_true", help="more records and rounds; the curve up to 50 M records")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="one measure; may be repeated")
-    parser.add_argument("--list", action="store_true", help="print the names of the measures")
+    parser.add_argument("--list", action="store_true", help="print the measures and their budget")
     parser.add_argument("--scale", type=float, help="factor of the numbers of records")
     parser.add_argument("--rounds", type=int, help="rounds of each measurement")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="a running Kafka; default: one is started")
     parser.add_argument("--page", action="store_true", help="write the page also with --only")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    exit_at_sigterm()
-    known = measures()
-    if options.list:
-        print("\n".join(known))
-        return 0
     unknown = [name for name in options.only if name not in known]
     if unknown:
         parser.error(f"unknown measure {unknown[0]}; known: {', '.join(known)}")
-    scale = options.scale or (QUICK_SCALE if options.quick else 1.0)
-    rounds = options.rounds or (QUICK_ROUNDS if options.quick else 3)
-    if options.child:
-        return child(known[options.child], Context(options.kafka, scale, rounds))
-    chosen = [known[name] for name in options.only] or list(known.values())
-    figures: list[Figure] = []
-    with ExitStack() as stack:
-        # whatever ends the run, the figures so far are reported
-        stack.callback(report, figures, is_page=options.page or not options.only)
-        servers = options.kafka or stack.enter_context(RealKafka(KAFKA_CONFIG)).bootstrap_servers
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="groupsource-benchmark-"))
-        spark_home = compiled_home(Path(directory) / "spark")
-        collect(chosen, Context(servers, scale, rounds, str(spark_home)), figures)
-    return int(any(figure.error for figure in figures))
+    return options
 
 
-def collect(chosen: list[Measure], context: Context, figures: list[Figure]) -> None:
-    """Adds the figures of each measure; an error of one does not end the others."""
-    for measure in chosen:
-        began = time.monotonic()
-        for figure in run(measure, context):
-            figures.append(figure)
-            ratio = figure.ratio()
-            shown = figure.error or (f"ratio {ratio:.2f}" if ratio is not None else f"{max(figure.own):.3g}")
-            print(f"{measure.name}: {figure.case} / {figure.rival_name} [{figure.unit}]: {shown}", flush=True)
-        print(f"{measure.name}: {time.monotonic() - began:.0f} s", flush=True)
+def collect(measure: Measure, context: Context, results: Results, expected_s: float) -> None:
+    """Adds the figures of a measure; an error is a figure too."""
+    began = time.monotonic()
+    found = results.figures[measure.name] = []
+    for figure in run(measure, context, max(measure.timeout_s, _EXPECTED_TIMES * expected_s)):
+        found.append(figure)
+        ratio = figure.ratio()
+        shown = figure.error or (f"ratio {ratio:.2f}" if ratio is not None else f"{max(figure.own):.3g}")
+        print(f"{measure.name}: {figure.case} / {figure.rival_name} [{figure.unit}]: {shown}", flush=True)
+    took = results.seconds[measure.name] = time.monotonic() - began
+    print(f"{measure.name}: {took:.0f} s, expected {expected_s} s", flush=True)
 
 
-def report(figures: list[Figure], is_page: bool) -> None:
-    """Prints the table; writes build/benchmarks.json and, if `is_page`, docs/performance.md."""
-    build = ROOT / "build"
-    build.mkdir(exist_ok=True)
-    raw = [json.loads(figure.to_json()) for figure in figures]
-    (build / "benchmarks.json").write_text(json.dumps({"machine": machine(), "figures": raw}, indent=1))
-    Console(width=150).print(Markdown("\n".join(table(figures))))
-    if is_page and figures:
-        write_page(ROOT / "docs" / "performance.md", ROOT / "docs" / "images" / "performance.svg", figures, machine())
+def report(results: Results, names: Sequence[str], is_page: bool) -> None:
+    """Writes build/benchmarks.json and, if `is_page`, docs/performance.md; `names` in the order of the page."""
+    replace_text(RAW, results.to_json())
+    if is_page:
+        missing = [name for name in names if name not in results.figures]
+        page, picture = ROOT / "docs" / "performance.md", ROOT / "docs" / "images" / "performance.svg"
+        write_page(page, picture, results.in_order(names), results.machine, missing)
 
 
 if __name__ == "__main__":

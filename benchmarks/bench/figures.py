@@ -92,3 +92,25 @@ class Rounds:
     def figure(self, measure: str, case: str, unit: str, own: str, rival: str = "", **rest: Any) -> Figure:
         """Returns the figure of two of the names."""
         return Figure(measure, case, unit, self.values[own], rival, self.values.get(rival, []), **rest)
+
+
+@dataclass
+class Results:
+    """Figures by measure, and how long each took; `machine` is that of the last run."""
+
+    machine: str = ""
+    figures: dict[str, list[Figure]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def in_order(self, names: Sequence[str]) -> list[Figure]:
+        return [figure for name in names for figure in self.figures.get(name, [])]
+
+    def to_json(self) -> str:
+        raw = {name: [asdict(figure) for figure in figures] for name, figures in self.figures.items()}
+        return json.dumps({"machine": self.machine, "seconds": self.seconds, "figures": raw}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Results:
+        raw = json.loads(text)
+        figures = {name: [Figure(**each) for each in found] for name, found in raw["figures"].items()}
+        return cls(raw["machine"], figures, raw["seconds"])

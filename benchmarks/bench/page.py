@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 from itertools import groupby
@@ -98,8 +99,12 @@ def chart(figures: Sequence[Figure]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def write_page(page: Path, picture: Path, figures: Sequence[Figure], machine: str) -> None:
+def write_page(
+    page: Path, picture: Path, figures: Sequence[Figure], machine: str, missing: Sequence[str] = ()
+) -> None:
     """Writes the figures between the markers of the page, and the chart beside it.
+
+    Args: `missing`, the measures that have no figures yet.
 
     Raises: ValueError if the page has no markers.
     """
@@ -108,6 +113,15 @@ def write_page(page: Path, picture: Path, figures: Sequence[Figure], machine: st
     if not begin or not end:
         raise ValueError(f"{page} has no lines {BEGIN} and {END}.")
     link = f"![Ratios to rivals]({picture.relative_to(page.parent)})"
-    text = "\n".join([machine, "", *table(figures), "", link])
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
-    picture.write_text(chart(figures))
+    note = [f"Without figures, because the run was stopped: {', '.join(missing)}.", ""] if missing else []
+    text = "\n".join([machine, "", *table(figures), "", *note, link])
+    replace_text(page, f"{before}{BEGIN}\n{text}\n{END}{after}")
+    replace_text(picture, chart(figures))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replaces a file as a whole: an interrupted run leaves the previous one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(text)
+    os.replace(temporary, path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from json import dumps
 from typing import Callable, Iterator, Mapping, NamedTuple
 
 from spark_groupsource.client.admin import NewTopic, create_topics
@@ -70,6 +71,12 @@ class Topic(NamedTuple):
     def step(self) -> int:
         """The records that one batch in each partition has."""
         return self.batch_records * self.partitions
+
+
+def ending_offsets(topic: Topic, records: int) -> str:
+    """Returns the option endingOffsets for the first `records` records of a topic."""
+    limit = min(records, topic.records) // topic.partitions
+    return dumps({topic.name: {str(partition): limit for partition in range(topic.partitions)}})
 
 
 def client(bootstrap_servers: str) -> ClusterClient:

@@ -10,8 +10,9 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+from bench.budget import BUDGET, table  # noqa: E402
 from bench.children import run_lines  # noqa: E402
-from bench.figures import Figure  # noqa: E402
+from bench.figures import Figure, Results  # noqa: E402
 from bench.page import BEGIN, END, write_page  # noqa: E402
 from bench.streams import PHASES, Sample, comparison_rows  # noqa: E402
 
@@ -50,6 +51,35 @@ def test_the_page_has_the_figures_between_its_markers(tmp_path: Path) -> None:
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
     assert "| read: all columns | Kafka | 1 s | 4 s | 3.00 (2.00 to 4.00) | 3 | yes |" in text
     assert "error: a / b c" in text and "3.00" in picture.read_text()
+
+
+def test_the_page_names_the_measures_without_figures(tmp_path: Path) -> None:
+    page, picture = tmp_path / "page.md", tmp_path / "images" / "chart.svg"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    write_page(page, picture, [FASTER], "2 processors", ["joins", "memory"])
+    assert "Without figures, because the run was stopped: joins, memory." in page.read_text()
+    write_page(page, picture, [FASTER], "2 processors")
+    assert "stopped" not in page.read_text()
+    assert [path.name for path in sorted(tmp_path.rglob("*.*"))] == ["chart.svg", "page.md"]
+
+
+def test_results_survive_their_json_form() -> None:
+    results = Results("2 processors", {"read": [FASTER]}, {"read": 1.5})
+    found = Results.from_json(results.to_json())
+    assert found == results and found.in_order(["other", "read"]) == [FASTER]
+
+
+def test_all_measures_take_twelve_minutes_and_three_if_quick() -> None:
+    totals = {mode: sum(row.size(mode).seconds for row in BUDGET.values()) for mode in ("normal", "quick")}
+    assert totals["normal"] <= 720 and totals["quick"] <= 180
+    *rows, total = table("normal", list(BUDGET))
+    assert len(rows) == 1 + len(BUDGET) and total.split() == ["total", str(totals["normal"])]
+
+
+def test_each_measure_has_a_budget() -> None:
+    import run
+
+    assert list(run.measures()) == list(BUDGET)
 
 
 def test_a_child_that_does_not_end_is_killed_with_its_sessions() -> None:
