@@ -7,6 +7,7 @@ Spark creates two copies: one in the reader process receives every callback, the
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING, Any, Iterator, NoReturn, Sequence
 
 import pyarrow as pa
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_READER_MODULE = "pyspark.sql.streaming.python_streaming_source_runner"
+"""Main module of a reader process."""
 _NO_LIMIT = ReadMaxRows(2**63 - 1)
 """Default limit without options; for the trigger `once`, Spark replaces any limit by `ReadAllAvailable`."""
 
@@ -176,6 +179,10 @@ class InferringStreamReader(BaseStreamReader):
     ) -> None:
         super().__init__(options, columns, driver, parallelism)
         self._inferred = InferredStart()
+        # Spark creates the readers of a query before it calls the first: co-readers must find each other, because
+        # the trigger availableNow calls each once
+        if _main_module() == _READER_MODULE:
+            self._open()
 
     @without_traceback
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
@@ -208,6 +215,11 @@ class InferringStreamReader(BaseStreamReader):
 
     def _has_limit(self) -> bool:
         return bool(self._options.max_offsets_per_trigger or self._options.max_bytes_per_trigger)
+
+
+def _main_module() -> str | None:
+    specification = getattr(sys.modules["__main__"], "__spec__", None)
+    return getattr(specification, "name", None)
 
 
 def stream_reader_class() -> type[BaseStreamReader]:

@@ -4,6 +4,7 @@ Its calls are made on a session with an in-memory group.
 """
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -166,3 +167,16 @@ def test_query_without_an_assignment_waits_for_one():
     assert spark.latest() == spark.latest() == {}
     spark.reader._process.latest_offset = latest_offset
     assert spark.run() == [ALL]
+
+
+@pytest.mark.parametrize("is_reader_process", [False, True])
+def test_reader_process_opens_before_the_first_call(monkeypatch, is_reader_process):
+    """Co-readers find each other; the other copies of the reader open nothing."""
+    opened = []
+    monkeypatch.setattr(InferringStreamReader, "_open", lambda reader: opened.append(reader))
+    if is_reader_process:
+        name = "pyspark.sql.streaming.python_streaming_source_runner"
+        monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name=name))
+    options = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "kafka.group.id": "g"}
+    InferringStreamReader(parse_options(options, "stream"), SelectedColumns(("value",)), 1)
+    assert len(opened) == is_reader_process
