@@ -450,7 +450,9 @@ class PartitionLog:
         segment = self._new_segment(cleaned.base_offset)
         segment.is_contiguous = False
         segment.size, segment.next_offset = cleaned.size, cleaned.end_offset
-        if not segment.index.load(segment.size, False):
+        if segment.index.load(segment.size, False):
+            segment.index.thin()
+        else:
             recover_segment(segment, self.corrupt_ranges)
             segment.index.complete()
             self._flush_in_background(segment)

@@ -82,7 +82,9 @@ class LogLoader:
         flushed = self._segments if is_clean else self._segments[:first]
         for segment, next_segment in zip(flushed, self._segments[1:]):
             segment.next_offset = next_segment.base_offset
-            if not segment.index.load(segment.size, segment.is_contiguous):
+            if segment.index.load(segment.size, segment.is_contiguous):
+                segment.index.thin()
+            else:
                 self._recover_segment(segment)
                 segment.next_offset = next_segment.base_offset
         if is_clean:

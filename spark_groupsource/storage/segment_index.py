@@ -3,6 +3,9 @@
 The indexes are sparse: one entry per `index.interval.bytes` of log. Entries are kept in memory and written later,
 because recovery after an unclean shutdown rebuilds the indexes anyway.
 
+Of a completed segment, fewer entries are kept than its files have: at 4 kB each GB of log would take 8 MB, which is not
+bounded, because Kafka's segments are as many as the disk permits.
+
 Source: Kafka `OffsetIndex` (entries of relative offset int32, position int32) and `TimeIndex` (timestamp int64,
 relative offset int32).
 """
@@ -24,6 +27,7 @@ _TIME_ENTRY = struct.Struct(">qi")
 _WRITE_BYTES = 4096
 # a segment with more entries has at most one in the default of index.interval.bytes
 _FREE_ENTRIES, _MIN_INTERVAL_BYTES = 4_096, 4_096
+_THINNED_INTERVAL_BYTES = 16_384
 _NO_ENTRIES = array("q")
 _NO_BYTES = bytearray()
 
@@ -147,6 +151,16 @@ class SegmentIndex:
         """
         self._add_time_entry()
         self.write()
+        self.thin()
+
+    def thin(self) -> None:
+        """Removes entries of a completed segment from memory: searches read up to 16 kB more of the log."""
+        step = _THINNED_INTERVAL_BYTES * len(self._positions) // self._positions[-1] if self._positions else 1
+        if step > 1:
+            self._offsets, self._positions = self._offsets[::step], self._positions[::step]
+        if step > 1 and self._timestamps:
+            kept = slice((len(self._timestamps) - 1) % step, None, step)  # with the last one, for the next entry
+            self._timestamps, self._timestamp_offsets = self._timestamps[kept], self._timestamp_offsets[kept]
 
     def write(self) -> None:
         """Appends new entries to the files.

@@ -173,6 +173,26 @@ def test_index_entries_of_a_segment_have_a_distance_whatever_the_setting(tmp_pat
 
 
 @pytest.mark.conformance("UL-013", "UL-147")
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_a_completed_segment_keeps_few_index_entries_in_memory(tmp_path, is_reopened):
+    config = TopicConfig(segment_bytes=300_000)
+    log, _ = open_log(tmp_path / "t-0", config=config)
+    stored = []
+    while len(log.segments) < 3:
+        value = b"%d" % len(stored) * 50
+        stored.append((append(log, batch(value, timestamp_ms=1_000 * len(stored))), value))
+    if is_reopened:
+        log.close()
+        log, _ = open_log(tmp_path / "t-0", config=config, recovery_point=log.log_end_offset)
+    completed = log.segments[0]
+    positions = {completed.index.position_floor(position) for position in range(0, completed.size, 500)}
+    assert 300_000 // 25_000 < len(positions) <= 300_000 // 12_000
+    assert completed.index.paths[0].stat().st_size > 8 * 2 * len(positions)  # Kafka's files have all of them
+    for offset in range(0, len(stored), 97):
+        assert values_from(log, offset, 1_000)[:2] == stored[offset : offset + 2]
+        assert offset_for_timestamp(log, 1_000 * offset) == (1_000 * offset, offset)
+
+
 def test_a_segment_rolls_by_segment_ms(tmp_path):
     config = TopicConfig(segment_ms=1_000)
     log, _ = open_log(tmp_path / "t-0", config=config)
