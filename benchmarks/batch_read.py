@@ -60,7 +60,7 @@ def cases(context: Context) -> list[Case]:
         Case("100 B, value", base, {KAFKA: (4.0, 3.5)}, columns=("value",)),
     ]
     for codec, least_ratio in (("lz4", 2.8), ("zstd", 2.8), ("snappy", 2.8), ("gzip", 2.0)):
-        shape = topic(f"json-{codec}", 4_000_000, 1_000, make=json, codec=codec)
+        shape = topic(f"json-{codec}", 8_000_000, 1_000, make=json, codec=codec)
         found.append(Case(f"JSON of 93 B, {codec}", shape, {KAFKA: (None, least_ratio)}, cores=(2,)))
     with_headers = {"includeHeaders": "true"}
     committed = {"kafka.isolation.level": "read_committed"}
@@ -120,7 +120,8 @@ def measure(spark: Any, cores: int, context: Context, case: Case) -> Iterator[Fi
     if cores == max(case.cores):
         check_same_rows(spark, context.bootstrap_servers, checked(case, context))
     rounds, spent = Rounds(), Rounds()
-    for number in range(context.rounds):
+    # the first case, whose ratios have the narrowest bounds, has one round more than the others
+    for number in range(max(1, context.rounds - (CEILING not in case.beside))):
         sources = [OWN, *case.beside]
         # the order changes, because each read leaves garbage and warm pages to the next one
         for source in sources[number % len(sources) :] + sources[: number % len(sources)]:
