@@ -1,7 +1,7 @@
 """Messages of formats v0 and v1, converted to record batches.
 
-Brokers store them for topics with ``message.format.version`` below 0.11, and keep segments from before an upgrade
-until Kafka 4.0, which does not read them. Fetch responses contain them as they are stored.
+Brokers before 4.0 write them to topics with ``message.format.version`` below 0.11, and segments from before an upgrade
+keep them. Fetch responses contain them as they are stored.
 
 Source: Kafka `LegacyRecord`, `AbstractLegacyRecordBatch`; KIP-32 (timestamps, relative offsets), KAFKA-3160 (LZ4).
 """

@@ -34,7 +34,7 @@ class QueryHarness:
         self.client = ClusterClient(settings.bootstrap, settings)
         self.produced = 0
         self.queries: list[Any] = []
-        create_topic(cluster.bootstrap_servers, topic, PARTITIONS)
+        create_topic(cluster.bootstrap_servers, topic, PARTITIONS, replication_factor=1)
 
     def produce(self, count: int) -> None:
         rows = ((n % PARTITIONS, None, b"%d" % n) for n in range(self.produced, self.produced + count))

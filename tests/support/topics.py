@@ -11,10 +11,20 @@ from support.waiting import wait_until
 HOUR_MS = 3_600_000
 
 
-def create_topic(bootstrap_servers: str, topic: str, partitions: int = 1, config: dict[str, str] | None = None) -> None:
-    """Creates a topic and returns once every partition has a leader."""
+def create_topic(
+    bootstrap_servers: str,
+    topic: str,
+    partitions: int = 1,
+    config: dict[str, str] | None = None,
+    replication_factor: int = -1,
+) -> None:
+    """Creates a topic and returns once every partition has a leader.
+
+    Kafka before 2.4 has no default replication factor, which -1 is.
+    """
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-    admin.create_topics([NewTopic(topic, partitions, config=config or {})])[topic].result(30)
+    created = NewTopic(topic, partitions, replication_factor, config=config or {})
+    admin.create_topics([created])[topic].result(30)
 
     def led() -> bool:
         found = admin.list_topics(topic, timeout=10).topics[topic].partitions
