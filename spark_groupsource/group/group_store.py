@@ -79,22 +79,21 @@ class GroupStore:
 
     def end_transaction(self, producer_id: int, committed: bool) -> None:
         """Replays the marker of a producer's transaction, which may have no offsets here."""
-        known_group: str | None = None
-        for (group_id, topic, partition), value in self.pending.end(producer_id, committed):
-            # inline for speed: a transaction may have thousands of offsets of one group
-            if group_id != known_group:
-                known_group = group_id
-                if group_id not in self.offsets:
-                    self.offsets[group_id] = {}
-                    self.size_bytes += FIRST_OFFSET_BYTES
-                stored = self.offsets[group_id]
-            topic_partition = TopicPartition(topic, partition)
-            known = stored.get(topic_partition)
-            if known is None:
-                self.size_bytes += _OFFSET_BYTES + len(topic) + len(value.metadata)
-            else:
-                self.size_bytes += len(value.metadata) - len(known.metadata)
-            stored[topic_partition] = value
+        for group_id, values in self.pending.end(producer_id, committed).items():
+            if not values:
+                continue
+            stored = self.offsets.get(group_id)
+            if stored is None:
+                stored = self.offsets[group_id] = {}
+                self.size_bytes += FIRST_OFFSET_BYTES
+            # column by column for speed: a transaction may have thousands of offsets
+            known = list(map(stored.get, values))
+            self.size_bytes += sum([len(value.metadata) for value in values.values()])
+            self.size_bytes -= sum([len(value.metadata) for value in known if value is not None])
+            if None in known:
+                added = [partition.topic for partition, value in zip(values, known) if value is None]
+                self.size_bytes += _OFFSET_BYTES * len(added) + sum(map(len, added))
+            stored.update(values)
 
     def _replay_offset(self, key: OffsetKey, value: bytes | None) -> None:
         if self.pending:
