@@ -4,6 +4,8 @@ The values of a block become the lines of one text, so each must be exactly one 
 with ``{`` and end with ``}``, is no UTF-8 or has a zero byte is decoded by itself. Where the reader rejects a block,
 `json_suspects` finds the values that may be the reason, and they are decoded by themselves. A block that is still
 rejected is read in small parts, and the values of a part that is rejected are decoded by themselves.
+
+Flat objects are read by the compiled scanner of `json_scans` instead, once enough of them were decoded.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import pyarrow.json as pj
 from spark_groupsource.values.binary_blocks import Bytes, Mask, as_text, bounds, invalid_text, is_valid
 from spark_groupsource.values.decoded import Decoded, bounded_reason
 from spark_groupsource.values.json_records import MalformedValueError, record_decoder
+from spark_groupsource.values.json_scans import JsonScanner
 from spark_groupsource.values.json_suspects import Check, checks
 
 _OPEN, _CLOSE, _NEWLINE, _TAB, _BLANK = b"{}\n\t "
@@ -44,12 +47,31 @@ class JsonDecoder:
         self._schema = None if read is None else pa.schema(list(read))
         # those that found values in the previous block
         self._checks: dict[str, Check] = {}
+        self._scanner = JsonScanner(kind) if JsonScanner.reads(kind) else None
 
     def decode(self, data: pa.Array) -> Decoded:
         """Decodes a binary array; an empty value is null, as in from_json."""
         malformed: dict[int, str] = {}
         if self._schema is None:
             return Decoded(self._decode_each(data, 0, malformed), malformed)
+        scanned = None if self._scanner is None else self._scanner.read(data)
+        if scanned is None:
+            return self._decode_lines(data)
+        values, left = scanned
+        rows = np.flatnonzero(left)
+        if len(rows) > len(data) // _SUSPECT_SHARE:
+            # most values would be scanned in vain
+            self._scanner = None
+        if not len(rows):
+            return Decoded(values)
+        others = self._decode_lines(data.take(pa.array(rows)))
+        places = np.arange(len(data))
+        places[rows] = len(data) + np.arange(len(rows))
+        joined = pa.concat_arrays([values, others.values]).take(pa.array(places))
+        return Decoded(joined, {int(rows[row]): reason for row, reason in others.malformed.items()})
+
+    def _decode_lines(self, data: pa.Array) -> Decoded:
+        malformed: dict[int, str] = {}
         lines, single = _lines(data)
         block = _Block(lines, single)
         values = self._read_block(block) if len(data) > _PART_ROWS else None

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.examples import scaled
 
-from spark_groupsource.values import json_blocks
+from spark_groupsource.values import json_blocks, json_scans
 from spark_groupsource.values.json_blocks import JsonDecoder
 from spark_groupsource.values.json_records import MalformedValueError, record_decoder
 from spark_groupsource.values.python_values import python_values
@@ -219,3 +220,83 @@ def test_few_malformed_values_of_a_block_are_decoded_by_themselves(monkeypatch, 
         assert found.malformed == malformed
         found.values.validate(full=True)
         assert len(single) <= 6
+
+
+FLAT = pa.struct(
+    [
+        ("id", pa.int64()),
+        ("n", pa.int8()),
+        ("x", pa.float64()),
+        ("is_a", pa.bool_()),
+        ("s", pa.string()),
+        ("d", pa.string()),
+    ]
+)
+_NUMBERS = [
+    "0", "-0", "-0.0", "1", "127", "128", "-128", "-129", "9223372036854775807", "9223372036854775808", "1.5", "1e3",
+    "1E-2", "1e400", "01", "1.", ".5", "-", "+1", "1.7976931348623157e308", "0.1", "0.30000000000000004",
+    "9007199254740993", "123456789012345678", "1234567890123456789", "1" + "0" * 60, "0." + "0" * 30 + "1", "NaN",
+    "Infinity", "1 2", "0x1",
+]  # fmt: skip
+_SCALARS = [
+    *_NUMBERS, "null", "true", "false", "tru", "nul", '"a"', '""', '"\\n"', '"\\u00e9"', '"\u00e9"', '"\t"', '"', "[]",
+    "[1]", "{}", '{"id": 1}', '"null"', '"1"', "",
+]  # fmt: skip
+_PAIRS = st.tuples(st.sampled_from([*FLAT.names, "other", "i", "idd", "", "s\\u0000"]), st.sampled_from(_SCALARS))
+_FORMS = st.sampled_from([(", ", ": "), (",", ":"), (" ,\n", " :\t"), (",,", ":"), (",", "::")])
+
+
+@pytest.fixture
+def scanned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads the compiled scanner at once."""
+    monkeypatch.setattr(json_scans._Rows, "load_after", -1)
+
+
+def json_texts() -> st.SearchStrategy[bytes]:
+    def text(pairs: list[tuple[str, str]], form: tuple[str, str], ends: tuple[str, str]) -> bytes:
+        return (ends[0] + form[0].join(f'"{key}"{form[1]}{value}' for key, value in pairs) + ends[1]).encode()
+
+    ends = st.sampled_from([("{", "}"), (" { ", " } "), ("{", "}}"), ("{", ""), ("[{", "}]"), ("{,", "}"), ("{", ",}")])
+    return st.builds(text, st.lists(_PAIRS, max_size=6), _FORMS, ends)
+
+
+@settings(max_examples=scaled(1000, 60))
+@given(st.lists(st.one_of(json_texts(), st.just(None), st.binary(max_size=12)), min_size=1, max_size=6), st.data())
+def test_the_compiled_scanner_equals_single_values(values: list[bytes | None], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(values) - 1))
+    value = values[at]
+    if value:
+        # one byte is another
+        place = data.draw(st.integers(0, len(value) - 1))
+        values = [*values, value[:place] + data.draw(st.binary(max_size=1)) + value[place + 1 :]]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(json_scans._Rows, "load_after", -1)
+        found = decode(values, FLAT)
+    rows, malformed = one_by_one(values, FLAT)
+    assert repr(found.values.to_pylist()) == repr(rows)
+    assert found.malformed.keys() == malformed.keys()
+
+
+def test_the_scanner_reads_what_it_can(scanned, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = b'{"s": "\xc3\xa9", "id": -5, "other": 1.5e3, "x": 0.25, "is_a": true, "n": null}'
+    row = {"id": -5, "n": None, "x": 0.25, "is_a": True, "s": "\u00e9", "d": None}
+    decoder = JsonDecoder(FLAT)
+    lines: list[int] = []
+    monkeypatch.setattr(
+        decoder, "_decode_lines", lambda data: lines.append(len(data)) or JsonDecoder(FLAT)._decode_lines(data)
+    )
+    data = [good] * 300 + [b'{"s": "\\u00e9"}', b"{", None, good[:5] + b"\xff" + good[6:], b'{"id": 1, "id": 2}']
+    found = decoder.decode(pa.array(data, pa.binary()).slice(1))
+    assert found.values.to_pylist()[:299] == [row] * 299 and lines == [5]
+    assert found.values[299]["s"].as_py() == "\u00e9" and found.malformed.keys() == {300, 302}
+    # values that it cannot read end its use
+    nested = [b'{"id": 1, "other": [1]}'] * 300
+    assert decoder.decode(pa.array(nested)).values.to_pylist() == [{**dict.fromkeys(FLAT.names), "id": 1}] * 300
+    decoder.decode(pa.array(nested))
+    assert lines == [5, 300, 300] and decoder._scanner is None
+    assert not json_scans.JsonScanner.reads(KIND)
+
+
+def test_without_numba_no_scanner_is_loaded(scanned, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_scans, "_scanner", lambda: None)
+    assert decode([b'{"id": 3}'], FLAT).values[0]["id"].as_py() == 3
