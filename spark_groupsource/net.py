@@ -9,6 +9,7 @@ import os
 import socket
 import stat
 import threading
+from contextlib import contextmanager
 from typing import Any, Iterator, NamedTuple, Sequence
 
 from spark_groupsource.clock import SystemClock
@@ -34,6 +35,8 @@ _ALERT_WAIT_S = 0.1
 _CLOCK = SystemClock()
 _log = logging.getLogger(__name__)
 _SLOW_LOOKUP_MS = 5_000
+# sun_path of 108 bytes on Linux, 104 elsewhere, with its zero
+_MAX_SOCKET_PATH_BYTES = 103
 
 
 class Address(NamedTuple):
@@ -341,6 +344,20 @@ class LocalChannel:
         self._connection.close()
 
 
+@contextmanager
+def _socket_address(path: str) -> Iterator[str]:
+    """Yields an address of a Unix domain socket: `path`, or a short name of a path that exceeds the limit (Linux)."""
+    directory, name = os.path.split(path)
+    if len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES or not os.path.isdir("/proc/self/fd"):
+        yield path
+        return
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{name}"
+    finally:
+        os.close(descriptor)
+
+
 class LocalListener:
     """A listening Unix domain socket; `close` deletes its file."""
 
@@ -348,7 +365,8 @@ class LocalListener:
         self.path = path
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._listener.bind(path)
+            with _socket_address(path) as address:
+                self._listener.bind(address)
             self._listener.listen(16)
         except OSError as error:
             self._listener.close()
@@ -384,7 +402,8 @@ def dial_local(path: str, timeout_ms: int) -> LocalChannel:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(max(timeout_ms, 1) / 1000)
-        connection.connect(path)
+        with _socket_address(path) as address:
+            connection.connect(address)
     except OSError as error:
         connection.close()
         raise NetworkError(f"Connecting to {path} failed: no process listens there ({error}).") from error

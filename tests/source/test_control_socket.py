@@ -12,9 +12,11 @@ from support.waiting import wait_until
 
 from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError
 from spark_groupsource.net import dial_local
-from spark_groupsource.source import drain
+from spark_groupsource.source import drain, reader_process
+from spark_groupsource.source.batch_planner import Limits
 from spark_groupsource.source.control_socket import ControlServer, control_directory, control_sockets
 from spark_groupsource.source.drain import stop_gracefully
+from spark_groupsource.source.options import parse_options
 from spark_groupsource.source.queries import drain_readers
 
 READER = "0123456789abcdef0123456789abcdef"
@@ -178,7 +180,8 @@ def test_lost_directory_is_created_again(driver):
     again.close()
 
 
-def test_reader_without_control_socket_reads_with_one_warning(embedded, topic, group, tmp_path, monkeypatch):
+def test_reader_with_a_long_temporary_directory_has_a_control_socket(embedded, topic, group, tmp_path, monkeypatch):
+    """An address of a Unix domain socket has at most 107 bytes."""
     create_topic(embedded.bootstrap_servers, topic)
     produce(embedded.bootstrap_servers, topic, [(0, None, b"v")])
     directory = tmp_path / ("long" * 30)
@@ -187,11 +190,37 @@ def test_reader_without_control_socket_reads_with_one_warning(embedded, topic, g
     source = SourceProcess(tmp_path, embedded.bootstrap_servers, topic, group)
     try:
         assert source.latest_offset()[topic] == {"0": 1}
-        (warning,) = [line for line in source.log.splitlines() if "WARNING" in line]
-        assert "Control socket cannot be created: " in warning and "AF_UNIX path too long. stop_gracefully" in warning
+        assert "WARNING" not in source.log
+        (path,) = directory.glob("groupsource-*-control-*/*-*")
+        channel = dial_local(str(path), 5_000)
+        channel.send('{"status": true}')
+        assert json.loads(channel.receive(5_000))["group"] == group
+        channel.close()
         source.stop()
     finally:
         source.kill()
+
+
+def test_reader_without_control_socket_reads_with_one_warning(
+    embedded, topic, group, in_process, monkeypatch, caplog
+):
+    create_topic(embedded.bootstrap_servers, topic)
+    produce(embedded.bootstrap_servers, topic, [(0, None, b"v")])
+
+    def refuse(*arguments):
+        raise OSError("Read-only file system")
+
+    monkeypatch.setattr(reader_process, "ControlServer", refuse)
+    options = {"kafka.bootstrap.servers": embedded.bootstrap_servers, "subscribe": topic, "kafka.group.id": group}
+    reader = reader_process.ReaderProcess(
+        parse_options({**options, "startingOffsets": "earliest"}, "stream"), os.getpid(), 1
+    )
+    try:
+        assert reader.latest_offset({}, Limits())[topic] == {"0": 1}
+        (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        assert "Control socket cannot be created: Read-only file system. stop_gracefully" in warning
+    finally:
+        reader.stop()
 
 
 def test_readers_of_a_query_are_drained_by_their_names(driver):
