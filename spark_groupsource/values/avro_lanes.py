@@ -181,7 +181,7 @@ def _packed(word: Words) -> Words:
     return (word & _u(0x000000000FFFFFFF)) | ((word & _u(0x0FFFFFFF00000000)) >> _u(4))
 
 
-def slices(payload: Bytes, start: Ints, length: Ints) -> pa.Array:
+def slices(payload: Bytes, start: Ints | npt.NDArray[np.int32], length: Ints | npt.NDArray[np.int32]) -> pa.Array:
     """Returns the byte strings at `start`, in increasing order, as one binary array.
 
     They alternate with the bytes between them, and Arrow takes every second element.

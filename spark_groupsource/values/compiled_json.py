@@ -144,7 +144,7 @@ def doubles(payload: Any, starts: Any, lengths: Any, kinds: Any, found: Any, ine
         end = at + lengths[row]
         negative = payload[at] == _MINUS
         at += negative
-        value, point = 0, end
+        value, point = np.int64(0), end
         while at < end:
             digit = np.int64(payload[at]) - _ZERO
             if payload[at] == _DOT:
