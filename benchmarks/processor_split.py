@@ -1,0 +1,90 @@
+"""Processor time of a batch read by JVM thread and Python process.
+
+    python benchmarks/processor_split.py [--cores 1] [--records 4000000] [--rounds 4]
+
+Reads 100 B records with groupsource, the ceiling of PySpark (prebuilt Arrow batches) and Spark's Kafka source, in
+alternating rounds, and prints processor seconds per million records. The first rounds compile code in the JVM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from bench.children import checkout_environment
+from bench.processor_time import SessionTimes, read_stat, thread_seconds
+from bench.spark import CEILING, KAFKA, OWN, Read, session, timed
+from bench.topics import PARTITIONS, Topic, ensure
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "jobs"))
+
+from real_kafka import RealKafka  # noqa: E402
+
+KINDS = ("tasks", "compiler", "collector", "rest of the JVM", "Python workers", "total")
+_PREFIXES = {"Executor task": "tasks", "C1 ": "compiler", "C2 ": "compiler", "G1 ": "collector", "GC ": "collector"}
+
+
+def split(times: SessionTimes, jvm: int) -> dict[str, float]:
+    """Returns the processor seconds of a JVM and its Python workers so far, by kind."""
+    found: dict[str, float] = defaultdict(float)
+    for pid, seconds in times.by_process().items():
+        if pid == jvm:
+            for name, spent in thread_seconds(pid):
+                kinds = (kind for prefix, kind in _PREFIXES.items() if name.startswith(prefix))
+                found[next(kinds, "rest of the JVM")] += spent
+        elif is_descendant(pid, jvm):
+            found["Python workers"] += seconds
+    return {**found, "total": sum(found.values())}
+
+
+def is_descendant(pid: int, ancestor: int) -> bool:
+    """Returns whether a process was started by another, or by one of its children."""
+    while pid != ancestor and (stat := read_stat(pid)) is not None:
+        pid = stat.parent
+    return pid == ancestor
+
+
+def measure(bootstrap_servers: str, cores: int, records: int, rounds: int) -> None:
+    from bench.ceiling import CeilingSource
+
+    topic = Topic("split", records // 600 * 600)
+    ensure(bootstrap_servers, topic)
+    ceiling = {"records": topic.records, "tasks": PARTITIONS, "valueBytes": 100, "batchRows": 40_000}
+    read = Read(topic.name, ceiling={key: str(value) for key, value in ceiling.items()})
+    times = SessionTimes(os.getsid(0))
+    print(f"{'source':<14}" + "".join(f"{kind:>17}" for kind in KINDS))
+    with session(cores) as spark:
+        spark.dataSource.register(CeilingSource)
+        # spark-submit replaces its shell by the JVM
+        jvm = spark.sparkContext._gateway.proc.pid
+        for _ in range(rounds):
+            for source in (OWN, CEILING, KAFKA):
+                before = split(times, jvm)
+                timed(spark, source, bootstrap_servers, read)
+                spent = split(times, jvm)
+                values = ((spent.get(kind, 0) - before.get(kind, 0)) / topic.records * 1e6 for kind in KINDS)
+                print(f"{source:<14}" + "".join(f"{value:>17.3f}" for value in values), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cores", type=int, default=1, help="of local[N]")
+    parser.add_argument("--records", type=int, default=4_000_000)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="a running Kafka; default: one is started")
+    options = parser.parse_args()
+    os.environ.update(checkout_environment(ROOT))
+    if options.kafka:
+        measure(options.kafka, options.cores, options.records, options.rounds)
+        return 0
+    with RealKafka() as kafka:
+        measure(kafka.bootstrap_servers, options.cores, options.records, options.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
