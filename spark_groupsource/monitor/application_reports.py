@@ -9,7 +9,7 @@ from spark_groupsource.monitor.rebalance import Actor, Cause, MemberMove, Origin
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
 # events that are not part of the rebalance: the lag is read before it
-_OTHER = frozenset({EventKind.LAG, EventKind.FIRST_RECORD, EventKind.REPEATED})
+_OTHER = frozenset({EventKind.LAG, EventKind.LAG_SAMPLED, EventKind.FIRST_RECORD, EventKind.REPEATED})
 _TIMES = {
     EventKind.BATCH_WAIT_STARTED: "noticed_ms",
     EventKind.BATCH_WAIT_ENDED: "batch_ended_ms",

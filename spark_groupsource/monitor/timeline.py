@@ -166,7 +166,9 @@ class _Builder:
         self._batch_started_ms: int | None = None
         self._assigned: tuple[int, int | None] | None = None
         self._repeated: Counter[int | None] = Counter()
-        self._lags: dict[str, int] = {}
+        # lag by application, query and member
+        self._lags: dict[tuple[str | None, ...], int] = {}
+        self._is_sampled = False
         self._lag: list[tuple[int, int]] = []
         self._times: list[int] = []
 
@@ -266,7 +268,8 @@ class _Builder:
             self._set_state(name, ended_ms, MemberActivity.EXPIRED)
         self._set_state(name, event.at_ms, None)
         self._release(self._owned.pop(name, set()), name, ended_ms)
-        self._lags.pop(name, None)
+        left = _reporter(event)
+        self._lags = {k: lag for k, lag in self._lags.items() if k[2] != left[2] and k != (*left[:2], None)}
 
     def batch_wait_started(self, event: GroupEvent) -> None:
         self._set_state(self._name(event), event.at_ms, MemberActivity.WAITING)
@@ -301,7 +304,17 @@ class _Builder:
         self._repeated[event.generation] += int(event.detail.get("records", 0))
 
     def lag(self, event: GroupEvent) -> None:
-        self._lags[self._name(event)] = int(event.detail.get("lag", 0))
+        # that of the retained partitions; a sample is that of all
+        if not self._is_sampled:
+            self._add_lag(event)
+
+    def lag_sampled(self, event: GroupEvent) -> None:
+        if not self._is_sampled:
+            self._is_sampled, self._lags, self._lag = True, {}, []
+        self._add_lag(event)
+
+    def _add_lag(self, event: GroupEvent) -> None:
+        self._lags[_reporter(event)] = int(event.detail.get("lag", 0))
         total = sum(self._lags.values())
         if self._lag and self._lag[-1][0] == event.at_ms:
             self._lag.pop()
@@ -451,6 +464,10 @@ _HANDLERS: Mapping[EventKind, Callable[[_Builder, GroupEvent], None]] = {
 
 def _partitions(topics: Mapping[str, Iterable[Any]]) -> set[TopicPartition]:
     return {TopicPartition(topic, number) for topic, numbers in topics.items() for number in numbers}
+
+
+def _reporter(event: GroupEvent) -> tuple[str | None, ...]:
+    return event.application, event.query, event.member_id
 
 
 def _actor_name(actor: Actor | None) -> str | None:

@@ -6,12 +6,13 @@ import json
 import os
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any, Callable, Mapping, Protocol
+from typing import Any, Callable, Mapping, Protocol, Sequence
 
 from spark_groupsource.client.membership.group_client import GroupClient, RebalanceEvent
 from spark_groupsource.client.membership.rebalance_log import describe_rebalance
 from spark_groupsource.clock import Clock, format_timestamp_ms
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.source.lag_samples import LagSamples
 from spark_groupsource.wire.commit_reports import encode_report
 from spark_groupsource.wire.group_events import GroupEvent, event_form
 
@@ -26,6 +27,9 @@ class Reports(Protocol):
 
     def assigned(self, lags: Lags) -> None:
         """Is called when the first batch of an assignment is planned."""
+
+    def lag_sampled(self, lags: Lags) -> None:
+        """Is called when the end offsets of a batch were looked up."""
 
     def batch_started(self) -> None:
         """Is called when a batch with records starts."""
@@ -50,6 +54,9 @@ class NoReports:
         return
 
     def assigned(self, lags: Lags) -> None:
+        return
+
+    def lag_sampled(self, lags: Lags) -> None:
         return
 
     def batch_started(self) -> None:
@@ -95,6 +102,7 @@ class RebalanceReports:
         self._last_event: RebalanceEvent | None = None
         self._written_count = self._committed_count = self._pending_count = 0
         self._lags: tuple[int, Lags] | None = None
+        self._samples = LagSamples(group_id)
         self._batch_generation = self._read_generation = -1
 
     # -- calls of the session ----------------------------------------------------------------------------------------
@@ -113,6 +121,12 @@ class RebalanceReports:
             events = self._group.shared.events
             events.lag(events.generation, sum(old[p] for p in retained), at_ms)
             events.lag(events.generation, sum(lags[p] for p in retained), self._clock.timestamp_ms())
+
+    def lag_sampled(self, lags: Lags) -> None:
+        # without an end offset the lag is unknown
+        if lags:
+            generation = self._group.shared.events.generation
+            self._samples.add(sum(lags.values()), generation, self._clock.timestamp_ms())
 
     def batch_started(self) -> None:
         self._batch_generation = self._group.shared.events.generation
@@ -147,7 +161,7 @@ class RebalanceReports:
 
     def events(self) -> list[GroupEvent]:
         """Returns the events of this query that are kept, oldest first."""
-        return self._named(self._events_since(0)[0])
+        return self._named(_ordered(self._events_since(0)[0], self._samples.events))
 
     def append_to_file(self) -> None:
         """Appends the rebalances since the last call to the file of option rebalanceLog."""
@@ -158,7 +172,7 @@ class RebalanceReports:
         if not new:
             return
         written, self._written_count = self._events_since(self._written_count)
-        named = self._named(written)
+        named = self._named(_ordered(written, self._samples.take()))
         for event in reversed(new):
             append_event(self._path, self._group_id, event, named)
             named = []
@@ -169,6 +183,7 @@ class RebalanceReports:
         if self._path:
             self.append_to_file()
             written, self._written_count = self._events_since(self._written_count)
+            written = _ordered(written, self._samples.take())
             if written:
                 text = f"[group={self._group_id}] Left the group."
                 fields = {"group": self._group_id, "timestamp": format_timestamp_ms(written[-1].at_ms), "text": text}
@@ -184,6 +199,10 @@ class RebalanceReports:
     def _named(self, events: list[GroupEvent]) -> list[GroupEvent]:
         query = self._query() if events else None
         return [replace(event, application=self._application, query=query) for event in events]
+
+
+def _ordered(events: Sequence[GroupEvent], samples: Sequence[GroupEvent]) -> list[GroupEvent]:
+    return sorted([*events, *samples], key=lambda event: event.at_ms)
 
 
 def append_event(path: str, group_id: str, event: RebalanceEvent, events: list[GroupEvent] | None = None) -> None:

@@ -405,6 +405,7 @@ class StreamSession:
             # a restarted query commits its checkpoint even if no data arrives
             self._commit(start)
             end = self._plan(start, limits)
+            self._reports.lag_sampled(self._lags(start))
             if result is FollowResult.SETTLED:
                 self._reports.assigned(self._lags(start))
             if result is FollowResult.SETTLED or end is not None:

@@ -68,6 +68,7 @@ class EventKind(str, Enum):
     FIRST_RECORD = "first_record"  # application: a read task received a record of the generation
     REPEATED = "repeated"  # application. records: delivered but not committed, so the next owner reads them again
     LAG = "lag"  # application. lag: sum of the retained partitions, in offsets; before and after
+    LAG_SAMPLED = "lag_sampled"  # application. lag: sum of the owned partitions, in offsets; between rebalances
 
 
 @dataclass(frozen=True)

@@ -212,3 +212,20 @@ def test_seconds_without_an_owner_and_gapless_rows(steps: list[tuple[str, list[i
     for rows in found.members.values():
         assert all(before.end_ms <= after.start_ms and before.start_ms < before.end_ms
                    for before, after in zip(rows, rows[1:]))  # fmt: skip
+
+
+def test_samples_of_the_lag_of_several_applications() -> None:
+    """The lag of the retained partitions before and after a rebalance is less than that of all, and not shown."""
+    found = timeline(
+        "g",
+        [
+            event(1000, "lag", application="one", lag=1),
+            event(1500, "lag_sampled", application="one", lag=10),
+            event(1600, "lag_sampled", application="two", lag=5),
+            event(1700, "lag", application="two", lag=2),
+            event(2500, "lag_sampled", application="one", lag=0),
+            event(2600, "member_left", "two-0", application="two"),
+            event(3500, "lag_sampled", application="one", lag=3),
+        ],
+    )
+    assert found.lag == [(1500, 10), (1600, 15), (2500, 5), (3500, 3)]

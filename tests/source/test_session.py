@@ -266,6 +266,20 @@ class OneReport(NoReports):
         self.report = ""
 
 
+def test_the_lag_of_each_planned_batch_is_sampled():
+    sampled = []
+
+    class Samples(NoReports):
+        def lag_sampled(self, lags):
+            sampled.append(dict(lags))
+
+    query = Query(startingOffsets="earliest")
+    query.session._reports = Samples()  # private: the reports of a session are those of a group
+    query.trigger()
+    query.trigger()
+    assert sampled == [{P0: 10, P1: 10, P2: 10}, {P0: 0, P1: 0, P2: 0}]
+
+
 def test_report_that_the_broker_does_not_store_is_left_out(caplog):
     query = Query(startingOffsets="earliest")
     query.trigger()
