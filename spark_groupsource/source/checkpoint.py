@@ -6,7 +6,6 @@ Source: Spark `OffsetSeqLog`, `CommitLog`, `StreamMetadata`; which offset wins i
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartiti
 from spark_groupsource.monitor.cluster_reads import committed_offsets, log_end_offsets, log_start_offsets
 from spark_groupsource.monitor.offset_reset import RestartPosition
 from spark_groupsource.source.offset_json import GROUP_KEY, SourceOffset, decode_offset, logged_ranges
+from spark_groupsource.source.option_values import local_path
 from spark_groupsource.source.planning import PositionSource
 from spark_groupsource.source.position_decisions import checkpointed_positions, decide_positions
 from spark_groupsource.source.stream_positions import StreamPositions
@@ -228,13 +228,6 @@ def kept_schemas(path: str) -> list[Mapping[str, ReaderSchema]]:
             "set value.schema.version to keep the columns."
         )
     return [] if _last_batch(root / "offsets") is None else [s.planned.schemas for s in read_checkpoint(root).sources]
-
-
-def local_path(path: str | Path) -> Path | None:
-    """Returns a path as Hadoop names it, with or without the scheme ``file``; None for one of another file system."""
-    text = str(path).removeprefix("file://").removeprefix("file:")
-    # one letter is a drive
-    return None if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text) else Path(text)
 
 
 def _sources(

@@ -15,6 +15,7 @@ from typing import Collection, Mapping
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition, bounded_names
 from spark_groupsource.source.offset_json import GROUP_KEY, SourceOffset, decode_offset, nest_positions
+from spark_groupsource.source.option_values import local_path
 
 
 def initial_offsets(checkpoint: str, partitions: frozenset[TopicPartition]) -> dict[TopicPartition, int]:
@@ -25,8 +26,8 @@ def initial_offsets(checkpoint: str, partitions: frozenset[TopicPartition]) -> d
         partitions: partitions of the batch, which select the source of a query that has several.
     Raises: ConfigurationError if no source has these partitions.
     """
-    folder = Path(checkpoint.removeprefix("file://").removeprefix("file:")) / "sources"
-    for path in sorted(folder.glob("*/0")):
+    root = local_path(checkpoint)
+    for path in sorted((root / "sources").glob("*/0")) if root is not None else ():
         try:
             # one zero byte for Spark 2.1.0, the version, the offsets
             found = decode_offset(json.loads(path.read_text("utf-8").split("\n", 1)[1])).positions
@@ -35,8 +36,8 @@ def initial_offsets(checkpoint: str, partitions: frozenset[TopicPartition]) -> d
         if partitions <= found.keys():
             return {p: found[p] for p in partitions}
     raise ConfigurationError(
-        f"Reading the initial offsets of {bounded_names(sorted(partitions))} failed: no file {folder}/*/0 has them. "
-        "Set checkpointLocation to the local checkpoint directory of the query."
+        f"Reading the initial offsets of {bounded_names(sorted(partitions))} failed: no file {checkpoint}/sources/*/0 "
+        "has them. Set checkpointLocation to the local checkpoint directory of the query."
     )
 
 

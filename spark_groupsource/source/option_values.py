@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
@@ -84,3 +85,10 @@ def parse_class_path(name: str, text: str) -> str:
     if not re.fullmatch(r"[\w.]+:[\w.]+", text.strip()):
         raise ConfigurationError(f"Option {name} must be module:Class, got {text!r}.")
     return text.strip()
+
+
+def local_path(path: str | Path) -> Path | None:
+    """Returns a path as Hadoop names it, with or without the scheme ``file``; None for one of another file system."""
+    text = str(path).removeprefix("file://").removeprefix("file:")
+    # one letter is a drive
+    return None if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text) else Path(text)

@@ -27,30 +27,17 @@ from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import AuthenticationError, BrokerError, ConfigurationError
 from spark_groupsource.net import Address, parse_addresses
 
-LOGIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_ann="secret";'
-ALL = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+ALL = certificates.LISTENERS
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("tls")
-    write_pem(directory / "ca.pem", certificates.CA)
-    write_pem(directory / "server.pem", certificates.KEY, certificates.SERVER)
-    write_pem(directory / "client.pem", certificates.KEY, certificates.CLIENT)
-    (directory / "trust.jks").write_bytes(certificates.TRUST_JKS)
-    (directory / "key.jks").write_bytes(certificates.KEY_JKS)
-    return directory
+    return certificates.write_files(tmp_path_factory.mktemp("tls"))
 
 
 def config(files: Path, *protocols: str, **more: str) -> dict[str, str]:
     return {
-        "listeners": ",".join(f"{protocol}://127.0.0.1:0" for protocol in protocols),
-        "ssl.keystore.location": f"{files}/server.pem",
-        "ssl.truststore.location": f"{files}/ca.pem",
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.sasl_plaintext.plain.sasl.jaas.config": LOGIN,
-        "listener.name.sasl_ssl.plain.sasl.jaas.config": LOGIN,
-        "offsets.topic.num.partitions": "1",
+        **certificates.listener_config(files, *protocols),
         **{name.replace("_", "."): value for name, value in more.items()},
     }
 

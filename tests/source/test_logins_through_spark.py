@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support import certificates
-from support.certificates import write_pem
 from support.topics import create_topic, produce
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
@@ -21,28 +20,17 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak]
 
-PLAIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_ann="secret";'
-PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+PROTOCOLS = certificates.LISTENERS
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("tls")
-    write_pem(directory / "ca.pem", certificates.CA)
-    write_pem(directory / "server.pem", certificates.KEY, certificates.SERVER)
-    return directory
+    return certificates.write_files(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
 def broker(files: Path) -> Iterator[EmbeddedBroker]:
-    config = {
-        "listeners": ",".join(f"{protocol}://127.0.0.1:0" for protocol in PROTOCOLS),
-        "ssl.keystore.location": f"{files}/server.pem",
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.sasl_plaintext.plain.sasl.jaas.config": PLAIN,
-        "listener.name.sasl_ssl.plain.sasl.jaas.config": PLAIN,
-        "offsets.topic.num.partitions": "1",
-    }
+    config = certificates.listener_config(files, *PROTOCOLS)
     with EmbeddedBroker(config=config) as running:
         yield running
 

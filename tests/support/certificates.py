@@ -180,3 +180,30 @@ def write_pem(path: Path, *parts: str) -> str:
     """Writes PEM text to a file; returns its path as text."""
     path.write_text("".join(parts))
     return str(path)
+
+
+def write_files(directory: Path) -> Path:
+    """Writes the certificate authority, and the key stores of a server and a client; returns the directory."""
+    write_pem(directory / "ca.pem", CA)
+    write_pem(directory / "server.pem", KEY, SERVER)
+    write_pem(directory / "client.pem", KEY, CLIENT)
+    (directory / "trust.jks").write_bytes(TRUST_JKS)
+    (directory / "key.jks").write_bytes(KEY_JKS)
+    return directory
+
+
+LISTENERS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+LOGIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_ann="secret";'
+
+
+def listener_config(files: Path, *protocols: str) -> dict[str, str]:
+    """Returns the settings of a broker with a listener for each protocol, and user ann with the password secret."""
+    return {
+        "listeners": ",".join(f"{protocol}://127.0.0.1:0" for protocol in protocols),
+        "ssl.keystore.location": f"{files}/server.pem",
+        "ssl.truststore.location": f"{files}/ca.pem",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": LOGIN,
+        "listener.name.sasl_ssl.plain.sasl.jaas.config": LOGIN,
+        "offsets.topic.num.partitions": "1",
+    }
