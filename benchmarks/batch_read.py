@@ -28,6 +28,7 @@ MEASURE = "batch read"
 _NAMES = {KAFKA: "Spark's Kafka source", CEILING: "the ceiling"}
 # the processor caches and the JVM's optimizing compiler need some seconds
 _WARM_RECORDS = 1_000_000
+_WARM_READS = 4
 _CHECKED_RECORDS = 400_000
 
 
@@ -94,7 +95,10 @@ def figures(cores: int, context: Context) -> Iterator[Figure]:
 
 
 def warm_up(spark: Any, cores: int, context: Context, case: Case) -> None:
-    """Reads a part of a topic with each source, and with our own until each worker has loaded the compiled parser."""
+    """Reads a part of a topic with each source, and with our own until each worker has loaded the compiled parser.
+
+    A quick run ends before.
+    """
     count = min(_WARM_RECORDS, case.topic.records)
     read = case.read()
     options = {"endingOffsets": ending_offsets(case.topic, count)}
@@ -102,7 +106,8 @@ def warm_up(spark: Any, cores: int, context: Context, case: Case) -> None:
     for source in (KAFKA, CEILING, OWN):
         for _ in range(2):
             timed(spark, source, context.bootstrap_servers, part)
-    for _ in range(-(-cores * arrow._parsers.compile_after_rows // case.topic.records)):
+    until_compiled = -(-cores * arrow._parsers.compile_after_rows // case.topic.records)
+    for _ in range(min(until_compiled, _WARM_READS)):
         timed(spark, OWN, context.bootstrap_servers, read._replace(columns=("value",)))
 
 

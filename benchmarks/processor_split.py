@@ -28,8 +28,11 @@ KINDS = ("tasks", "compiler", "collector", "rest of the JVM", "Python workers", 
 _PREFIXES = {"Executor task": "tasks", "C1 ": "compiler", "C2 ": "compiler", "G1 ": "collector", "GC ": "collector"}
 
 
-def split(times: SessionTimes, jvm: int) -> dict[str, float]:
-    """Returns the processor seconds of a JVM and its Python workers so far, by kind."""
+def split(times: SessionTimes, jvm: int, workers: dict[int, float]) -> dict[str, float]:
+    """Returns the processor seconds of a JVM and its Python workers so far, by kind.
+
+    Args: `workers`, the times of the workers so far, updated; those of ended ones remain.
+    """
     found: dict[str, float] = defaultdict(float)
     for pid, seconds in times.by_process().items():
         if pid == jvm:
@@ -37,7 +40,8 @@ def split(times: SessionTimes, jvm: int) -> dict[str, float]:
                 kinds = (kind for prefix, kind in _PREFIXES.items() if name.startswith(prefix))
                 found[next(kinds, "rest of the JVM")] += spent
         elif is_descendant(pid, jvm):
-            found["Python workers"] += seconds
+            workers[pid] = seconds
+    found["Python workers"] = sum(workers.values())
     return {**found, "total": sum(found.values())}
 
 
@@ -61,11 +65,12 @@ def measure(bootstrap_servers: str, cores: int, records: int, rounds: int) -> No
         spark.dataSource.register(CeilingSource)
         # spark-submit replaces its shell by the JVM
         jvm = spark.sparkContext._gateway.proc.pid
+        workers: dict[int, float] = {}
         for _ in range(rounds):
             for source in (OWN, CEILING, KAFKA):
-                before = split(times, jvm)
+                before = split(times, jvm, workers)
                 timed(spark, source, bootstrap_servers, read)
-                spent = split(times, jvm)
+                spent = split(times, jvm, workers)
                 values = ((spent.get(kind, 0) - before.get(kind, 0)) / topic.records * 1e6 for kind in KINDS)
                 print(f"{source:<14}" + "".join(f"{value:>17.3f}" for value in values), flush=True)
 

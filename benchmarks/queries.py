@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import threading
 from functools import partial
-from typing import Any, Iterator
+from typing import Any, Iterator, Sequence
 
 import microbatch
 import query_start
@@ -21,7 +21,7 @@ from batch_read import cases
 from bench.context import Context, Measure
 from bench.figures import Figure, Rounds
 from bench.spark import KAFKA, OWN, session
-from bench.streams import streaming_settings
+from bench.streams import PHASES, streaming_settings
 from bench.topics import Topic, client, create, ensure
 
 _KAFKA_NAME = "Spark's Kafka source"
@@ -50,6 +50,7 @@ def available_now(context: Context) -> Iterator[Figure]:
                 run = query_start.run_query(spark, "whole", source, context.bootstrap_servers, large.name, directory)
                 rounds.add(f"{source} whole", run.total_ms / 1000)
     yield pair(rounds, _WARM, "start() to the end of the first batch", "first", None, _DIFFERENCE_S)
+    yield from phases(rounds, "warm start, phases of the first batch", ("before", *PHASES))
     yield pair(rounds, "availableNow query", "100 records, start() to termination", "small", None)
     title = f"{large.records / 1e6:.3g} M x 100 B, start() to termination, local[{_CORES}]"
     yield pair(rounds, "availableNow query", title, "whole", 2.5)
@@ -65,6 +66,8 @@ def warm_starts(spark: Any, context: Context, directory: str) -> Rounds:
             if number >= _WARM_QUERIES:
                 rounds.add(f"{source} first", run.first_batch_ms / 1000)
                 rounds.add(f"{source} small", run.total_ms / 1000)
+                for phase, took_ms in run.phases.items():
+                    rounds.add(f"{source} {phase}", took_ms)
     return rounds
 
 
@@ -77,6 +80,14 @@ def starts_as_installed(context: Context) -> Iterator[Figure]:
     yield pair(rounds, _WARM, case, "first", None, _DIFFERENCE_S)
     case = "Python to the end of the first batch, PySpark's archive as installed"
     yield pair(cold_starts(context), _COLD, case, "cold", _COLD_RATIO)
+
+
+def phases(rounds: Rounds, measure: str, names: Sequence[str], case: str = "") -> Iterator[Figure]:
+    """Yields a row for each phase of a micro-batch that takes time; `before` is that from start() to the trigger."""
+    for name in names:
+        own, rival = rounds.values[f"{OWN} {name}"], rounds.values[f"{KAFKA} {name}"]
+        if any((*own, *rival)):
+            yield Figure(measure, f"{case}{name}", "ms", own, _KAFKA_NAME, rival, is_detail=True)
 
 
 def pair(
@@ -124,6 +135,9 @@ def micro_batches(has_unix_socket: bool, context: Context) -> Iterator[Figure]:
                     found = microbatch.run_query(spark, source, context.bootstrap_servers, seconds, directory)
                     times_ms = [batch.trigger_ms for batch in found.batches]
                     if number:
+                        for phase in PHASES:
+                            middle = statistics.median(batch.phases[phase] for batch in found.batches)
+                            medians.add(f"{source} {phase}", middle)
                         medians.add(source, statistics.median(times_ms))
                         tails.add(source, microbatch.percentile(times_ms, 0.99))
     finally:
@@ -135,6 +149,7 @@ def micro_batches(has_unix_socket: bool, context: Context) -> Iterator[Figure]:
         values = rounds.values
         case = f"{title}, {kind}"
         yield Figure(measure, case, "ms", values[OWN], _KAFKA_NAME, values[KAFKA], least_ratio=least_ratio)
+    yield from phases(medians, "micro-batch, phases", PHASES, f"{title}, ")
 
 
 MEASURES = (

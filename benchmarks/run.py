@@ -173,7 +173,7 @@ def parse(known: Mapping[str, Measure]) -> argparse.Namespace:
 
 def collect(measure: Measure, context: Context, results: Results, expected_s: float) -> None:
     """Adds the figures of a measure; an error is a figure too."""
-    began = time.monotonic()
+    began, spent_s = time.monotonic(), children_s()
     found = results.figures[measure.name] = []
     for figure in run(measure, context, max(measure.timeout_s, _EXPECTED_TIMES * expected_s)):
         found.append(figure)
@@ -181,7 +181,14 @@ def collect(measure: Measure, context: Context, results: Results, expected_s: fl
         shown = figure.error or (f"ratio {ratio:.2f}" if ratio is not None else f"{max(figure.own):.3g}")
         print(f"{measure.name}: {figure.case} / {figure.rival_name} [{figure.unit}]: {shown}", flush=True)
     took = results.seconds[measure.name] = time.monotonic() - began
-    print(f"{measure.name}: {took:.0f} s, expected {expected_s} s", flush=True)
+    spent_s = children_s() - spent_s
+    print(f"{measure.name}: {took:.0f} s, expected {expected_s} s, processor time {spent_s:.0f} s", flush=True)
+
+
+def children_s() -> float:
+    """Returns the processor seconds of the ended children, without those of PySpark's workers."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def report(results: Results, names: Sequence[str], is_page: bool) -> None:

@@ -34,11 +34,11 @@ class Row(NamedTuple):
 
 # measures that read one topic, as batch-read-1, batch-read-2 and availableNow, have the same scale
 BUDGET: Mapping[str, Row] = {
-    "batch-read-1": Row(8_000_000, Size(0.4, 3, 82), Size(0.125, 2, 20), Size(1, 3, 190)),
-    "batch-read-2": Row(8_000_000, Size(0.4, 3, 205), Size(0.125, 1, 40), Size(1, 3, 450)),
+    "batch-read-1": Row(8_000_000, Size(0.4, 3, 82), Size(0.0625, 1, 18), Size(1, 3, 190)),
+    "batch-read-2": Row(8_000_000, Size(0.4, 3, 205), Size(0.0625, 1, 45), Size(1, 3, 450)),
     "parts": Row(1_200_000, Size(0.5, 1, 8), Size(0.125, 1, 4), Size(1, 1, 15)),
     "arrow-clients": Row(1_200_000, Size(0.25, 2, 15), Size(0.05, 1, 4), Size(1, 3, 80)),
-    "availableNow": Row(8_000_000, Size(0.4, 3, 40), Size(0.125, 1, 15), Size(1, 3, 90)),
+    "availableNow": Row(8_000_000, Size(0.4, 3, 40), Size(0.0625, 1, 15), Size(1, 3, 90)),
     "cold-start": Row(100, Size(1, 3, 28), Size(1, 1, 9), Size(1, 5, 50)),
     "starts-as-installed": Row(100, Size(1, 1, 30), Size(1, 1, 0), Size(1, 3, 60)),
     "micro-batch-tcp": Row(0, Size(0.6, 2, 40), Size(0.25, 1, 18), Size(1, 4, 100)),

@@ -18,6 +18,7 @@ class Figure:
         least_ratio: the target, rival : own of times and own : rival of rates, so that more is better for us.
         largest_difference: the largest own - rival, instead of `least_ratio`.
         largest_value: the largest own value, instead of `least_ratio`; there is no rival.
+        is_detail: the row explains others and is not in the chart.
         error: why there are no values.
     """
 
@@ -31,6 +32,7 @@ class Figure:
     least_ratio: float | None = None
     largest_difference: float | None = None
     largest_value: float | None = None
+    is_detail: bool = False
     error: str = ""
 
     def ratios(self) -> list[float]:

@@ -70,7 +70,7 @@ def _one_line(text: str) -> str:
 
 def chart(figures: Sequence[Figure]) -> str:
     """Returns an SVG with a bar for each ratio, and a mark at its target."""
-    rows = [(f, ratio) for f in figures if (ratio := f.ratio()) is not None]
+    rows = [(f, ratio) for f in figures if not f.is_detail and (ratio := f.ratio()) is not None]
     height = _ROW * (len(rows) + len({f.measure for f, _ in rows})) + 40
     scale = (_WIDTH - _LEFT - 70) / _MAX_RATIO
     parts = [

@@ -53,6 +53,13 @@ def test_the_page_has_the_figures_between_its_markers(tmp_path: Path) -> None:
     assert "error: a / b c" in text and "3.00" in picture.read_text()
 
 
+def test_a_row_that_explains_others_is_not_in_the_chart(tmp_path: Path) -> None:
+    page, picture = tmp_path / "page.md", tmp_path / "chart.svg"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    write_page(page, picture, [Figure("phase", "addBatch", "ms", [1.0], "Kafka", [2.0], is_detail=True)], "")
+    assert "phase: addBatch" in page.read_text() and "addBatch" not in picture.read_text()
+
+
 def test_the_page_names_the_measures_without_figures(tmp_path: Path) -> None:
     page, picture = tmp_path / "page.md", tmp_path / "images" / "chart.svg"
     page.write_text(f"{BEGIN}\n{END}\n")
