@@ -274,14 +274,27 @@ _DEFINITIONS = (
         "queries",
         "Streaming queries of this application that read with groupsource.",
         (
-            TableColumn("query", "string", "Name of the query; null without one, and before its first batch."),
-            TableColumn("query_id", "string", "Id of the query; null before its first batch."),
+            TableColumn(
+                "query",
+                "string",
+                "Name of the query; null without one, before its first batch, and if no task runs on the driver's "
+                "machine.",
+            ),
+            TableColumn(
+                "query_id",
+                "string",
+                "Id of the query; null before its first batch, and if no task runs on the driver's machine.",
+            ),
             _GROUP,
             TableColumn("state", "string", "starting, rebalancing, running, draining or drained."),
             TableColumn("generation", "int", "Generation of the group at the last call of Spark."),
             TableColumn("partitions", "int", "Number of owned partitions."),
             TableColumn("assignment", "string", "Owned partitions, for example orders:0,1;users:3."),
-            TableColumn("last_batch", "bigint", "Number of the last batch that a task of this machine has read."),
+            TableColumn(
+                "last_batch",
+                "bigint",
+                "Number of the last batch that a task on the driver's machine has read; null if none does.",
+            ),
             TableColumn("last_offsets", "string", "End offsets of the last planned batch, as JSON."),
             TableColumn("reader_pid", "int", "Process id of the reader process."),
         ),

@@ -251,7 +251,8 @@ class ReaderProcess:
         try:
             self._claim = self._claim or claim_group(control_directory(self._driver), claim)
         except OSError as error:
-            _log.warning("%s Cannot determine whether another query uses the group: %s.", self._entity, error)
+            level = logging.DEBUG if self._is_control_lost else logging.WARNING
+            _log.log(level, "%s Cannot determine whether another query uses the group: %s.", self._entity, error)
 
     def _release_claim(self) -> None:
         if self._claim is not None:

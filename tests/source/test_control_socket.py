@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tempfile
 from types import SimpleNamespace
 
 import pytest
@@ -207,10 +208,10 @@ def test_reader_without_control_socket_reads_with_one_warning(
     create_topic(embedded.bootstrap_servers, topic)
     produce(embedded.bootstrap_servers, topic, [(0, None, b"v")])
 
-    def refuse(*arguments):
-        raise OSError("Read-only file system")
+    def refuse():
+        raise FileNotFoundError("No usable temporary directory found")
 
-    monkeypatch.setattr(reader_process, "ControlServer", refuse)
+    monkeypatch.setattr(tempfile, "gettempdir", refuse)
     options = {"kafka.bootstrap.servers": embedded.bootstrap_servers, "subscribe": topic, "kafka.group.id": group}
     reader = reader_process.ReaderProcess(
         parse_options({**options, "startingOffsets": "earliest"}, "stream"), os.getpid(), 1
@@ -218,7 +219,7 @@ def test_reader_without_control_socket_reads_with_one_warning(
     try:
         assert reader.latest_offset({}, Limits())[topic] == {"0": 1}
         (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-        assert "Control socket cannot be created: Read-only file system. stop_gracefully" in warning
+        assert "Control socket cannot be created: No usable temporary directory found. stop_gracefully" in warning
     finally:
         reader.stop()
 
