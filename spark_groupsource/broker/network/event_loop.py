@@ -10,6 +10,8 @@ import asyncio
 import math
 import select
 import selectors
+from bisect import bisect_right
+from itertools import chain, islice
 from typing import Any, Callable, Coroutine, TypeVar
 
 from spark_groupsource.clock import monotonic_ns
@@ -45,7 +47,8 @@ class _EventLoop(asyncio.SelectorEventLoop):
     def __init__(self, selector: selectors.BaseSelector) -> None:
         super().__init__(selector)
         self.deferred_reads: set[int] = getattr(selector, "deferred_reads", set())
-        self._deferred: Callable[[], list[selectors.SelectorKey]] = getattr(selector, "deferred", list)
+        self._deferred: Callable[[], list[int]] = getattr(selector, "deferred", list)
+        self._keys = selector.get_map()
         self._last_deferred = -1
 
     def _process_events(self, event_list: list[tuple[selectors.SelectorKey, int]]) -> None:
@@ -55,16 +58,17 @@ class _EventLoop(asyncio.SelectorEventLoop):
         if found:
             self.call_soon(self._read_deferred, found)
 
-    def _read_deferred(self, found: list[selectors.SelectorKey]) -> None:
+    def _read_deferred(self, found: list[int]) -> None:
         """Reads deferred connections, round robin, until the time is up; the others are ready again afterwards."""
-        found.sort(key=lambda key: (key.fd <= self._last_deferred, key.fd))
+        found.sort()
+        first = bisect_right(found, self._last_deferred)
         end_ns = monotonic_ns() + _DEFERRED_READS_NS
-        for key in found:
-            reader, _ = key.data
-            if reader is None or reader.cancelled():
+        for descriptor in chain(islice(found, first, None), islice(found, first)):
+            key = self._keys.get(descriptor)
+            if key is None or key.data[0] is None or descriptor not in self.deferred_reads:
                 continue  # an earlier callback has closed the connection or stopped reading
-            self._last_deferred = key.fd
-            reader._run()
+            self._last_deferred = descriptor
+            key.data[0]._run()
             if monotonic_ns() >= end_ns:
                 return
 
@@ -93,7 +97,7 @@ if hasattr(select, "EPOLLRDHUP"):
         def __init__(self) -> None:
             super().__init__()
             self.deferred_reads: set[int] = set()
-            self._deferred: list[selectors.SelectorKey] = []
+            self._deferred: list[int] = []
 
         _EVENT_READ = select.EPOLLIN | select.EPOLLRDHUP
         _selector: select.epoll
@@ -102,7 +106,9 @@ if hasattr(select, "EPOLLRDHUP"):
             # epoll waits for whole milliseconds, at least as long as requested
             wait_s = -1 if timeout is None else math.ceil(max(timeout, 0) * 1000) / 1000
             keys = self.get_map()
-            self._deferred = []
+            # thousands of connections may be deferred in each iteration: little is done for each of them
+            deferred_reads, readable = self.deferred_reads, select.EPOLLIN
+            self._deferred = deferred = []
             try:
                 found = self._selector.poll(wait_s, max(len(keys), 1))
             except InterruptedError:
@@ -110,6 +116,9 @@ if hasattr(select, "EPOLLRDHUP"):
             ready: list[tuple[selectors.SelectorKey, int]] = []
             closed = 0
             for descriptor, mask in found:
+                if mask == readable and descriptor in deferred_reads:
+                    deferred.append(descriptor)
+                    continue
                 if mask & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR):
                     closed += 1
                     if closed > _CLOSED_AT_ONCE:
@@ -118,14 +127,10 @@ if hasattr(select, "EPOLLRDHUP"):
                 events = selectors.EVENT_WRITE if mask & ~select.EPOLLIN else 0
                 events |= selectors.EVENT_READ if mask & ~select.EPOLLOUT else 0
                 key = keys.get(descriptor)
-                if key is None:
-                    continue
-                if events == selectors.EVENT_READ and descriptor in self.deferred_reads and mask == select.EPOLLIN:
-                    self._deferred.append(key)
-                else:
+                if key is not None:
                     ready.append((key, events & key.events))
             return ready
 
-        def deferred(self) -> list[selectors.SelectorKey]:
-            """Returns the deferred connections that the last `select` has found readable."""
+        def deferred(self) -> list[int]:
+            """Returns the descriptors of the deferred connections that the last `select` has found readable."""
             return self._deferred
