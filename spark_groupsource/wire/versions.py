@@ -36,9 +36,14 @@ def negotiate(api: Api, broker_ranges: VersionRanges, *, cap: int | None = None,
     if version < max(low, broker_low):
         raise UnsupportedVersionError(
             f"{api.name} failed: the broker supports versions {broker_low} to {broker_high}, required is {low} to "
-            f"{high}. Use a newer broker" + (", or remove the setting that needs the newer version." if floor else ".")
+            f"{high}. Use a newer broker" + (f", or remove {_setting(api)}." if floor else ".")
         )
     return version
+
+
+def _setting(api: Api) -> str:
+    is_of_member = api.name in ("JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup", "OffsetCommit")
+    return "kafka.group.instance.id" if is_of_member else "the setting that needs the newer version"
 
 
 def broker_ranges_of(response: ApiVersionsResponse) -> dict[int, tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,10 @@ from support.waiting import wait_until
 
 from spark_groupsource import stop_gracefully
 from spark_groupsource.cli.main import main
+from spark_groupsource.errors import UnsupportedVersionError
+from spark_groupsource.source.batch_planner import Limits
+from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.reader_process import ReaderProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,6 +82,22 @@ def test_commands_produce_and_consume(old: OldKafka, topic: str, group: str) -> 
         assert command(old, "consume", "--topic", topic).split() == list(CODECS)
     assert command(old, "consume", "--topic", topic, "--group", group).split() == list(CODECS)
     assert command(old, "consume", "--topic", topic, "--group", group) == ""
+
+
+@pytest.mark.usefixtures("in_process")
+def test_static_members_need_kafka_2_3(old: OldKafka, topic: str, group: str) -> None:
+    create_topic(old.bootstrap_servers, topic, replication_factor=1)
+    given = {"kafka.bootstrap.servers": old.bootstrap_servers, "subscribe": topic, "kafka.group.id": group}
+    options = parse_options({**given, "kafka.group.instance.id": "app", "startingOffsets": "earliest"}, "stream")
+    reader = ReaderProcess(options, os.getpid(), 1)
+    try:
+        if old.release == "2.1.1":
+            with pytest.raises(UnsupportedVersionError, match="newer broker, or remove kafka.group.instance.id"):
+                reader.latest_offset({}, Limits())
+        else:
+            assert reader.latest_offset({}, Limits())[topic] == {"0": 0}
+    finally:
+        reader.stop()
 
 
 # Kafka 2.1 has no incremental changes
