@@ -44,7 +44,7 @@ def test_the_highest_common_version_is_negotiated(broker, cap, floor, version):
     [
         ({}, None, 0, "JoinGroup failed: the broker does not support API 11"),
         ({11: (10, 12)}, None, 0, "supports versions 10 to 12, required is 0 to 9"),
-        ({11: (0, 4)}, None, 5, "required is 5 to 9.*remove the setting"),
+        ({11: (0, 4)}, None, 5, "required is 5 to 9.*remove kafka.group.instance.id"),
         ({11: (6, 9)}, 5, 0, "required is 0 to 5"),
     ],
 )
