@@ -32,7 +32,8 @@ def rebalances_from_events(events: Iterable[GroupEvent]) -> Iterator[Rebalance]:
     there are other partitions than before (PARTITIONS_CHANGED), for an assignor that has changed, and for a member that
     left without a reason, later than max.poll.interval.ms after its JoinGroup, and came back (POLL_EXCEEDED).
     """
-    listed = list(events)
+    # a sample of the lag is of no rebalance
+    listed = [event for event in events if event.kind is not EventKind.LAG_SAMPLED]
     reports = application_reports(event for event in listed if event.application is not None)
     history = _GroupHistory(_returned_members(listed))
     for event in listed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.monitor.event_rebalances import rebalances_from_events
@@ -15,17 +15,19 @@ from spark_groupsource.monitor.rebalance_sources import read_history
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.monitor.timeline import Timeline, timeline
 from spark_groupsource.notebook.cluster import Cluster, Group, connect
-from spark_groupsource.wire.group_events import GroupEvent
+from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-def group_timeline(group: Group) -> Timeline:
+def group_timeline(group: Group, samples: Sequence[GroupEvent] = ()) -> Timeline:
     """Reads the timeline of a group: events of the embedded coordinator, else the history in `__consumer_offsets`.
 
     What applications of this package report is added.
 
+    Args:
+        samples: of the lag, of queries of this driver.
     Raises: BrokerError, NetworkError.
     """
     client, selection = group._cluster._client, NameSelection((group.name,))
@@ -33,7 +35,7 @@ def group_timeline(group: Group) -> Timeline:
     coordinator = group_events(client, selection).get(group.name, [])
     found = read_history(client, group.name, log).rebalances
     history = coordinator or list(events_of_history(group.name, log.records, found))
-    return timeline(group.name, [*history, *log.reports], found)
+    return timeline(group.name, [*history, *log.reports, *samples], found)
 
 
 def file_timelines(path: Path) -> dict[str, Timeline]:
@@ -42,6 +44,15 @@ def file_timelines(path: Path) -> dict[str, Timeline]:
     for event in file_events(path):
         by_group.setdefault(event.group, []).append(event)
     return {name: timeline(name, events, rebalances_from_events(events)) for name, events in by_group.items()}
+
+
+def lag_samples(group: Group) -> list[GroupEvent]:
+    """Returns the samples of the lag that the queries of this driver in a group keep. Raises: ConfigurationError."""
+    from spark_groupsource.source.drain import driver_jvm_pid
+    from spark_groupsource.source.queries import query_events
+
+    events = query_events(driver_jvm_pid(), group.name)
+    return [event for event in events if event.kind is EventKind.LAG_SAMPLED and event.group == group.name]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any, Callable, Mapping
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.monitor.timeline import Timeline
 from spark_groupsource.notebook.cluster import Group
-from spark_groupsource.notebook.group_reads import file_timelines, group_timeline, query_group
+from spark_groupsource.notebook.group_reads import file_timelines, group_timeline, lag_samples, query_group
 from spark_groupsource.notebook.layout import clock_text, duration_text, headline, picture
 from spark_groupsource.notebook.svg import svg
 
@@ -50,7 +50,7 @@ def timeline(
         found = group_timeline(source)
     else:
         with query_group(source, cluster) as selected:
-            found = group_timeline(selected)
+            found = group_timeline(selected, lag_samples(selected))
     return TimelineChart(found, generation)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from support.examples import scaled
 
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.monitor.event_rebalances import rebalances_from_events
 from spark_groupsource.monitor.rebalance import Actor, Cause, Phases, Rebalance
 from spark_groupsource.monitor.timeline import MemberActivity, Phase, timeline
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
@@ -229,3 +230,10 @@ def test_samples_of_the_lag_of_several_applications() -> None:
         ],
     )
     assert found.lag == [(1500, 10), (1600, 15), (2500, 5), (3500, 3)]
+
+
+def test_a_sample_of_the_lag_is_no_rebalance() -> None:
+    samples = [event(at_ms, "lag_sampled", generation=4, application="one", lag=at_ms) for at_ms in (1000, 2000)]
+    assert list(rebalances_from_events(samples)) == []
+    events = [*rebalance(1000, 4, {"a": [0]}, ["a"]), *samples]
+    assert list(rebalances_from_events(events)) == list(rebalances_from_events(events[:-2]))
