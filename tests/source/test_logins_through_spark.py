@@ -1,4 +1,4 @@
-"""Streams through Spark over each protocol and SASL mechanism.
+"""Streams through Spark over each security protocol, with mechanism PLAIN.
 
 The broker is the embedded one; `make test-matrix` runs them.
 """

@@ -3,6 +3,7 @@
 import pytest
 from pyspark.sql import functions as F
 from support.query_harness import QueryHarness
+from support.spark_features import PLANS_ONCE_PER_LOAD
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.spark
@@ -34,13 +35,14 @@ def test_partial_actions_caches_and_views_of_a_batch_read(harness):
     try:
         assert cached.count() == 40
         harness.produce(10)
-        # Spark plans a Python source once per load()
-        assert cached.agg(F.max("n")).first()[0] == 39 and frame.count() == 40
+        assert cached.agg(F.max("n")).first()[0] == 39
+        assert frame.count() == (40 if PLANS_ONCE_PER_LOAD else 50)
         assert reader.load().count() == 50
     finally:
         cached.unpersist()
     frame.createOrReplaceTempView("flights")
-    assert harness.spark.sql("SELECT count(*) FROM flights WHERE partition = 2").first()[0] == 10
+    count = harness.spark.sql("SELECT count(*) FROM flights WHERE partition = 2").first()[0]
+    assert count == (10 if PLANS_ONCE_PER_LOAD else 12)
 
 
 def test_stream_beside_batch_reads(harness):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyspark
 import pytest
 
 from spark_groupsource.source.admission_control import HAS_ADMISSION_CONTROL
@@ -9,6 +10,9 @@ from spark_groupsource.source.admission_control import HAS_ADMISSION_CONTROL
 needs_admission_control = pytest.mark.skipif(
     not HAS_ADMISSION_CONTROL, reason="this Spark has no admission control (SPARK-55304, in Spark 4.2)"
 )
+
+PLANS_ONCE_PER_LOAD = not pyspark.__version__.startswith("4.0")
+"""Whether Spark plans a batch read of a Python source once per ``load()``; 4.0 plans each action."""
 
 
 def committed_at_end(offset: int) -> int:
