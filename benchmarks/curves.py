@@ -25,6 +25,10 @@ from spark_groupsource.source.stream_reader import GroupStreamReader
 
 CORES = 2
 _MANY = 10_000
+# read in one round, without a comparison of the rows
+_SLOW = 1_000
+# at scale 1
+_READ_PARTITIONS = 10_000
 _FLAT_FROM = 3_000_000
 _IDLE, _IDLE_TRIGGERS = "trigger without records", 20
 _KAFKA_NAME = "Spark's Kafka source"
@@ -67,13 +71,14 @@ def by_partitions(context: Context) -> Iterator[Figure]:
                 each = count // len(names)
                 ensure(context.bootstrap_servers, Topic(name, 10 * each, batch_records=10, partitions=each))
             case, measure = f"{count:,} partitions", "10 records in each partition"
-            is_many = count >= _MANY
-            yield or_error(_IDLE, case, partial(idle_trigger, context, case, names, 0.3 if is_many else None))
+            largest_s = 0.3 if count >= _MANY else None
+            yield or_error(_IDLE, case, partial(idle_trigger, context, case, names, largest_s))
             # Spark's source has a task for each partition, so that one read of 10,000 takes a minute
-            if is_many and context.scale < 1:
+            if count > _READ_PARTITIONS * context.scale:
                 continue
-            few = context._replace(rounds=1) if is_many else context
-            yield or_error(measure, case, partial(beside_kafka, spark, few, measure, case, names, 1.0, not is_many))
+            is_slow = count >= _SLOW
+            few = context._replace(rounds=1) if is_slow else context
+            yield or_error(measure, case, partial(beside_kafka, spark, few, measure, case, names, 1.0, not is_slow))
 
 
 def or_error(measure: str, case: str, make: Callable[[], Figure]) -> Figure:

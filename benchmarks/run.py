@@ -31,6 +31,7 @@ from bench.children import checkout_environment, exit_at_sigterm, run_lines
 from bench.context import Context, Measure
 from bench.figures import Figure, Results
 from bench.page import replace_text, table, write_page
+from bench.processor_time import processor_seconds
 from bench.spark_home import compiled_home
 from rich.console import Console
 from rich.markdown import Markdown
@@ -93,13 +94,15 @@ def run(measure: Measure, context: Context, timeout_s: float) -> Iterator[Figure
 
 
 def child(measure: Measure, context: Context) -> int:
-    """Runs one measure in this process; prints each figure as a line."""
+    """Runs one measure in this process; prints each figure as a line, and its processor time."""
+    processor_seconds()
     try:
         for figure in measure.figures(context):
             print(_FIGURE + figure.to_json(), flush=True)
     except Exception as error:
         traceback.print_exc()
         print(_FIGURE + Figure(measure.name, "", "", error=repr(error)).to_json(), flush=True)
+    print(f"{measure.name}: processor time {processor_seconds():.0f} s", flush=True)
     return 0
 
 
@@ -173,7 +176,7 @@ def parse(known: Mapping[str, Measure]) -> argparse.Namespace:
 
 def collect(measure: Measure, context: Context, results: Results, expected_s: float) -> None:
     """Adds the figures of a measure; an error is a figure too."""
-    began, spent_s = time.monotonic(), children_s()
+    began = time.monotonic()
     found = results.figures[measure.name] = []
     for figure in run(measure, context, max(measure.timeout_s, _EXPECTED_TIMES * expected_s)):
         found.append(figure)
@@ -181,14 +184,7 @@ def collect(measure: Measure, context: Context, results: Results, expected_s: fl
         shown = figure.error or (f"ratio {ratio:.2f}" if ratio is not None else f"{max(figure.own):.3g}")
         print(f"{measure.name}: {figure.case} / {figure.rival_name} [{figure.unit}]: {shown}", flush=True)
     took = results.seconds[measure.name] = time.monotonic() - began
-    spent_s = children_s() - spent_s
-    print(f"{measure.name}: {took:.0f} s, expected {expected_s} s, processor time {spent_s:.0f} s", flush=True)
-
-
-def children_s() -> float:
-    """Returns the processor seconds of the ended children, without those of PySpark's workers."""
-    times = os.times()
-    return times.children_user + times.children_system
+    print(f"{measure.name}: {took:.0f} s, expected {expected_s} s", flush=True)
 
 
 def report(results: Results, names: Sequence[str], is_page: bool) -> None:
