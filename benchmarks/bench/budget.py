@@ -34,21 +34,21 @@ class Row(NamedTuple):
 
 # measures that read one topic, as batch-read-1, batch-read-2 and availableNow, have the same scale
 BUDGET: Mapping[str, Row] = {
-    "batch-read-1": Row(8_000_000, Size(0.4, 3, 82), Size(0.0625, 1, 18), Size(1, 3, 190)),
+    "batch-read-1": Row(8_000_000, Size(0.4, 3, 82), Size(0.0625, 1, 27), Size(1, 3, 190)),
     "batch-read-2": Row(8_000_000, Size(0.4, 3, 205), Size(0.0625, 1, 45), Size(1, 3, 450)),
-    "parts": Row(1_200_000, Size(0.5, 1, 8), Size(0.125, 1, 4), Size(1, 1, 15)),
-    "arrow-clients": Row(1_200_000, Size(0.25, 2, 15), Size(0.05, 1, 4), Size(1, 3, 80)),
+    "parts": Row(1_200_000, Size(0.5, 1, 5), Size(0.125, 1, 2), Size(1, 1, 15)),
+    "arrow-clients": Row(1_200_000, Size(0.25, 2, 10), Size(0.05, 1, 3), Size(1, 3, 80)),
     "availableNow": Row(8_000_000, Size(0.4, 3, 40), Size(0.0625, 1, 15), Size(1, 3, 90)),
-    "cold-start": Row(100, Size(1, 3, 28), Size(1, 1, 9), Size(1, 5, 50)),
-    "starts-as-installed": Row(100, Size(1, 1, 30), Size(1, 1, 0), Size(1, 3, 60)),
+    "cold-start": Row(100, Size(1, 3, 23), Size(1, 1, 9), Size(1, 5, 50)),
+    "starts-as-installed": Row(100, Size(1, 1, 45), Size(1, 1, 0), Size(1, 3, 60)),
     "micro-batch-tcp": Row(0, Size(0.6, 2, 40), Size(0.25, 1, 18), Size(1, 4, 100)),
     "micro-batch-unix": Row(0, Size(0.6, 2, 40), Size(0.25, 1, 0), Size(1, 4, 100)),
     "curve-records": Row(50_000_000, Size(0.32, 2, 25), Size(0.04, 1, 8), Size(1, 2, 90)),
-    "curve-partitions": Row(100_000, Size(0.5, 2, 40), Size(0.05, 1, 10), Size(1, 3, 100)),
+    "curve-partitions": Row(100_000, Size(0.5, 2, 40), Size(0.05, 1, 6), Size(1, 3, 100)),
     "curve-batches": Row(2_000_000, Size(0.5, 2, 25), Size(0.1, 1, 8), Size(1, 3, 60)),
     "broker": Row(10_000, Size(0.25, 2, 35), Size(0.05, 1, 12), Size(1, 3, 150)),
     "joins": Row(0, Size(1, 2, 35), Size(0.05, 1, 5), Size(1, 3, 70)),
-    "assignors": Row(0, Size(1, 3, 10), Size(1, 1, 6), Size(1, 5, 20)),
+    "assignors": Row(0, Size(1, 3, 8), Size(1, 1, 4), Size(1, 5, 20)),
     "group-restart": Row(1_000_000, Size(1, 2, 40), Size(0.1, 1, 10), Size(1, 3, 70)),
     "memory": Row(0, Size(1, 1, 22), Size(0.1, 1, 8), Size(1, 1, 35)),
 }
