@@ -28,20 +28,21 @@ KINDS = ("tasks", "compiler", "collector", "rest of the JVM", "Python workers", 
 _PREFIXES = {"Executor task": "tasks", "C1 ": "compiler", "C2 ": "compiler", "G1 ": "collector", "GC ": "collector"}
 
 
-def split(times: SessionTimes, jvm: int, workers: dict[int, float]) -> dict[str, float]:
+def split(times: SessionTimes, jvm: int, seen: dict[tuple[str, int], float]) -> dict[str, float]:
     """Returns the processor seconds of a JVM and its Python workers so far, by kind.
 
-    Args: `workers`, the times of the workers so far, updated; those of ended ones remain.
+    Args: `seen`, the times by kind and thread or process, updated; those of ended ones remain.
     """
-    found: dict[str, float] = defaultdict(float)
     for pid, seconds in times.by_process().items():
         if pid == jvm:
-            for name, spent in thread_seconds(pid):
+            for thread, name, spent in thread_seconds(pid):
                 kinds = (kind for prefix, kind in _PREFIXES.items() if name.startswith(prefix))
-                found[next(kinds, "rest of the JVM")] += spent
+                seen[next(kinds, "rest of the JVM"), thread] = spent
         elif is_descendant(pid, jvm):
-            workers[pid] = seconds
-    found["Python workers"] = sum(workers.values())
+            seen["Python workers", pid] = seconds
+    found: dict[str, float] = defaultdict(float)
+    for (kind, _), spent in seen.items():
+        found[kind] += spent
     return {**found, "total": sum(found.values())}
 
 
@@ -65,12 +66,12 @@ def measure(bootstrap_servers: str, cores: int, records: int, rounds: int) -> No
         spark.dataSource.register(CeilingSource)
         # spark-submit replaces its shell by the JVM
         jvm = spark.sparkContext._gateway.proc.pid
-        workers: dict[int, float] = {}
+        seen: dict[tuple[str, int], float] = {}
         for _ in range(rounds):
             for source in (OWN, CEILING, KAFKA):
-                before = split(times, jvm, workers)
+                before = split(times, jvm, seen)
                 timed(spark, source, bootstrap_servers, read)
-                spent = split(times, jvm, workers)
+                spent = split(times, jvm, seen)
                 values = ((spent.get(kind, 0) - before.get(kind, 0)) / topic.records * 1e6 for kind in KINDS)
                 print(f"{source:<14}" + "".join(f"{value:>17.3f}" for value in values), flush=True)
 

@@ -138,15 +138,15 @@ def processor_seconds() -> float:
     return _times.seconds()
 
 
-def thread_seconds(pid: int) -> Iterator[tuple[str, float]]:
-    """Yields the name and the processor time of each thread of a process."""
+def thread_seconds(pid: int) -> Iterator[tuple[int, str, float]]:
+    """Yields the id, the name and the processor time of each thread of a process."""
     for path in Path(f"/proc/{pid}/task").glob("*/stat"):
         try:
             head, _, rest = path.read_text().rpartition(")")
         except OSError:
             continue
         user, system = map(int, rest.split()[11:13])
-        yield head.partition("(")[2], (user + system) / _TICKS
+        yield int(path.parent.name), head.partition("(")[2], (user + system) / _TICKS
 
 
 def process_seconds(pid: int) -> float:
