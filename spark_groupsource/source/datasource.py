@@ -240,7 +240,7 @@ def register(spark: SparkSession) -> None:
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
         _log.warning(
-            "register has no effect: Spark does not replace data source 'groupsource' of its environment. "
+            "[source=groupsource] register has no effect: Spark does not replace a data source of its environment. "
             "members=auto is the driver's number of processors; for the default parallelism of Spark, set members=%d.",
             attributes["parallelism"],
         )

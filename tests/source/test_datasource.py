@@ -177,7 +177,7 @@ def test_schema_selects_columns_in_its_order():
 @pytest.mark.parametrize("condition", ["DATA_SOURCE_ALREADY_EXISTS", "CANNOT_LOAD_CLASS"])
 def test_register_on_a_spark_that_does_not_replace_the_source_is_a_warning(caplog, condition):
     """Spark 4.0 rejects the name of a data source that it found in the environment."""
-    error = AnalysisException(errorClass=condition, messageParameters={})
+    error = AnalysisException("refused")
     error.getCondition = lambda: condition
 
     def refuse(source):
