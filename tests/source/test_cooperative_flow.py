@@ -163,7 +163,8 @@ def test_retained_partitions_are_read_while_a_java_member_is_slow(scenario):
         wait_until(lambda: len(a.seen) + len(b.seen) + java.consumed >= scenario.produced, "everything is read")
         b.stop()
     assert set((a.seen + b.seen).values()) == {1}, "nothing is read twice"
-    assert len(a.seen) + len(b.seen) + java.consumed == scenario.produced and len(b.seen) == 20
+    report = f"a {sorted(a.seen)}, b {sorted(b.seen)}, Java {java.events}"
+    assert len(a.seen) + len(b.seen) + java.consumed == scenario.produced and len(b.seen) == 20, report
 
 
 @pytest.mark.parametrize("assignor", ["cooperative-sticky", "range"])
