@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import socket
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer
 from support import certificates
+from support.aiokafka_producer import send_by_aiokafka
 from support.certificates import write_pem
 from support.java_tools import TOPICS, JavaTools
 from support.raw_broker import RawConnection, metadata
@@ -104,19 +104,8 @@ def test_kafka_python(broker: EmbeddedBroker, files: Path, topic: str, protocol:
 
 
 def test_aiokafka(broker: EmbeddedBroker, files: Path, topic: str) -> None:
-    from aiokafka import AIOKafkaProducer
-
-    async def run() -> int:
-        context = ssl.create_default_context(cafile=files / "ca.pem")
-        producer = AIOKafkaProducer(
-            bootstrap_servers=broker.address("SSL"), security_protocol="SSL", ssl_context=context
-        )
-        await producer.start()
-        sent = await producer.send_and_wait(topic, b"v")
-        await producer.stop()
-        return int(sent.offset)
-
-    assert asyncio.run(asyncio.wait_for(run(), 30)) == 0
+    context = ssl.create_default_context(cafile=files / "ca.pem")
+    assert send_by_aiokafka(broker.address("SSL"), topic, security_protocol="SSL", ssl_context=context) == 0
 
 
 @pytest.mark.kafka

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import time
 from base64 import b64decode
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
+from support.aiokafka_producer import send_by_aiokafka
 from support.java_tools import TOPICS, JavaTools
 from support.raw_broker import RawConnection, metadata
 from support.token_endpoint import Endpoint, jwt
@@ -172,26 +172,15 @@ def test_librdkafka_with_an_expired_token(broker: EmbeddedBroker) -> None:
 
 
 def test_aiokafka(broker: EmbeddedBroker, topic: str) -> None:
-    from aiokafka import AIOKafkaProducer
     from aiokafka.abc import AbstractTokenProvider
 
     class Provider(AbstractTokenProvider):
         async def token(self) -> str:
             return jwt()
 
-    async def run() -> int:
-        producer = AIOKafkaProducer(
-            bootstrap_servers=broker.bootstrap_servers,
-            security_protocol="SASL_PLAINTEXT",
-            sasl_mechanism="OAUTHBEARER",
-            sasl_oauth_token_provider=Provider(),
-        )
-        await producer.start()
-        sent = await producer.send_and_wait(topic, b"v")
-        await producer.stop()
-        return int(sent.offset)
-
-    assert asyncio.run(asyncio.wait_for(run(), 30)) == 0
+    options = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER"}
+    provider = Provider()
+    assert send_by_aiokafka(broker.bootstrap_servers, topic, sasl_oauth_token_provider=provider, **options) == 0
 
 
 @pytest.mark.kafka
