@@ -63,11 +63,18 @@ def incomplete_rebalance(source, client, servers, group, end):
     assert joining.done()
 
 
+@contextmanager
 def drain(reader, proof=None):
-    """Requests a drain as stop_gracefully does; returns the connection on which the reply arrives."""
+    """Requests a drain as stop_gracefully does; yields the future of the reply."""
     channel = dial_local(str(control_sockets(os.getpid(), reader)[0]), 5_000)
-    channel.send(json.dumps({"drain": True, "proof": proof}))
-    return channel
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            channel.send(json.dumps({"drain": True, "proof": proof}))
+            reply = pool.submit(channel.receive, 10_000)
+            yield reply
+            assert json.loads(reply.result()) == {"drained": True}
+        finally:
+            channel.close()
 
 
 def test_process_group_signal_leaves_the_drain_to_the_driver(source, client, group):
@@ -77,11 +84,9 @@ def test_process_group_signal_leaves_the_drain_to_the_driver(source, client, gro
     source.signal_group()
     wait_until(lambda: RECEIVED in source.log, "the reader has received the signal")
     assert source.result() is None and source.process.poll() is None
-    channel = drain(end["@group"]["reader"])
-    # the batch has ended: Spark proves it with the next call, which commits and leaves
-    assert source.latest_offset(end) == end
-    assert json.loads(channel.receive(10_000)) == {"drained": True}
-    channel.close()
+    with drain(end["@group"]["reader"]) as reply:
+        # the batch has ended: Spark proves it with the next call after the request, which commits and leaves
+        wait_until(lambda: source.latest_offset(end) == end and reply.done(), "the drain")
     assert [p.offset for p in client.fetch_committed(group).values()] == [1]
     assert not describe_groups(client, [group])[group].members
     source.stop()
@@ -93,9 +98,8 @@ def test_process_group_signal_while_idle(source, client, group):
     assert source.result() is None and source.latest_offset(end) == end
     source.signal_group()
     wait_until(lambda: RECEIVED in source.log, "the reader has received the signal")
-    channel = drain(end["@group"]["reader"], end)
-    assert json.loads(channel.receive(10_000)) == {"drained": True}
-    channel.close()
+    with drain(end["@group"]["reader"], end):
+        pass
     assert not describe_groups(client, [group])[group].members
     source.stop()
 
@@ -107,9 +111,8 @@ def test_process_group_signal_during_a_rebalance(source, client, cluster, group)
     with incomplete_rebalance(source, client, cluster.bootstrap_servers, group, end):
         source.signal_group()
         wait_until(lambda: RECEIVED in source.log, "the reader has received the signal")
-        channel = drain(end["@group"]["reader"])
-        assert json.loads(channel.receive(10_000)) == {"drained": True}
-        channel.close()
+        with drain(end["@group"]["reader"]):
+            pass
         assert source.result() == end
     source.stop()
 
