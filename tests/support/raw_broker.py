@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Iterable
 
@@ -29,6 +31,9 @@ class RawConnection:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        # unlike close(), this wakes a thread that receives
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
 
     def send(self, data: bytes | bytearray) -> None:
@@ -144,6 +149,7 @@ def unexpected_errors(lines: Iterable[str]) -> list[str]:
 
 _PROGRAM = """
 import sys
+from contextlib import suppress
 from pathlib import Path
 from spark_groupsource.broker.process import serve_forever
 from spark_groupsource.net import Address
