@@ -292,6 +292,14 @@ class ApiError(GroupSourceError):
         self.message = shortened(message or code.name, _MAX_MESSAGE_CHARS)
         super().__init__(self.message)
 
+    def without_traceback(self) -> ApiError:
+        """Returns this error, to be kept as the outcome of one entry.
+
+        A traceback refers to the frames that the error has passed, and they to what keeps the error.
+        """
+        self.__cause__ = self.__context__ = None
+        return self.with_traceback(None)
+
 
 class GenerationMismatchError(GroupSourceError):
     """The group fenced a member, so nothing that it read may be committed. A rebalance, an operator, or slow progress.

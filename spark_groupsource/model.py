@@ -110,9 +110,16 @@ class ProducerIdAndEpoch(NamedTuple):
     epoch: int
 
 
-@lru_cache(maxsize=10_000)  # a leader orders its members by it in each rebalance
+_MAX_CACHED_CHARS, _CACHED_HASHES = 128, 4_096
+"""Bounds of the memory of cached hashes: a client of the broker chooses the names, of up to 32,767 bytes."""
+
+
 def java_string_hash(text: str) -> int:
     """Returns Java's `String.hashCode`, a signed 32-bit number."""
+    return _cached_hash(text) if len(text) <= _MAX_CACHED_CHARS else _java_string_hash(text)
+
+
+def _java_string_hash(text: str) -> int:
     units: Iterable[int]
     if text.isascii():
         units = text.encode()
@@ -125,7 +132,10 @@ def java_string_hash(text: str) -> int:
     return value - (1 << 32) if value & 0x80000000 else value
 
 
-@lru_cache(maxsize=100_000)  # called for every request of a group
+# a leader orders its members by it in each rebalance, and every request of a group needs it
+_cached_hash = lru_cache(maxsize=_CACHED_HASHES)(_java_string_hash)
+
+
 def coordinator_partition(key: str, partition_count: int) -> int:
     """Returns the partition of `__consumer_offsets` or `__transaction_state` for a group or transactional id.
 

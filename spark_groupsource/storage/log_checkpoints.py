@@ -72,7 +72,7 @@ class LogCheckpoints:
                 if offset > partition.log.log_start_offset:
                     raised[topic_partition] = partition
             except ApiError as error:
-                errors[topic_partition] = error
+                errors[topic_partition] = error.without_traceback()
 
         def is_current(topic_partition: TopicPartition) -> bool:
             return self._partitions.get(topic_partition) is raised[topic_partition]

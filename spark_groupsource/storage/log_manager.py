@@ -222,7 +222,7 @@ class LogManager:
                     reserved.append(self._reserve(topic))
                     results.append(reserved[-1])
                 except ApiError as error:
-                    results.append(error)
+                    results.append(error.without_traceback())
                 if number % _TOPICS_PER_STEP == 0:
                     yield None
             failed = yield from self._create_partitions([(entry, 0) for entry in reserved])

@@ -41,6 +41,8 @@ _OFFSET_VALUE_HEAD = struct.Struct(">hqih")  # version 3: offset, leader epoch, 
 _OFFSET_VALUE_PLAIN = struct.Struct(">hqihq")  # the same with empty metadata, and the commit timestamp
 _MEMBER_TIMEOUTS = struct.Struct(">iii")  # rebalance timeout, session timeout, length of the subscription
 _MAX_STRING_BYTES = 2**15 - 1
+# bounds of the memory of cached names, which clients of the broker choose
+_MAX_CACHED_BYTES, _CACHED_NAMES = 512, 2_048
 
 
 class OffsetKey(NamedTuple):
@@ -111,7 +113,8 @@ def encode_key(key: OffsetKey | GroupKey) -> bytes:
     """Encodes a key: version 1 for an offset, 2 for a group."""
     # without the schema, for speed, like all keys and values that a commit writes
     if isinstance(key, OffsetKey):
-        head = _offset_key_head(key.group_id, key.topic)
+        is_short = len(key.group_id) <= _MAX_CACHED_BYTES
+        head = (_cached_key_head if is_short else _offset_key_head)(key.group_id, key.topic)
         if head is not None:
             return head + _INT.pack(key.partition)
         message = OffsetCommitKey(group=key.group_id, topic=key.topic, partition=key.partition)
@@ -122,13 +125,15 @@ def encode_key(key: OffsetKey | GroupKey) -> bytes:
     return bytes(GroupMetadataKey(group=key.group_id).encode(version=_GROUP_KEY_VERSION))
 
 
-@lru_cache(maxsize=2048)
 def _offset_key_head(group_id: str, topic: str) -> bytes | None:
     """Returns the key up to the partition; None if a name is too long, which the encoding by schema reports."""
     group, name = group_id.encode(), topic.encode()
     if max(len(group), len(name)) > _MAX_STRING_BYTES:
         return None
     return _SHORTS.pack(_OFFSET_KEY_VERSION, len(group)) + group + _SHORT.pack(len(name)) + name
+
+
+_cached_key_head = lru_cache(maxsize=_CACHED_NAMES)(_offset_key_head)
 
 
 def decode_key(data: bytes) -> OffsetKey | GroupKey | UnknownKey:
@@ -207,15 +212,17 @@ def _fast_offset_key(data: bytes) -> OffsetKey | None:
         if topic_length < 0 or len(data) != end + _INT.size:
             return None
         (partition,) = _INT.unpack_from(data, end)
-        group_id, topic = _names(data[4:end], length)
+        group_id, topic = (_cached_names if end <= _MAX_CACHED_BYTES else _names)(data[4:end], length)
         return OffsetKey(group_id, topic, partition)
     except (struct.error, UnicodeDecodeError):
         return None
 
 
-@lru_cache(maxsize=2048)  # repeated commits of a group share their strings
 def _names(data: bytes, length: int) -> tuple[str, str]:
     return str(data[:length], "utf-8"), str(data[length + 2 :], "utf-8")
+
+
+_cached_names = lru_cache(maxsize=_CACHED_NAMES)(_names)  # repeated commits of a group share their strings
 
 
 def _fast_offset_value(data: bytes) -> OffsetValue | None:

@@ -9,6 +9,7 @@ import struct
 import time
 from collections import deque
 from contextlib import ExitStack, suppress
+from types import GeneratorType
 
 import pytest
 from support import attack_frames, attacks
@@ -23,8 +24,8 @@ from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.fetch import delayed_fetch
 from spark_groupsource.broker.network import limits
 from spark_groupsource.broker.network.listener import ResponseRouter
-from spark_groupsource.broker.network.scheduler import Scheduler
-from spark_groupsource.errors import ErrorCode
+from spark_groupsource.broker.network.scheduler import Scheduler, StepsTask
+from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.storage import log_manager
 from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import (
@@ -152,6 +153,38 @@ def test_closed_connections_leave_no_cycles(broker):
         assert gc.collect() < 50
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pytest.param(attack_frames.create_topics(200, 11_000, "rejected"), id="topics with too many partitions"),
+        pytest.param(attack_frames.create_topics(200, 11_000, "not valid"), id="topics with invalid names"),
+        pytest.param(attack_frames.metadata_of(["not valid"] * 200 + ["."] * 200, create=True), id="created"),
+        pytest.param(attack_frames.metadata_of([f"unknown-{number}" for number in range(5_000)]), id="unknown topics"),
+        pytest.param(attack_frames.describe_group("unknown", 1_000), id="one group many times"),
+        pytest.param(attack_frames.produce_to_many(1_000), id="unknown partitions"),
+        pytest.param(attack_frames.fetch_many(1_000), id="unknown partitions to fetch"),
+    ],
+)
+def test_rejected_requests_leave_no_cycles(broker, frame):
+    target = attacks.Target(broker.bootstrap_servers, None)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for _ in range(3):
+            with target.connect() as client:
+                client.send(frame * 2)
+                assert client.read() is not None and client.read() is not None
+        wait_until(lambda: broker.call(lambda _: broker._server.connection_count) == 0, "the connections are closed")
+        gc.collect()
+        kept = [each for each in gc.garbage if isinstance(each, (ApiError, GeneratorType, StepsTask))]
+    finally:
+        gc.set_debug(0)
+        gc.enable()
+        gc.garbage.clear()
+    assert kept == []
 
 
 def test_clients_that_read_are_served_while_others_do_not(monkeypatch):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.damaged_bytes import check_damage
 
 from spark_groupsource.errors import CorruptRecordError
+from spark_groupsource.model import coordinator_partition
 from spark_groupsource.wire import group_records
 from spark_groupsource.wire.group_records import (
     GroupKey,
@@ -176,3 +180,19 @@ def test_groups_are_encoded_as_by_the_schema(monkeypatch):
     assert [decode_group_value(data) for data in encoded] == groups
     monkeypatch.setattr(group_records, "_fast_decoded_group", lambda data: None)
     assert [decode_group_value(data) for data in encoded] == groups
+
+
+def test_long_names_are_not_kept() -> None:
+    """A client may name 50 groups with 32,000 characters each, and any number of them."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(50):
+            group_id = f"{'g' * 32_000}{number}"
+            coordinator_partition(group_id, 50)
+            key = OffsetKey(group_id, "t", 0)
+            assert decode_key(encode_key(key)) == key
+        del group_id, key
+        assert tracemalloc.get_traced_memory()[0] < 200_000
+    finally:
+        tracemalloc.stop()

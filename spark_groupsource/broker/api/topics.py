@@ -138,6 +138,7 @@ def _requested_topic(
             raise errors.get(name, ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         return (yield from _describe_topic(broker, broker.partitions.topic(name), request))
     except ApiError as error:
+        error.without_traceback()  # `errors` keeps it
         # null from version 12, empty before
         response_name = name if name is not None or context.api_version >= 12 else ""
         include_operations = request.include_topic_authorized_operations and requested.name is not None
@@ -166,7 +167,7 @@ def _auto_create(broker: Broker, names: Sequence[str]) -> StorageSteps[dict[str,
                     broker.partitions.check_name(name)
                     new.append(NewTopic(name, broker.config.num_partitions, {}))
             except ApiError as error:
-                errors[name] = error
+                errors[name] = error.without_traceback()
         if number % _NAMES_PER_STEP == 0:
             yield None
     if new:
@@ -281,7 +282,7 @@ def create_topics(broker: Broker, context: ApiRequestContext, request: CreateTop
                 new.append(NewTopic(topic.name, count, settings))
             counted += count
         except ApiError as error:
-            outcomes[topic.name] = error
+            outcomes[topic.name] = error.without_traceback()
         if number % _TOPICS_PER_STEP == 0:
             yield None
     created = yield from broker.create_topics_steps(new)

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Callable
+from typing import Any, Callable, Protocol
 
 from spark_groupsource.broker.requests import Steps
 from spark_groupsource.clock import monotonic_ns
@@ -18,8 +18,16 @@ from spark_groupsource.clock import monotonic_ns
 _SLICE_NS = 4_000_000
 
 
-class Task:
+class ScheduledTask(Protocol):
     """A sequence of steps. `run_step` performs one and returns whether more of them can follow at once."""
+
+    is_cancelled: bool
+
+    def run_step(self) -> bool: ...
+
+
+class Task:
+    """A task whose steps are calls of a function."""
 
     __slots__ = ("is_cancelled", "run_step")
 
@@ -40,11 +48,11 @@ class Scheduler:
 
     def __init__(self, after_slice: Callable[[], None]) -> None:
         self._after_slice = after_slice
-        self._ready: deque[Task] = deque()
+        self._ready: deque[ScheduledTask] = deque()
         self._is_scheduled = False
         self._worker: ThreadPoolExecutor | None = None
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: ScheduledTask) -> None:
         """Runs the next steps of `task` in later slices. `run_step` must not raise."""
         self._ready.append(task)
         if not self._is_scheduled:
@@ -88,6 +96,9 @@ class Scheduler:
 class StepsTask:
     """Runs the steps of one request; calls `on_result` with their result, or `on_error`, unless cancelled.
 
+    It does not refer to itself and keeps no error whose traceback does: full collections are rare in the broker's
+    process, so a cycle would keep the request for hours.
+
     Args: `first`, the value that the first step yielded, if the caller has run it.
     """
 
@@ -104,41 +115,45 @@ class StepsTask:
         self._on_result = on_result
         self._on_error = on_error
         self._advance: Callable[[], Any] = partial(next, steps)
-        self._task = Task(self._run_step)
+        self.is_cancelled = False
         if first is None:
-            scheduler.submit(self._task)
+            scheduler.submit(self)
         else:
             scheduler.call_in_worker(first, self._resume)
 
     def cancel(self) -> None:
-        self._task.cancel()
+        """Runs no further step; a running function of the worker thread is not interrupted."""
+        self.is_cancelled = True
         self._advance = _nothing
         self._steps.close()
 
-    def _run_step(self) -> bool:
+    def run_step(self) -> bool:
+        """Runs one step; returns whether the next one can follow at once."""
+        advance, self._advance = self._advance, partial(next, self._steps)
         try:
-            function = self._advance()
+            function = advance()
         except StopIteration as end:
             self._on_result(end.value)
             return False
         except Exception as error:
             self._on_error(error)
             return False
-        self._advance = partial(next, self._steps)
+        finally:
+            del advance  # it may have the error, whose traceback has this frame
         if function is None:
             return True
         self._scheduler.call_in_worker(function, self._resume)
         return False
 
     def _resume(self, future: Future[Any]) -> None:
-        if self._task.is_cancelled or future.cancelled():
+        if self.is_cancelled or future.cancelled():
             return
         error = future.exception()
         if error is not None:
             self._advance = partial(self._steps.throw, error)
         else:
             self._advance = partial(self._steps.send, future.result())
-        self._scheduler.submit(self._task)
+        self._scheduler.submit(self)
 
 
 def _nothing() -> None:
