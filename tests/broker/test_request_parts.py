@@ -264,6 +264,22 @@ def test_a_fetch_after_a_large_one_continues_in_a_slice(broker):
     assert len(large.responses[0].partitions[0].records) > 1_000_000
 
 
+def test_a_small_fetch_after_a_large_one_does_not_wait_for_others(broker):
+    large, at_end, last = (fetch_request("tail", offset, max_bytes=2_000_000) for offset in (0, 4, 3))
+
+    def fetch_all(node):
+        (only,) = node.nodes.ids()
+        return [run_inline(node.fetch_manager.fetch(0, only, request, 11), 10**9) for request in (large, at_end, last)]
+
+    with RawConnection(broker.bootstrap_servers) as producer:
+        create_topic(producer, "tail", 1)
+        for size in (600_000, 600_000, 600_000, 1):
+            produce(producer, "tail", batch(b"v" * size, timestamp_ms=int(time.time() * 1000)), partition=0)
+    responses = broker.call(fetch_all)
+    sizes = [len(response.responses[0].partitions[0].records or b"") for response in responses]
+    assert sizes[0] > 1_000_000 and sizes[1] == 0 and 0 < sizes[2] < 1_000
+
+
 def _fetch_many(offsets: list[int], session_id: int, session_epoch: int, *, wait_ms: int = 0):
     request = fetch_request("many", 0, max_wait_ms=wait_ms)
     (topic,) = request.topics

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from typing import Callable, Iterable, NamedTuple
+from contextlib import suppress
+from typing import Callable, Collection, Iterable, NamedTuple
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.current_leader import add_current_leaders
@@ -44,6 +45,7 @@ MAX_DELAYED_PARTITIONS = 60_000
 _PARTITIONS_PER_STEP = 100
 _LARGE_READ_BYTES = 1_000_000
 _LARGE_READ_PAUSE_MS = 20
+_SMALL_READ_BYTES = 64_000
 
 
 class _ReadResult(NamedTuple):
@@ -129,7 +131,10 @@ class FetchManager:
         if context.error_code:
             return FetchResponse(error_code=context.error_code, session_id=0, responses=[])
         if now_ms < self._next_large_read_ms:
-            yield in_a_slice if len(context.partitions) <= _INLINE_PARTITIONS else None
+            if len(context.partitions) > _INLINE_PARTITIONS:
+                yield None
+            elif self._most_bytes(context.partitions) > _SMALL_READ_BYTES:
+                yield in_a_slice  # a consumer at the end of a log does not wait for those that read all of it
         max_bytes, committed = min(request.max_bytes, self._max_bytes), request.isolation_level == _READ_COMMITTED
         partitions = len(context.partitions)
         pending = _PendingFetch(node_id, api_version, listener, may_read, max_bytes, committed, context, partitions)
@@ -283,6 +288,20 @@ class FetchManager:
         if size > _LARGE_READ_BYTES:
             self._next_large_read_ms = self._clock.now_ms() + _LARGE_READ_PAUSE_MS
         return _ReadResult(entries + unknown_ids + unknown_names, partitions, size, has_error)
+
+    def _most_bytes(self, requested: Collection[CachedPartition]) -> int:
+        """Returns an upper bound of the bytes that the read returns, without reading."""
+        total = 0
+        for each in requested:
+            with suppress(ApiError):  # the read reports it
+                topic = each.topic or self._partitions.topic_name(each.topic_id or ZERO_UUID)
+                log = self._partitions.partition(topic, each.number).log
+                active = log.segments[-1]
+                if each.fetch_offset < active.base_offset:
+                    total += log.size_bytes
+                elif each.fetch_offset < log.log_end_offset:
+                    total += active.size - active.position_at_or_before(each.fetch_offset)
+        return total
 
     def _find(self, node_id: int, requested: CachedPartition, may_read: Callable[[str], bool]) -> Partition:
         if requested.topic is None:
