@@ -31,6 +31,7 @@ from spark_groupsource.storage.log_manager import LogManager
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.timers import Timers
+from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
 _TopicData = FetchResponse.FetchableTopicResponse
@@ -320,10 +321,10 @@ class FetchManager:
         self, partition: Partition, requested: CachedPartition, left: int, is_first: bool, committed: bool
     ) -> _PartitionData:
         log = partition.log
-        stable = partition.last_stable_offset
-        before = stable if committed and stable < log.log_end_offset else None
+        stable, end, log_start = partition.last_stable_offset, log.log_end_offset, log.log_start_offset
+        before = stable if committed and stable < end else None
         diverging = self._diverging_epoch(partition, requested)
-        if diverging is None and not log.log_start_offset <= requested.fetch_offset <= log.log_end_offset:
+        if diverging is None and not log_start <= requested.fetch_offset <= end:
             raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE)
         limit = min(requested.max_bytes, left)
         should_read = diverging is None and (is_first or limit > 0)
@@ -337,13 +338,16 @@ class FetchManager:
         if is_incomplete:
             records = memoryview(b"")
         lists_aborted = committed and diverging is None and not is_incomplete
-        return _PartitionData(
+        return new_struct(
+            _PartitionData,
             partition_index=requested.number,
             error_code=0,
-            high_watermark=log.high_watermark,
+            high_watermark=end,
             last_stable_offset=stable,
-            log_start_offset=log.log_start_offset,
+            log_start_offset=log_start,
             diverging_epoch=diverging,
+            current_leader=None,
+            snapshot_id=None,
             # null for isolation level read_uncommitted, and if Kafka replaces what it has read
             aborted_transactions=_aborted(partition, requested.fetch_offset, records) if lists_aborted else None,
             preferred_read_replica=-1,
