@@ -12,7 +12,7 @@ Source: Kafka's GroupCoordinatorShard and GroupCoordinatorService.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Callable, Collection, Iterable, Mapping, cast
+from typing import Any, Callable, Collection, Iterable, Mapping, Sequence, cast
 
 from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
@@ -29,6 +29,7 @@ from spark_groupsource.group.classic_group import ClassicGroup
 from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.group.error_responses import append_error, error_response
 from spark_groupsource.group.outcome import (
+    LogRecord,
     Outcome,
     OutcomeBuilder,
     Reply,
@@ -210,6 +211,15 @@ class GroupShard(ShardGroups):
             self.store.replay(key, value)
         else:
             self.store.replay_transactional(producer_id, key, value)
+
+    def replay_appended(self, outcome: Outcome, records: Sequence[LogRecord]) -> None:
+        """Replays `records` of `outcome` after their append."""
+        if outcome.offsets and outcome.producer is None and len(records) == len(outcome.offsets):
+            self.store.replay_offsets(outcome.offsets)
+            return
+        producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
+        for record in records:
+            self.replay(record.key, record.value, producer_id=producer_id)
 
     def end_transaction(self, producer_id: int, committed: bool) -> None:
         """Replays the marker of a transaction, while loading and after each append."""

@@ -7,7 +7,7 @@ restart finds the same state.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import AbstractSet, Iterator, Mapping
+from typing import AbstractSet, Iterable, Iterator, Mapping
 
 from spark_groupsource.group.pending_transactional_offsets import PendingTransactionalOffsets
 from spark_groupsource.model import TopicPartition
@@ -65,6 +65,13 @@ class GroupStore:
                 self.size_bytes += _group_bytes(decoded.group_id, group)
         else:
             self.unknown_records += 1
+
+    def replay_offsets(self, offsets: Iterable[tuple[OffsetKey, OffsetValue]]) -> None:
+        """Replays records of committed offsets that were encoded just now, as `replay`."""
+        for key, value in offsets:
+            if self.pending:
+                self.pending.supersede(key)
+            self._put(key.group_id, TopicPartition(key.topic, key.partition), value)
 
     def replay_transactional(self, producer_id: int, key: bytes, value: bytes | None) -> None:
         """Replays one record of a transaction: an offset is pending until `end_transaction`, a tombstone is not.

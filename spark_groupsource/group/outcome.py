@@ -144,6 +144,8 @@ class Outcome(NamedTuple):
     The caller sends `replies` when `records` are durable. `after_append` is opaque: `append_succeeded` and
     `append_failed` continue from it. With a `producer`, the records belong to its transaction. Records that are not
     atomic may be divided into several batches; after a failure, those of the first batches are stored and replayed.
+    `offsets` are the records before encoding, if all of them are offsets that are decoded as they are here: those of a
+    commit, which are replayed without decoding.
     """
 
     records: tuple[LogRecord, ...] = ()
@@ -154,6 +156,7 @@ class Outcome(NamedTuple):
     after_append: AfterAppend | None = None
     producer: ProducerIdAndEpoch | None = None
     is_atomic: bool = True
+    offsets: tuple[tuple[OffsetKey, OffsetValue], ...] = ()
 
 
 @dataclass
@@ -171,6 +174,7 @@ class OutcomeBuilder:
     after_append: AfterAppend | None = None
     producer: ProducerIdAndEpoch | None = None
     is_atomic: bool = True
+    offsets: list[tuple[OffsetKey, OffsetValue]] = field(default_factory=list)
 
     def reply(self, token: object, response: ApiMessage) -> None:
         """Adds a response; it is sent when the records of this call are durable."""
@@ -195,9 +199,12 @@ class OutcomeBuilder:
     def store_offset(self, key: OffsetKey, value: OffsetValue | None) -> None:
         """Adds the record of an offset, a tombstone for None."""
         self.records.append(LogRecord(encode_key(key), None if value is None else encode_offset_value(value)))
+        if value is not None and value.expire_timestamp_ms < 0:  # else its record has no leader epoch
+            self.offsets.append((key, value))
 
     def outcome(self) -> Outcome:
         return Outcome(
             tuple(self.records), tuple(self.replies), tuple(self.timers), tuple(self.log_lines), tuple(self.events),
             self.after_append, self.producer, self.is_atomic,
+            tuple(self.offsets) if len(self.offsets) == len(self.records) else (),
         )  # fmt: skip

@@ -33,12 +33,15 @@ from spark_groupsource.records.header import (
     crc_of,
     iter_batches,
 )
-from spark_groupsource.records.varint import wrap_int64, write_varint
+from spark_groupsource.records.varint import encode_varint, wrap_int64, write_varint
 
 _CRC = struct.Struct(">I")
 _EPOCH = struct.Struct(">i")
 _ATTRIBUTES = struct.Struct(">h")
 _TIMESTAMP = struct.Struct(">q")
+_SMALL_NUMBERS = 1_024
+_VARINTS = tuple(map(encode_varint, range(_SMALL_NUMBERS)))
+_MOST_CONTENT = _SMALL_NUMBERS - 10
 
 
 class Record(NamedTuple):
@@ -135,16 +138,15 @@ def _assemble(
 
 def _encode_record(payload: bytearray, record: Record, timestamp_delta: int, offset_delta: int) -> None:
     key, value = record.key, record.value
-    if key is not None and value is not None and not record.headers and 0 <= timestamp_delta < 64 > offset_delta:
-        key_size, value_size = len(key), len(value)
-        if key_size < 64 > value_size:
-            # fast path for coordinator records: each number is one byte, twice its value
-            write_varint(payload, key_size + value_size + 6)
-            payload += bytes((0, timestamp_delta << 1, offset_delta << 1, key_size << 1))
-            payload += key
-            payload.append(value_size << 1)
-            payload += value
-            payload.append(0)
+    if key is not None and value is not None and not record.headers and 0 <= timestamp_delta < 64:
+        content = len(key) + len(value)
+        if content < _MOST_CONTENT and offset_delta < _SMALL_NUMBERS:
+            # fast path for coordinator records
+            delta, key_size, value_size = _VARINTS[offset_delta], _VARINTS[len(key)], _VARINTS[len(value)]
+            size = _VARINTS[content + len(delta) + len(key_size) + len(value_size) + 3]
+            payload += b"".join(
+                (size, b"\0", _VARINTS[timestamp_delta], delta, key_size, key, value_size, value, b"\0")
+            )
             return
     body = bytearray(b"\0")
     write_varint(body, timestamp_delta)

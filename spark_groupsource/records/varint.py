@@ -25,6 +25,13 @@ def read_varint(payload: bytes, position: int, max_bytes: int = 5) -> tuple[int,
     return (raw >> 1) ^ -(raw & 1), position
 
 
+def encode_varint(value: int) -> bytes:
+    """Returns `value` as a zigzag varint."""
+    out = bytearray()
+    write_varint(out, value)
+    return bytes(out)
+
+
 def write_varint(out: bytearray, value: int) -> None:
     """Appends `value` as a zigzag varint."""
     if 0 <= value < 64:

@@ -171,7 +171,9 @@ class GroupContext:
         else:
             producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
             for key, value in outcome.records:
-                self.append(key, value, producer_id)
+                self.log.append((key, value))
+                self.history.append((producer_id, key, value))
+            self.shard.replay_appended(outcome, outcome.records)
             if self.hold_appends:
                 self.held_appends.append(outcome)
             else:

@@ -459,8 +459,7 @@ class GroupRuntime:
                 transactional=outcome.producer is not None,
             )
             appended = target.append_from_coordinator(batch, timestamp_ms)
-            for record in records:
-                shard.state_machine.replay(record.key, record.value, producer_id=producer_id)
+            shard.state_machine.replay_appended(outcome, records)
             self._services.on_append(target.topic_partition, appended.size)
 
     def _reply(self, token: object, response: ApiMessage) -> None:

@@ -184,7 +184,7 @@ class Broker:
                 self.checks.appending(cause, key, value, producer_id)
                 entry = Entry(key, value, producer_id)
                 self.log.append(entry)
-                entry.replay_into(self.shard)
+            self.shard.replay_appended(outcome, outcome.records)
             if self.time.now_ms < self.late_until_ms or self.held:
                 self._hold(_Held(outcome, cause, log_start))
             else:
