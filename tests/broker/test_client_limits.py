@@ -425,11 +425,12 @@ def test_clients_before_login_hold_bounded_memory_and_are_closed():
         wait_until(lambda: broker.call(lambda _: broker.connection_count) == 0, "all are closed")
 
 
-def test_settings_and_users_are_bounded(broker, monkeypatch):
+def test_settings_and_users_are_bounded(monkeypatch):
     monkeypatch.setattr(log_manager, "MAX_SETTINGS_BYTES", 100)
     monkeypatch.setattr(users, "MAX_USERS", 1)
     upsertion = AlterUserScramCredentialsRequest.ScramCredentialUpsertion
-    with RawConnection(broker.bootstrap_servers) as connection:
+    # a broker without other topics that have settings
+    with EmbeddedBroker() as broker, RawConnection(broker.bootstrap_servers) as connection:
         created = [create_topic(connection, f"settings-{number}", retention_ms="1000000") for number in range(10)]
         assert [each.error_code for each in created] == [0] * 5 + [ErrorCode.POLICY_VIOLATION] * 5
         upsertions = [
