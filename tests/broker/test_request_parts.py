@@ -17,6 +17,7 @@ from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.requests import ApiRequestContext, in_a_slice
 from spark_groupsource.errors import ErrorCode
+from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.wire.frames import decode_response
 from spark_groupsource.wire.messages import (
     AddOffsetsToTxnRequest,
@@ -250,10 +251,8 @@ def test_a_fetch_after_a_large_one_continues_in_a_slice(broker):
 
     def fetch_twice(node):
         (only,) = node.nodes.ids()
-        large, next_fetch = (
-            run_inline(node.fetch_manager.fetch(0, only, request, 11), 10**9) for _ in range(2)
-        )
-        return large, next(next_fetch), run_inline(next_fetch, 10**9)
+        large, next_fetch = (node.fetch_manager.fetch(0, only, request, 11) for _ in range(2))
+        return run_steps(large), next(next_fetch), run_inline(next_fetch, 10**9)
 
     with RawConnection(broker.bootstrap_servers) as producer:
         create_topic(producer, "large", 1)
@@ -269,7 +268,8 @@ def test_a_small_fetch_after_a_large_one_does_not_wait_for_others(broker):
 
     def fetch_all(node):
         (only,) = node.nodes.ids()
-        return [run_inline(node.fetch_manager.fetch(0, only, request, 11), 10**9) for request in (large, at_end, last)]
+        fetches = [node.fetch_manager.fetch(0, only, request, 11) for request in (large, at_end, last)]
+        return [run_steps(fetches[0]), *(run_inline(each, 10**9) for each in fetches[1:])]
 
     with RawConnection(broker.bootstrap_servers) as producer:
         create_topic(producer, "tail", 1)
