@@ -214,7 +214,7 @@ class GroupShard(ShardGroups):
 
     def replay_appended(self, outcome: Outcome, records: Sequence[LogRecord]) -> None:
         """Replays `records` of `outcome` after their append."""
-        if outcome.offsets and outcome.producer is None and len(records) == len(outcome.offsets):
+        if outcome.offsets and len(records) == len(outcome.offsets):
             self.store.replay_offsets(outcome.offsets)
             return
         producer_id = -1 if outcome.producer is None else outcome.producer.producer_id

@@ -67,7 +67,7 @@ class GroupStore:
             self.unknown_records += 1
 
     def replay_offsets(self, offsets: Iterable[tuple[OffsetKey, OffsetValue]]) -> None:
-        """Replays records of committed offsets that were encoded just now, as `replay`."""
+        """Replays decoded records of committed offsets, as `replay`."""
         for key, value in offsets:
             if self.pending:
                 self.pending.supersede(key)
@@ -103,12 +103,12 @@ class GroupStore:
             stored.update(values)
 
     def _replay_offset(self, key: OffsetKey, value: bytes | None) -> None:
-        if self.pending:
-            (self.pending.supersede if value is not None else self.pending.remove)(key)
-        topic_partition = TopicPartition(key.topic, key.partition)
         if value is not None:
-            self._put(key.group_id, topic_partition, decode_offset_value(value))
+            self.replay_offsets(((key, decode_offset_value(value)),))
             return
+        if self.pending:
+            self.pending.remove(key)
+        topic_partition = TopicPartition(key.topic, key.partition)
         stored = self.offsets.get(key.group_id)
         if stored is not None:
             known = stored.pop(topic_partition, None)

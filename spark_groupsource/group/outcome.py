@@ -144,8 +144,8 @@ class Outcome(NamedTuple):
     The caller sends `replies` when `records` are durable. `after_append` is opaque: `append_succeeded` and
     `append_failed` continue from it. With a `producer`, the records belong to its transaction. Records that are not
     atomic may be divided into several batches; after a failure, those of the first batches are stored and replayed.
-    `offsets` are the records before encoding, if all of them are offsets that are decoded as they are here: those of a
-    commit, which are replayed without decoding.
+    `offsets` are the records before encoding, if all of them are offsets outside of transactions that decode to the
+    same values: those of a commit, which are replayed without decoding.
     """
 
     records: tuple[LogRecord, ...] = ()
@@ -206,5 +206,5 @@ class OutcomeBuilder:
         return Outcome(
             tuple(self.records), tuple(self.replies), tuple(self.timers), tuple(self.log_lines), tuple(self.events),
             self.after_append, self.producer, self.is_atomic,
-            tuple(self.offsets) if len(self.offsets) == len(self.records) else (),
+            tuple(self.offsets) if self.producer is None and len(self.offsets) == len(self.records) else (),
         )  # fmt: skip

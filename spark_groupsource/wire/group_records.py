@@ -42,7 +42,7 @@ _OFFSET_VALUE_PLAIN = struct.Struct(">hqihq")  # the same with empty metadata, a
 _MEMBER_TIMEOUTS = struct.Struct(">iii")  # rebalance timeout, session timeout, length of the subscription
 _MAX_STRING_BYTES = 2**15 - 1
 # bounds of the memory of cached names, which clients of the broker choose
-_MAX_CACHED_BYTES, _CACHED_NAMES = 512, 2_048
+_MAX_CACHED_LENGTH, _CACHED_NAMES = 512, 2_048
 
 
 class OffsetKey(NamedTuple):
@@ -113,7 +113,7 @@ def encode_key(key: OffsetKey | GroupKey) -> bytes:
     """Encodes a key: version 1 for an offset, 2 for a group."""
     # without the schema, for speed, like all keys and values that a commit writes
     if isinstance(key, OffsetKey):
-        is_short = len(key.group_id) <= _MAX_CACHED_BYTES
+        is_short = len(key.group_id) <= _MAX_CACHED_LENGTH
         head = (_cached_key_head if is_short else _offset_key_head)(key.group_id, key.topic)
         if head is not None:
             return head + _INT.pack(key.partition)
@@ -212,7 +212,7 @@ def _fast_offset_key(data: bytes) -> OffsetKey | None:
         if topic_length < 0 or len(data) != end + _INT.size:
             return None
         (partition,) = _INT.unpack_from(data, end)
-        group_id, topic = (_cached_names if end <= _MAX_CACHED_BYTES else _names)(data[4:end], length)
+        group_id, topic = (_cached_names if end <= _MAX_CACHED_LENGTH else _names)(data[4:end], length)
         return OffsetKey(group_id, topic, partition)
     except (struct.error, UnicodeDecodeError):
         return None

@@ -143,9 +143,12 @@ class GroupContext:
     # --- the broker
 
     def append(self, key: bytes, value: bytes | None, producer_id: int = -1) -> None:
+        self._write(key, value, producer_id)
+        self.shard.replay(key, value, producer_id=producer_id)
+
+    def _write(self, key: bytes, value: bytes | None, producer_id: int) -> None:
         self.log.append((key, value))
         self.history.append((producer_id, key, value))
-        self.shard.replay(key, value, producer_id=producer_id)
 
     def end_transaction(self, producer_id: int, committed: bool) -> None:
         """Replays a transaction marker."""
@@ -171,8 +174,7 @@ class GroupContext:
         else:
             producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
             for key, value in outcome.records:
-                self.log.append((key, value))
-                self.history.append((producer_id, key, value))
+                self._write(key, value, producer_id)
             self.shard.replay_appended(outcome, outcome.records)
             if self.hold_appends:
                 self.held_appends.append(outcome)

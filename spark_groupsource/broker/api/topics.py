@@ -99,7 +99,7 @@ def metadata(broker: Broker, context: ApiRequestContext, request: MetadataReques
             distinct[topic.name, topic.topic_id] = topic
             if number % _NAMES_PER_STEP == 0:
                 yield None
-        errors: dict[str, ApiError] = {}
+        errors: dict[str, ErrorCode] = {}
         if context.api_version < 4 or request.allow_auto_topic_creation:
             errors = yield from _auto_create(broker, [name for name, _ in distinct if name is not None])
         for topic in distinct.values():
@@ -127,7 +127,7 @@ def _requested_topic(
     context: ApiRequestContext,
     request: MetadataRequest,
     requested: MetadataRequest.MetadataRequestTopic,
-    errors: Mapping[str, ApiError],
+    errors: Mapping[str, ErrorCode],
 ) -> StorageSteps[_MetadataTopic]:
     name, topic_id = requested.name, requested.topic_id or ZERO_UUID
     try:
@@ -135,10 +135,9 @@ def _requested_topic(
             name = broker.partitions.topic_name(topic_id)
         elif name not in broker.partitions.topics:
             broker.partitions.check_name(name)
-            raise errors.get(name, ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            raise ApiError(errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         return (yield from _describe_topic(broker, broker.partitions.topic(name), request))
     except ApiError as error:
-        error.without_traceback()  # `errors` keeps it
         # null from version 12, empty before
         response_name = name if name is not None or context.api_version >= 12 else ""
         include_operations = request.include_topic_authorized_operations and requested.name is not None
@@ -152,11 +151,11 @@ def _requested_topic(
         )
 
 
-def _auto_create(broker: Broker, names: Sequence[str]) -> StorageSteps[dict[str, ApiError]]:
+def _auto_create(broker: Broker, names: Sequence[str]) -> StorageSteps[dict[str, ErrorCode]]:
     """Creates the first unknown topics; returns the errors."""
     if not broker.config.auto_create_topics_enable:
         return {}
-    errors: dict[str, ApiError] = {}
+    errors: dict[str, ErrorCode] = {}
     new: list[NewTopic] = []
     for number, name in enumerate(names, 1):
         if name not in broker.partitions.topics and len(new) < _MAX_CREATED_BY_METADATA:
@@ -167,12 +166,12 @@ def _auto_create(broker: Broker, names: Sequence[str]) -> StorageSteps[dict[str,
                     broker.partitions.check_name(name)
                     new.append(NewTopic(name, broker.config.num_partitions, {}))
             except ApiError as error:
-                errors[name] = error.without_traceback()
+                errors[name] = error.code
         if number % _NAMES_PER_STEP == 0:
             yield None
     if new:
         created = yield from broker.create_topics_steps(new)
-        errors.update((topic.name, result) for topic, result in zip(new, created) if isinstance(result, ApiError))
+        errors.update((topic.name, result.code) for topic, result in zip(new, created) if isinstance(result, ApiError))
     return errors
 
 
