@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from support.waiting import wait_until
 
 HOUR_MS = 3_600_000
@@ -18,9 +18,10 @@ def create_topic(
     config: dict[str, str] | None = None,
     replication_factor: int = -1,
 ) -> None:
-    """Creates a topic and returns once every partition has a leader.
+    """Creates a topic and returns once every partition is served by its leader.
 
-    Kafka before 2.4 has no default replication factor, which -1 is.
+    Kafka names a leader in its metadata before that broker has applied the change, and answers
+    NOT_LEADER_OR_FOLLOWER between the two. Kafka before 2.4 has no default replication factor, which -1 is.
     """
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     created = NewTopic(topic, partitions, replication_factor, config=config or {})
@@ -30,7 +31,15 @@ def create_topic(
         found = admin.list_topics(topic, timeout=10).topics[topic].partitions
         return len(found) == partitions and all(p.leader >= 0 for p in found.values())
 
+    def served() -> bool:
+        latest = {TopicPartition(topic, number): OffsetSpec.latest() for number in range(partitions)}
+        try:
+            return all(found.result(10).offset >= 0 for found in admin.list_offsets(latest).values())
+        except KafkaException:
+            return False
+
     wait_until(led, f"every partition of {topic} has a leader")
+    wait_until(served, f"every partition of {topic} is served by its leader")
 
 
 def delete_topic(bootstrap_servers: str, topic: str) -> None:
