@@ -6,7 +6,9 @@ Offsets do not change. These batches are retained, if necessary without records:
 producer, and the last batch of the compacted part, so that a consumer gets past it. The last marker of a producer
 without batches of its epoch is retained, because it fences the earlier epochs.
 
-Compaction ends at the last stable offset. Aborted records are removed; tombstones and transaction markers are removed
+Compaction ends at the last stable offset and below the recovery point, which is stored before the first replacement: a
+power loss cannot take records that have superseded others, and a missing offset above the stored recovery point is
+never one that compaction removed. Aborted records are removed; tombstones and transaction markers are removed
 `delete.retention.ms` after the pass that could first have removed them. Batches whose records cannot be decoded are
 retained and supersede nothing.
 
@@ -103,8 +105,8 @@ def log_to_clean(
 ) -> LogToClean | None:
     """The part of a log that can be compacted; None without one. The log is compacted up to `cleaned_offset`.
 
-    The active segment is never compacted, nor records that are younger than `min.compaction.lag.ms` or not below
-    `last_stable_offset`.
+    The active segment is never compacted, nor records that are younger than `min.compaction.lag.ms`, not below
+    `last_stable_offset`, or not flushed yet.
     """
     if not log.config.is_compacted or log.corrupt_range is not None:
         return None
@@ -113,7 +115,10 @@ def log_to_clean(
     first_dirty = max(cleaned_offset, log.log_start_offset)
     segments: list[LogSegment] = []
     lag_ms = log.config.min_compaction_lag_ms
+    recovery_point = log.recovery_point
     for segment in log.segments[:-1]:
+        if segment.next_offset > recovery_point:
+            break
         if segment.next_offset > first_dirty and 0 < lag_ms and segment.index.max_timestamp > timestamp_ms - lag_ms:
             break
         if last_stable_offset is not None and segment.next_offset > last_stable_offset:
@@ -179,12 +184,19 @@ class Cleaner:
         if topic_partition not in self._data.cleaner_offsets:
             # before the first gap: a log without a cleaner offset must have no gaps
             self._data.set_cleaner_offset(topic_partition, self._task.first_dirty_offset)
-            self._log.has_gaps = True
+        self._log.gaps_end = max(self._log.gaps_end, self._task.end_offset)
+        if self._data.recovery_points.get(topic_partition, 0) < self._task.end_offset:
+            yield from self._wait(self._store_recovery_point)
         # later segments must get no delete horizon: the records that their tombstones supersede are retained
         mapped = [segment for segment in self._task.segments if segment.base_offset < self._map_end]
         for group in group_segments_by_size(mapped, self._log.config.segment_bytes):
             yield from self._clean_segments(group)
         self._data.set_cleaner_offset(topic_partition, self._map_end)
+
+    def _store_recovery_point(self) -> None:
+        self._data.raise_recovery_point(
+            self._log.topic_partition, self._task.end_offset, lambda _: not self.partition.offline_reason
+        )
 
     @property
     def is_obsolete(self) -> bool:

@@ -6,7 +6,8 @@ Files beside the partition directories:
 * ``meta.properties``: cluster id and node id as in Kafka, with a mark that the directory belongs to this broker;
 * ``topics.json``, ``topics.journal``: topic catalog, and its changes;
 * ``log-start-offset-checkpoint``: log start offsets that DeleteRecords or retention moved, in Kafka's format;
-* ``cleaner-offset-checkpoint``: end offsets of compacted parts, in Kafka's format; a log in it has gaps;
+* ``cleaner-offset-checkpoint``: end offsets of compacted parts, in Kafka's format; a log in it has gaps, but none
+  above its recovery point;
 * ``broker-settings.json``: settings that were altered at run time, by node;
 * ``recovery-point-offset-checkpoint``: offsets below which the logs are on the disk, in Kafka's format;
 * ``.kafka_cleanshutdown``: marks a clean shutdown, as in Kafka; absent while a broker runs, and after a crash.
@@ -29,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Callable, Collection, Mapping
 
+from spark_groupsource.config_def import INT64_MAX
 from spark_groupsource.errors import StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.adoption import read_kafka_directory
@@ -83,6 +85,7 @@ class DataDirectory:
         self.cleaner_offsets: dict[TopicPartition, int] = {}
         self.recovery_points: Mapping[TopicPartition, int] = {}
         self.had_clean_shutdown = True
+        self._has_own_recovery_points = True
         self.broker_settings: dict[str, dict[str, str]] = {}
         self._catalog = TopicCatalog(path)
         self._checkpoints = threading.Lock()
@@ -247,19 +250,41 @@ class DataDirectory:
         with self._checkpoints:
             self._write_cleaner_offsets({**self.cleaner_offsets, topic_partition: offset})
 
+    def gaps_end(self, topic_partition: TopicPartition, is_compacted: bool) -> int:
+        """Returns the offset below which compaction may have left gaps: 0 without gaps, `INT64_MAX` if it is unknown.
+
+        Args: `is_compacted`, whether the topic is compacted now: its cleaner offset may have been removed by hand.
+        """
+        has_gaps = topic_partition in self.cleaner_offsets
+        if not (has_gaps or is_compacted):
+            return 0
+        recovery_point = self.recovery_points.get(topic_partition, 0)
+        return INT64_MAX if not self._has_own_recovery_points or (has_gaps and not recovery_point) else recovery_point
+
     def set_recovery_points(
         self, offsets: Mapping[TopicPartition, int], is_current: IsCurrent = lambda topic_partition: True
     ) -> None:
         """Stores the offsets below which the logs are on the disk; durable on return. May run in any thread.
 
-        Partitions that are not current are left out.
+        Partitions that are not current are left out, and no offset is lowered: `raise_recovery_point` may have been
+        called since they were read.
 
         Raises: StorageError.
         """
         with self._checkpoints:
-            current = {each: offset for each, offset in offsets.items() if is_current(each)}
-            if current != self.recovery_points:
+            known = self.recovery_points
+            current = {each: max(offset, known.get(each, 0)) for each, offset in offsets.items() if is_current(each)}
+            if current != known:
                 self._write_recovery_points(current)
+
+    def raise_recovery_point(self, topic_partition: TopicPartition, offset: int, is_current: IsCurrent) -> None:
+        """Stores that a log is on the disk below `offset`, if it is current; durable on return. May run in any thread.
+
+        Raises: StorageError.
+        """
+        with self._checkpoints:
+            if is_current(topic_partition) and self.recovery_points.get(topic_partition, 0) < offset:
+                self._write_recovery_points({**self.recovery_points, topic_partition: offset})
 
     def _write_recovery_points(self, offsets: dict[TopicPartition, int]) -> None:
         write_offset_checkpoint(self.path / RECOVERY_POINTS, offsets)
@@ -301,12 +326,14 @@ class DataDirectory:
         self.cluster_id = base64.urlsafe_b64encode(new_id().bytes).rstrip(b"=").decode()
         properties = {"version": "1", "cluster.id": self.cluster_id, "node.id": str(node_id)}
         write_meta_properties(self.path, properties)
+        write_offset_checkpoint(self.path / RECOVERY_POINTS, {})
         self._catalog.create({})
         sync_directory(self.path.absolute().parent)
 
     def _read(self, node_id: int, save_leader_epoch: Callable[[int], None]) -> None:
         properties = read_meta_properties(self.path)
         if FORMAT_KEY not in properties:
+            self._has_own_recovery_points = False  # Kafka compacts above its recovery points
             properties = self._adopt_kafka_directory(properties, node_id, save_leader_epoch)
         self.cluster_id = properties.get("cluster.id", "")
         if properties.get("node.id") != str(node_id):
@@ -331,8 +358,10 @@ class DataDirectory:
 
     def _read_recovery_points(self) -> dict[TopicPartition, int]:
         try:
+            self._has_own_recovery_points &= (self.path / RECOVERY_POINTS).exists()
             return read_offset_checkpoint(self.path / RECOVERY_POINTS)
         except StorageError as error:
+            self._has_own_recovery_points = False
             self._report(f"[broker] After an unclean shutdown, every segment is recovered: {error}")
             return {}
 

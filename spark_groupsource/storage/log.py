@@ -45,7 +45,7 @@ class PartitionLog:
 
     Attributes:
         has_files: whether the directory and the active segment exist: the first append creates them.
-        has_gaps: whether the log was ever compacted, also under an earlier cleanup policy.
+        gaps_end: the offset below which compaction may have left gaps; 0 if it never did, `INT64_MAX` if it is unknown.
         corrupt_ranges: every corrupt range that was found, in the order of offsets.
         first_recovered_offset: base offset of the first segment that `open` has recovered after an unclean shutdown,
             else the log end offset. Indexes from it on are not trusted.
@@ -55,7 +55,7 @@ class PartitionLog:
     __slots__ = (
         "_base_offsets", "_directory", "_files", "_flushed_offset", "_flushes", "_has_new_files",
         "_is_deleted", "_is_directory_flushed", "_recovery_point", "_report", "_segments", "_unflushed_batches",
-        "config", "corrupt_ranges", "first_recovered_offset", "has_files", "has_gaps", "leader_epochs",
+        "config", "corrupt_ranges", "first_recovered_offset", "gaps_end", "has_files", "leader_epochs",
         "log_start_offset", "on_roll", "topic_partition",
     )  # fmt: skip
 
@@ -68,13 +68,13 @@ class PartitionLog:
         report: Reporter,
         *,
         log_start_offset: int = 0,
-        has_gaps: bool = False,
+        gaps_end: int = 0,
     ) -> None:
         self.topic_partition = topic_partition
         self._directory = str(directory)  # as the path of a segment
         self.config = config
         self.log_start_offset = log_start_offset
-        self.has_gaps = has_gaps
+        self.gaps_end = gaps_end
         self.corrupt_ranges = CorruptRanges(topic_partition, report)
         self.on_roll: Callable[[int], None] = lambda base_offset: None
         self.leader_epochs = LeaderEpochCache(self._directory)
@@ -130,6 +130,7 @@ class PartitionLog:
             self.corrupt_ranges,
             self._flush_in_background,
             self._report,
+            self.gaps_end,
         )
         loaded = loader.load(self.log_start_offset, recovery_point, is_clean)
         self.log_start_offset = loaded.log_start_offset
@@ -325,7 +326,7 @@ class PartitionLog:
         return self.directory / f"{offset:020d}.snapshot"
 
     def _new_segment(self, base_offset: int) -> LogSegment:
-        is_contiguous = not (self.config.is_compacted or self.has_gaps)
+        is_contiguous = not (self.config.is_compacted or self.gaps_end)
         return LogSegment(self._directory, base_offset, self._files, self.config.index_interval_bytes, is_contiguous)
 
     def _add_segment(self, segment: LogSegment) -> None:

@@ -3,7 +3,8 @@
 Recovery reads every segment that is not below the recovery point, the offset below which everything is on the disk.
 Invalid bytes from the recovery point on are unflushed writes before a power loss or the end of a killed process: they
 are truncated, with everything after them. Invalid bytes below the recovery point are damage: nothing is truncated, and
-they become a corrupt range.
+they become a corrupt range. A power loss may also take the end of a segment, or a whole one, and leave later segments:
+the log is truncated where the first offset is missing. Compaction leaves gaps too, but only below the recovery point.
 
 Source: Kafka `LogLoader`, `LogSegment.recover`.
 """
@@ -41,7 +42,8 @@ class LoadedLog(NamedTuple):
 class LogLoader:
     """Loads the log in `directory`. Damage is added to `corrupt_ranges`; `report` gets one line for each change.
 
-    Args: `new_segment` returns the segment with a base offset; `flush_in_background` flushes a completed one.
+    Args: `new_segment` returns the segment with a base offset; `flush_in_background` flushes a completed one;
+    `gaps_end` is that of `PartitionLog`.
     """
 
     def __init__(
@@ -52,7 +54,9 @@ class LogLoader:
         corrupt_ranges: CorruptRanges,
         flush_in_background: Callable[[LogSegment], None],
         report: Reporter,
+        gaps_end: int = 0,
     ) -> None:
+        self._gaps_end = gaps_end
         self._directory = directory
         self._topic_partition = topic_partition
         self._new_segment = new_segment
@@ -148,7 +152,8 @@ class LogLoader:
             if not following:
                 break
             end, expected = segment.next_offset, following[0].base_offset
-            if is_truncated or (segment.is_contiguous and recovery_point <= end < expected):
+            has_gap = end < expected and (segment.is_contiguous or expected > self._gaps_end)
+            if is_truncated or (has_gap and end >= recovery_point):
                 self._remove_unflushed(following, end)
                 break
             if segment.is_contiguous and end < expected:

@@ -455,7 +455,7 @@ class LogManager:
             self.files,
             self._report,
             log_start_offset=self._data.log_start_offsets.get(topic_partition, 0),
-            has_gaps=topic_partition in self._data.cleaner_offsets,
+            gaps_end=self._data.gaps_end(topic_partition, config.is_compacted),
         )
         return Partition(entry.topic_id, log, self._report, self.producer_count)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import shutil
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Callable
 
 import pytest
 from support.compacted_logs import COMPACT, Store, compacted, fill, keyed
@@ -16,6 +18,7 @@ from support.power_loss import Disk, Operation, write_state
 from spark_groupsource.errors import StorageError
 from spark_groupsource.storage import log as log_module
 from spark_groupsource.storage.cleaner import Cleaner, log_to_clean
+from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.segment_swap import CleanedSegment, replacement_steps
 from spark_groupsource.storage.topic_config import TopicConfig
@@ -57,7 +60,7 @@ def test_a_crash_in_any_replacement_step_leaves_the_old_or_new_log(tmp_path):
         for recovery_point in (None, store.log.log_end_offset):
             again = stage.with_name(stage.name + " again")
             shutil.copytree(stage, again)
-            log, reports = open_log(again, config=COMPACT, recovery_point=recovery_point)
+            log, reports = open_log(again, config=COMPACT, recovery_point=recovery_point, gaps_end=task.end_offset)
             found = keyed(log, 0)
             # a committed replacement is compacted, any other segment is unchanged
             assert set(after) <= set(found) <= set(before) and found == sorted(found)
@@ -132,6 +135,55 @@ def test_duplicates_are_detected_after_a_kill_wherever_the_segment_rolled(tmp_pa
     assert len(store.log.segments) > 4
     assert [send(sequence) for sequence in range(6, 11)] == list(range(6, 11))
     assert send(11) == 11
+
+
+@pytest.mark.parametrize("is_known", (True, False))
+def test_a_missing_offset_above_the_recovery_point_truncates_a_compacted_log(tmp_path, is_known):
+    """A power loss took the records of a completed segment that was not flushed, and left the next segment."""
+    store = Store(tmp_path)
+    fill(store, 3, batches=40)
+    assert store.clean()
+    recovery_point = store.data.recovery_points[store.log.topic_partition]
+    fill(store, 4, batches=40)
+    lost, following = store.log.segments[-3:-1]
+    assert lost.base_offset > recovery_point
+    expected = [record for record in store.contents() if record[0] < lost.base_offset]
+    lost.path.write_bytes(b"")
+    if not is_known:
+        (tmp_path / "recovery-point-offset-checkpoint").unlink()
+    store.data.close(is_clean=False)
+    store.data = DataDirectory(tmp_path)
+    store.data.open(1)
+    store.open(recovery_point if is_known else 0, is_clean=False)
+    if is_known:
+        assert store.log.log_end_offset == lost.base_offset and store.contents() == expected
+        assert "Deleted segments" in store.reports[0] and not following.path.exists()
+        assert store.append((b"next", b"")) == lost.base_offset
+    else:  # any missing offset may have been compacted
+        assert following.path.exists() and not store.reports
+
+
+def test_records_are_compacted_when_they_are_flushed_and_the_recovery_point_is_stored(tmp_path):
+    """A power loss must not take a record after the one that it superseded was removed."""
+    store = Store(tmp_path)
+    flushes: list[tuple[Callable[[], None], Future[None]]] = []
+
+    def run_in_background(work: Callable[[], None]) -> Future[None]:
+        flushes.append((work, Future()))
+        return flushes[-1][1]
+
+    store.log._files.run_in_background = run_in_background  # private: the flush thread of an open log
+    fill(store, 5, batches=40)
+    assert len(flushes) > 3 and log_to_clean(store.log, 0, 2_000) is None
+    for work, done in flushes[:2]:
+        work()
+        done.set_result(None)
+    task = log_to_clean(store.log, 0, 2_000)
+    assert task is not None and task.segments == store.log.segments[:2]
+    for _ in Cleaner(store.partition, task, store.data, FileCache(), 2_000).run():
+        replaced = store.log.segments[: len(task.segments)] != task.segments
+        assert not replaced or store.data.recovery_points[store.log.topic_partition] == task.end_offset
+    assert replaced
 
 
 @pytest.mark.conformance("LC-041")

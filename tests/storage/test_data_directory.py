@@ -9,6 +9,7 @@ import pytest
 from support.partition_logs import batch, values_from
 from support.reported_lines import ReportedLines
 
+from spark_groupsource.config_def import INT64_MAX
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.catalog import TopicEntry
@@ -41,6 +42,33 @@ def test_topics_and_log_start_offsets_survive_a_restart(tmp_path):
     data.close(is_clean=False)
     data = opened(tmp_path)
     assert data.recovery_points == {TopicPartition("t", 0): 7} and not data.had_clean_shutdown
+    data.close(is_clean=False)
+
+
+def test_recovery_points_are_not_lowered_by_offsets_that_were_read_before(tmp_path):
+    data = opened(tmp_path)
+    here, deleted = TopicPartition("t", 0), TopicPartition("t", 1)
+    data.raise_recovery_point(here, 9, lambda each: True)
+    data.raise_recovery_point(here, 8, lambda each: True)
+    data.raise_recovery_point(deleted, 9, lambda each: False)
+    data.set_recovery_points({here: 7})
+    assert data.recovery_points == {here: 9}
+    data.close(is_clean=False)
+
+
+def test_gaps_end_at_the_recovery_point_of_a_log_that_was_or_may_be_compacted(tmp_path):
+    data = opened(tmp_path)
+    compacted, dirty = TopicPartition("t", 0), TopicPartition("t", 1)
+    data.set_cleaner_offset(compacted, 5)
+    assert data.gaps_end(compacted, is_compacted=True) == INT64_MAX  # its recovery point was lost
+    data.set_recovery_points({compacted: 9})
+    assert [data.gaps_end(compacted, is_compacted) for is_compacted in (True, False)] == [9, 9]
+    assert [data.gaps_end(dirty, is_compacted) for is_compacted in (True, False)] == [0, 0]
+    data.close(is_clean=False)
+    (tmp_path / "recovery-point-offset-checkpoint").unlink()
+    data = opened(tmp_path)
+    assert [data.gaps_end(each, is_compacted=True) for each in (compacted, dirty)] == [INT64_MAX, INT64_MAX]
+    assert data.gaps_end(dirty, is_compacted=False) == 0
     data.close(is_clean=False)
 
 

@@ -196,7 +196,7 @@ def test_a_compacted_log_is_readable_after_its_policy_changes(tmp_path):
         assert store.log.topic_partition in store.data.cleaner_offsets
         files = FileCache()
         log = PartitionLog(tmp_path / "t-0", store.log.topic_partition, store.config, files, store.reports,
-                           has_gaps=True)  # fmt: skip
+                           gaps_end=store.log.log_end_offset)  # fmt: skip
         log.open(store.log.log_end_offset if clean else 0, clean)
         assert keyed(log, 0) == expected and log.corrupt_range is None
 

@@ -89,6 +89,8 @@ def run_transactions(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
 
 
 def run_compaction(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
+    flushes = LateFlushes()
+    broker.logs.files.run_in_background = flushes  # type: ignore[method-assign]
     broker.logs.create_topic("c", 1, {**SMALL, "cleanup.policy": "compact"})
     mark(("topic", "c"))
     partition = broker.partition("c")
@@ -98,9 +100,10 @@ def run_compaction(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
         append(partition, value, key)
         mark(("latest", key, value))
         if number % 20 == 19:
-            broker.clean("c")
+            broker.clean("c", on_wait=flushes.run_all)
             broker.logs.checkpoint_recovery_points()
     assert len(partition.log.segments) > 2
+    flushes.run_all()
 
 
 def run_topics(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
@@ -141,6 +144,9 @@ def check(path: Path, known: Acknowledged, flush: bool) -> None:
     for partition in broker.logs:
         assert not partition.offline_reason
         values = read(partition)
+        log = partition.log
+        for offset in range(log.log_start_offset, log.log_end_offset):
+            assert log.read(offset, 1), f"a consumer of {partition.topic_partition} waits at {offset}"
         assert not known.aborted.intersection(values), "an aborted record is visible"
         if flush and partition.topic_partition == ("t", 0):
             assert [value for value in values if value in known.values.get("t", [])] == known.values.get("t", [])

@@ -6,8 +6,9 @@ import random
 import uuid
 from pathlib import Path
 
-from support.partition_logs import open_log
+from support.partition_logs import ImmediateFlushes, open_log
 
+from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
@@ -34,8 +35,9 @@ class Store:
 
     def open(self, recovery_point: int | None = None, is_clean: bool = True) -> None:
         self.log, self.reports = open_log(
-            self.path / "t-0", config=self.config, recovery_point=recovery_point, is_clean=is_clean
-        )
+            self.path / "t-0", config=self.config, recovery_point=recovery_point, is_clean=is_clean,
+            files=ImmediateFlushes(), gaps_end=self.data.gaps_end(TopicPartition("t", 0), is_compacted=True),
+        )  # fmt: skip
         self.partition = Partition(uuid.UUID(int=1), self.log, self.reports)
         self.partition._load_producers()  # private: `open` of a partition does it after its log
 

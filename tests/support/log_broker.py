@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Callable
 
 from support.reported_lines import ReportedLines
 
@@ -40,12 +41,14 @@ class LogBroker:
     def stop(self) -> None:
         self.data.close(self.logs.close_all())
 
-    def clean(self, topic: str) -> None:
+    def clean(self, topic: str, on_wait: Callable[[], None] = lambda: None) -> None:
+        """Compacts a topic in one pass; `on_wait` is called while the pass waits for the flush thread."""
         partition = self.partition(topic)
         task = log_to_clean(partition.log, 0, NOW, partition.last_stable_offset)
         if task is not None:
-            for _ in Cleaner(partition, task, self.data, self.logs.files, NOW).run():
-                pass
+            for waits in Cleaner(partition, task, self.data, self.logs.files, NOW).run():
+                if waits:
+                    on_wait()
 
 
 def read(partition: Partition) -> list[bytes]:

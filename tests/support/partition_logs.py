@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Callable
 
 from support.reported_lines import ReportedLines
 
@@ -31,6 +33,16 @@ def append(log: PartitionLog, data: bytes) -> int:
     return log.append(bytearray(data), header)
 
 
+class ImmediateFlushes(FileCache):
+    """Files whose background work is done at once."""
+
+    def run_in_background(self, work: Callable[[], None]) -> Future[None]:
+        done: Future[None] = Future()
+        work()
+        done.set_result(None)
+        return done
+
+
 def open_log(
     directory: Path,
     *,
@@ -38,16 +50,18 @@ def open_log(
     is_clean: bool = True,
     config: TopicConfig | None = None,
     log_start: int = 0,
+    files: FileCache | None = None,
+    gaps_end: int = 0,
 ):
     """Opens or creates the log in `directory`; returns it with the list of its reports.
 
     Without `recovery_point` the shutdown was unclean, and everything is recovered.
     """
     reports = ReportedLines()
-    files = FileCache()
     log = PartitionLog(
-        directory, TopicPartition("t", 0), config or TopicConfig(), files, reports, log_start_offset=log_start
-    )
+        directory, TopicPartition("t", 0), config or TopicConfig(), files or FileCache(), reports,
+        log_start_offset=log_start, gaps_end=gaps_end,
+    )  # fmt: skip
     if directory.exists():
         log.open(recovery_point or 0, is_clean and recovery_point is not None)
     else:
