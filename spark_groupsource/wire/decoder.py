@@ -34,7 +34,8 @@ _FillFields = Callable[[memoryview, int, Any], int]
 MAX_STRING_BYTES = 0x7FFF
 """Longest string of the protocol. A compact string could be longer; as Kafka, the decoder rejects it."""
 
-_FIXED = {"int8": "b", "int16": "h", "uint16": "H", "int32": "i", "int64": "q", "float64": "d", "bool": "?"}
+FIXED_FORMATS = {"int8": "b", "int16": "h", "uint16": "H", "int32": "i", "int64": "q", "float64": "d", "bool": "?"}
+"""Formats of the module struct."""
 _MAX_HEADER_TAGS = 100
 _INT8 = Struct(">b")
 _INT16 = Struct(">h")
@@ -185,7 +186,7 @@ def _steps(fields: Sequence[BaseField], version: int, flexible: bool) -> list[_F
     steps: list[_FillFields] = []
     run: list[BaseField] = []
     for field in fields:
-        if field.type_str in _FIXED:
+        if field.type_str in FIXED_FORMATS:
             run.append(field)
             continue
         if run:
@@ -198,7 +199,7 @@ def _steps(fields: Sequence[BaseField], version: int, flexible: bool) -> list[_F
 
 
 def _numbers_step(fields: Sequence[BaseField]) -> _FillFields:
-    layout = Struct(">" + "".join(_FIXED[field.type_str] for field in fields))
+    layout = Struct(">" + "".join(FIXED_FORMATS[field.type_str] for field in fields))
     targets = ", ".join(f"value.{field.name}" for field in fields)
     # most fields of large messages are numbers, and setattr() takes three times as long as an assignment
     namespace: dict[str, Any] = {"unpack": layout.unpack_from}
@@ -295,12 +296,13 @@ def _value_reader(field: BaseField, version: int, flexible: bool) -> ReadValue:
     if field.is_struct():
         read = _struct_reader(field, field.data_class, version, flexible)
         return _nullable_struct_reader(read) if nullable else read
-    return _simple_reader(field.type_str, field.name, nullable, flexible)
+    return simple_reader(field.type_str, field.name, nullable, flexible)
 
 
-def _simple_reader(type_name: str, name: str, nullable: bool, flexible: bool) -> ReadValue:
-    if type_name in _FIXED:
-        return _number_reader(Struct(">" + _FIXED[type_name]))
+def simple_reader(type_name: str, name: str, nullable: bool, flexible: bool) -> ReadValue:
+    """Returns the decoder of a field that is neither an array nor a structure."""
+    if type_name in FIXED_FORMATS:
+        return _number_reader(Struct(">" + FIXED_FORMATS[type_name]))
     if type_name == "uuid":
         return _library_reader(UUID)
     if type_name == "bitfield":
@@ -379,12 +381,12 @@ def _nullable_struct_reader(read_struct: ReadValue) -> ReadValue:
 def _array_reader(field: BaseField, nullable: bool, version: int, flexible: bool) -> ReadValue:
     read_length = _length_reader(field.name, _INT32, nullable, flexible)
     element = field.array_of
-    letter = _FIXED.get(element.type_str)
+    letter = FIXED_FORMATS.get(element.type_str)
     read_element: ReadValue
     if element.is_struct():
         read_element = _struct_reader(element, element.data_class, version, flexible)
     else:
-        read_element = _simple_reader(element.type_str, field.name, False, flexible)
+        read_element = simple_reader(element.type_str, field.name, False, flexible)
 
     def read(buffer: memoryview, position: int) -> tuple[Any, int]:
         count, position = read_length(buffer, position)

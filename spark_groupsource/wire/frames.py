@@ -14,6 +14,7 @@ from typing import Any, Callable, NamedTuple
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError, UnsupportedVersionError
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS, Api, api_of, api_of_key
+from spark_groupsource.wire.compiled_decoder import Decode, Irregular, compiled_decoder
 from spark_groupsource.wire.decoder import decode_exactly, decode_prefix, skip_tagged_fields
 from spark_groupsource.wire.messages import ApiMessage, EncodeBuffer, EncodeBufferPool, Request, ResponseT
 
@@ -37,6 +38,20 @@ class _HeaderForms(dict[tuple[int, int], bool | None]):
 
 
 _HEADER_FORMS = _HeaderForms()
+
+
+class _Decoders(dict[tuple[int, int], Decode]):
+    """(API key, version) of a supported request -> its generated decoder."""
+
+    def __missing__(self, request: tuple[int, int]) -> Decode:
+        api_key, version = request
+        message_class: Any = api_of_key(api_key).request
+        self[request] = found = compiled_decoder(message_class, version)
+        return found
+
+
+_DECODERS = _Decoders()
+_UNLIMITED = 2**31
 
 
 class RequestHeader(NamedTuple):
@@ -165,9 +180,16 @@ def decode_request(
     Raises: TooManyElementsError if the body has more than `max_elements` array elements and tagged fields;
     RemoteProtocolError if it is invalid; UnsupportedVersionError unless `is_supported`.
     """
-    if not is_supported(header.api_key, header.api_version):
-        raise UnsupportedVersionError(f"API {header.api_key} version {header.api_version} is not supported.")
-    request, _ = decode_prefix(api_of_key(header.api_key).request, header.api_version, frame, position, max_elements)
+    api_key, version = header.api_key, header.api_version
+    if _HEADER_FORMS[api_key, version] is None:
+        raise UnsupportedVersionError(f"API {api_key} version {version} is not supported.")
+    limit = _UNLIMITED if max_elements is None else max_elements
+    try:
+        return _DECODERS[api_key, version](frame, position, limit)  # type: ignore[no-any-return]
+    except (Irregular, struct.error, IndexError, UnicodeDecodeError, RemoteProtocolError):
+        # outside of this handler, because an error there would refer to this one
+        pass
+    request, _ = decode_prefix(api_of_key(api_key).request, version, frame, position, max_elements)
     return request
 
 
