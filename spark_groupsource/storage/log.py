@@ -220,8 +220,10 @@ class PartitionLog:
 
     # --- append ---
 
-    def append(self, batch: bytearray, header: BatchHeader, log_append_time_ms: int | None = None) -> int:
-        """Assigns offsets to a validated batch and writes it; returns its base offset.
+    def append(
+        self, batch: bytearray, header: BatchHeader, now_ms: int, log_append_time_ms: int | None = None
+    ) -> int:
+        """Assigns offsets to a validated batch and writes it at the time `now_ms`; returns its base offset.
 
         On return the batch is in the file and survives a killed process. Call `flush_if_due` before it is acknowledged.
 
@@ -236,13 +238,13 @@ class PartitionLog:
         base_offset = self.log_end_offset
         last_offset = base_offset + header.last_offset_delta
         max_timestamp = header.max_timestamp if log_append_time_ms is None else log_append_time_ms
-        if self._should_roll(len(batch), last_offset, max_timestamp):
+        if self._should_roll(len(batch), last_offset, max_timestamp, now_ms):
             self.roll()
         if not self.has_files:
             self._create_files()
         self.leader_epochs.store()
         assign_offset(batch, header, base_offset, self.leader_epochs.latest_epoch, log_append_time_ms)
-        self._active.append(batch, last_offset, max_timestamp)
+        self._active.append(batch, last_offset, max_timestamp, now_ms)
         self._unflushed_batches += 1
         return base_offset
 
@@ -288,17 +290,14 @@ class PartitionLog:
 
         self._flushes.append((segment.base_offset, self._files.run_in_background(flush)))
 
-    def _should_roll(self, batch_bytes: int, last_offset: int, timestamp_ms: int) -> bool:
+    def _should_roll(self, batch_bytes: int, last_offset: int, timestamp_ms: int, now_ms: int) -> bool:
         """Whether a new segment is needed for a batch. Above `MAX_SEGMENTS`, segments have Kafka's smallest size."""
         min_bytes = _MIN_BYTES_ABOVE_LIMIT if self._files.segment_count >= MAX_SEGMENTS else 0
         if not self._active.fits(batch_bytes, last_offset, max(self.config.segment_bytes, min_bytes)):
             return True
-        return self._active.size >= min_bytes and self._exceeds_roll_time(timestamp_ms)
-
-    def _exceeds_roll_time(self, timestamp_ms: int) -> bool:
-        """Compares record timestamps, as Kafka does; the clock alone rolls no segment."""
-        first = self._active.first_timestamp
-        return first is not None and first >= 0 and timestamp_ms - first > self.config.roll_ms
+        if self._active.size < min_bytes:
+            return False
+        return self._active.exceeds_roll_time(timestamp_ms, now_ms, self.config.roll_ms)
 
     def roll(self) -> None:
         """Completes the active segment and creates a new one, unless it is empty.

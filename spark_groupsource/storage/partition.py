@@ -304,7 +304,7 @@ class Partition:
                 attributes=header.attributes | LOG_APPEND_TIME_FLAG, max_timestamp=log_append_time_ms
             )
         try:
-            base_offset = self.log.append(bytearray(records), header, log_append_time_ms)
+            base_offset = self.log.append(bytearray(records), header, timestamp_ms, log_append_time_ms)
         except StorageError as error:
             self._report(f"[partition={self.topic_partition}] Append failed: {error}", logging.ERROR)
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error

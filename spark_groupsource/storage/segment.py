@@ -57,8 +57,8 @@ class LogSegment:
     """
 
     __slots__ = (
-        "_file", "_files", "_first_timestamp", "_verified", "base_offset", "index", "is_closed", "is_contiguous",
-        "next_offset", "size",
+        "_appended_since_ms", "_file", "_files", "_first_timestamp", "_verified", "base_offset", "index", "is_closed",
+        "is_contiguous", "next_offset", "size",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +73,7 @@ class LogSegment:
         self.size = 0
         self.next_offset = base_offset
         self._first_timestamp: int | None = None
+        self._appended_since_ms: int | None = None
         self._files = files
         self._verified = _ByteRanges()
 
@@ -107,6 +108,21 @@ class LogSegment:
             return False
         return self.size == 0 or self.size + batch_bytes <= segment_bytes
 
+    def exceeds_roll_time(self, timestamp_ms: int, now_ms: int, roll_ms: int) -> bool:
+        """Whether the segment is full by `segment.ms` for a batch with the max timestamp `timestamp_ms`.
+
+        Counted from the first batch. If it has no timestamp, the time `now_ms` is compared with that of the first
+        append to the open segment.
+
+        Raises: StorageError.
+
+        Source: Kafka `LogSegment.timeWaitedForRoll`.
+        """
+        first = self.first_timestamp
+        if first is not None and first >= 0:
+            return timestamp_ms - first > roll_ms
+        return self._appended_since_ms is not None and now_ms - self._appended_since_ms > roll_ms
+
     @property
     def first_timestamp(self) -> int | None:
         """The max timestamp of the first batch, which `segment.ms` is counted from; None for an empty segment.
@@ -129,8 +145,10 @@ class LogSegment:
         except OSError as error:
             raise StorageError(f"{self.path} cannot be read: {error.strerror}. Check the disk.") from error
 
-    def append(self, batch: bytes | bytearray | memoryview, last_offset: int, max_timestamp: int) -> None:
-        """Writes a batch whose offsets are assigned.
+    def append(
+        self, batch: bytes | bytearray | memoryview, last_offset: int, max_timestamp: int, now_ms: int
+    ) -> None:
+        """Writes a batch whose offsets are assigned, at the time `now_ms`.
 
         Raises: StorageError when the batch cannot be written completely; the segment is then unchanged.
         """
@@ -144,6 +162,8 @@ class LogSegment:
         position = self.size
         self.size += len(batch)
         self.next_offset = last_offset + 1
+        if self._appended_since_ms is None:
+            self._appended_since_ms = now_ms
         self._verified.add(position, self.size)
         self.index.add_batch(position, len(batch), last_offset, max_timestamp)
         if self.index.should_write:

@@ -203,6 +203,13 @@ def test_a_segment_rolls_by_segment_ms(tmp_path):
     log, _ = open_log(tmp_path / "t-0", config=config, recovery_point=6)
     append(log, batch(b"x", timestamp_ms=7_002))
     assert [segment.base_offset for segment in log.segments] == [0, 3, 6]
+    for number, now_ms in enumerate((50_000, 51_000, 51_001), 7):
+        assert append(log, batch(b"x", timestamp_ms=-1), now_ms) == number
+    assert [segment.base_offset for segment in log.segments] == [0, 3, 6]  # its first batch has a timestamp
+    log.roll()
+    for now_ms in (60_000, 61_000, 61_001):
+        append(log, batch(b"x", timestamp_ms=-1), now_ms)
+    assert [segment.base_offset for segment in log.segments] == [0, 3, 6, 10, 12]
     compacted = TopicConfig(segment_ms=1_000, max_compaction_lag_ms=10, cleanup_policy=("compact",))
     assert (compacted.roll_ms, TopicConfig(max_compaction_lag_ms=10).roll_ms) == (10, 604_800_000)
 

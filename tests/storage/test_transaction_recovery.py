@@ -135,7 +135,7 @@ def test_a_control_batch_without_records_does_not_change_the_state(logged):
     logged.end(2, True)
     (header,) = iter_batches(bytes(log.read(1, 1000)))
     emptied = empty_batch(header._replace(producer_id=1, base_offset=0))
-    log.append(bytearray(emptied), next(iter_batches(emptied)))
+    log.append(bytearray(emptied), next(iter_batches(emptied)), NOW)
     known = logged.state
     logged.reopen()
     assert logged.state == known and known[2][1] == (0, -1, 0)

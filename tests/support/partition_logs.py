@@ -28,9 +28,9 @@ def batch(*values: bytes, timestamp_ms: int = 1_000, **options) -> bytes:
     return encode_batch(records, **options)
 
 
-def append(log: PartitionLog, data: bytes) -> int:
+def append(log: PartitionLog, data: bytes, now_ms: int = 1_000) -> int:
     (header,) = iter_batches(data)
-    return log.append(bytearray(data), header)
+    return log.append(bytearray(data), header, now_ms)
 
 
 class ImmediateFlushes(FileCache):
