@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Optional
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError, UnsupportedVersionError
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS, Api, api_of, api_of_key
 from spark_groupsource.wire.compiled_decoder import Decode, Irregular, compiled_decoder
+from spark_groupsource.wire.compiled_encoder import Encode, UnusualMessage, compiled_encoder
 from spark_groupsource.wire.decoder import decode_exactly, decode_prefix, skip_tagged_fields
 from spark_groupsource.wire.messages import ApiMessage, EncodeBuffer, EncodeBufferPool, Request, ResponseT
 
@@ -94,8 +95,38 @@ def encode_request(request: Request[Any], version: int, correlation_id: int, cli
     return frame
 
 
-def encode_response(response: ApiMessage, version: int, correlation_id: int, data_bytes: int = 0) -> bytearray:
-    """Encodes a response at `version`, with length and header. Does not change `response`.
+class _Encoders(dict[tuple[Any, int], tuple[Optional[Encode], bool]]):
+    """(class, version) of a response -> its generated encoder, and True if the header has tagged fields."""
+
+    def __missing__(self, response: tuple[Any, int]) -> tuple[Encode | None, bool]:
+        _, has_tags = _body_writer(*response)
+        self[response] = found = (compiled_encoder(*response), has_tags)
+        return found
+
+
+_ENCODERS = _Encoders()
+
+
+def encode_response(response: ApiMessage, version: int, correlation_id: int) -> bytes | bytearray:
+    """Encodes a response at `version`, with length and header. Does not change `response`."""
+    encode, has_tags = _ENCODERS[type(response), version]
+    if encode is None:
+        return encode_large_response(response, version, correlation_id)
+    parts: list[bytes] = [b"\x00" if has_tags else b""]
+    try:
+        encode(response, parts.append)
+        size = sum(map(len, parts)) + _LENGTH.size
+        parts[0] = _RESPONSE_HEAD.pack(size, correlation_id) + parts[0]
+        return b"".join(parts)
+    except (UnusualMessage, struct.error, AttributeError, TypeError, OverflowError):
+        pass
+    return encode_large_response(response, version, correlation_id)
+
+
+def encode_large_response(
+    response: ApiMessage, version: int, correlation_id: int, data_bytes: int = 0
+) -> bytearray:
+    """As `encode_response`, in one buffer, which takes less memory while a message of many elements is encoded.
 
     Args: `data_bytes`, bytes of its record sets and other data, if they are many: the buffer is then not copied.
     """

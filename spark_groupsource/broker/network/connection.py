@@ -36,6 +36,7 @@ from spark_groupsource.wire.frames import (
     RequestHeader,
     decode_request,
     encode_frame,
+    encode_large_response,
     encode_response,
     frame_length,
     read_request_header,
@@ -218,7 +219,7 @@ class Connection(asyncio.BufferedProtocol):
         """Is called in the worker thread."""
         if self._transport is None:
             return bytearray()  # closed while other responses were encoded
-        return encode_response(response, version, correlation_id, data_bytes(response))
+        return encode_large_response(response, version, correlation_id, data_bytes(response))
 
     def _send_encoded(self, encoded: Future[bytearray]) -> None:
         error = encoded.exception()
@@ -228,7 +229,7 @@ class Connection(asyncio.BufferedProtocol):
             self._send_frame(encoded.result())
         self._owner.responses.set_size(self, self.unsent_bytes)  # replaces the reservation
 
-    def _send_frame(self, frame: bytearray | None) -> None:
+    def _send_frame(self, frame: bytes | bytearray | None) -> None:
         self._token = None
         self._frame_bytes = 0
         if self._transport is None:
