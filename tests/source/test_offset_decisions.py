@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as RdTopicPartition
+from confluent_kafka.admin import AdminClient
 from support.commits import commit_as
 from support.direct_readers import StreamQuery
 from support.members import LibrdkafkaMember
@@ -65,6 +66,11 @@ class Scenario:
     def reset(self, offset):
         self.wait_left()
         commit_as(self.cluster.bootstrap_servers, self.group, [RdTopicPartition(self.topic, 0, offset)])
+
+    def delete_group(self):
+        self.wait_left()
+        admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap_servers})
+        admin.delete_consumer_groups([self.group])[self.group].result(30)
 
     def committed(self):
         return self.client.fetch_committed(self.group)[self.partition].offset
@@ -127,6 +133,26 @@ def test_recreated_topic_is_reported_before_a_replay_reads_it(scenario):
         assert lenient.reader.partitions({}, end) == []
         lenient.start = end
         assert offsets(lenient.trigger()) == list(range(50))
+
+
+def test_a_deleted_group_is_continued_from_the_checkpoint_and_starts_again_without_one(scenario):
+    """Expiration deletes a group, too, while its query is stopped."""
+    scenario.produce(30)
+    with scenario.query() as query:
+        assert offsets(query.trigger()) == list(range(30))
+        assert query.trigger() == [] and scenario.committed() == 30
+        scenario.checkpoint = query.start
+    scenario.delete_group()
+    scenario.produce(10)
+    with scenario.query(onGroupReset="fail") as restarted:
+        assert offsets(restarted.trigger()) == list(range(30, 40))
+        assert restarted.trigger() == [] and scenario.committed() == 40
+    scenario.delete_group()
+    scenario.checkpoint = {}
+    with scenario.query(startingOffsets="latest") as new:
+        assert new.trigger() == []
+        scenario.produce(5)
+        assert offsets(new.trigger()) == list(range(40, 45))
 
 
 @pytest.mark.slow
