@@ -132,7 +132,7 @@ def _timestamp(selection: Selection, layout: Layout) -> pa.Array:
 
 
 def _timestamp_type(selection: Selection, layout: Layout) -> pa.Array:
-    kinds = _per_record(selection, [int(header.is_log_append_time) for header in selection.batches])
+    kinds = _per_record(selection, [header.timestamp_type for header in selection.batches])
     return _fixed(pa.int32(), kinds.astype(np.int32))
 
 

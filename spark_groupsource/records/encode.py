@@ -26,6 +26,8 @@ from spark_groupsource.records.header import (
     LOG_OVERHEAD_BYTES,
     MAGIC,
     MAX_TIMESTAMP_AT,
+    NO_TIMESTAMP_TYPE,
+    NO_TIMESTAMP_TYPE_FLAG,
     PREFIX_LAYOUT,
     TRANSACTIONAL_FLAG,
     BatchHeader,
@@ -39,6 +41,9 @@ _CRC = struct.Struct(">I")
 _EPOCH = struct.Struct(">i")
 _ATTRIBUTES = struct.Struct(">h")
 _TIMESTAMP = struct.Struct(">q")
+_TIMESTAMP_TYPE_FLAGS = {
+    NO_TIMESTAMP_TYPE: NO_TIMESTAMP_TYPE_FLAG, CREATE_TIME: 0, LOG_APPEND_TIME: LOG_APPEND_TIME_FLAG
+}  # fmt: skip
 _SMALL_NUMBERS = 1_024
 _VARINTS = tuple(map(encode_varint, range(_SMALL_NUMBERS)))
 _MOST_CONTENT = _SMALL_NUMBERS - 10
@@ -71,7 +76,8 @@ def encode_batch(
 
     Args:
         codec: 0 to 4, an index of `compression.CODECS`.
-        timestamp_type: with `LOG_APPEND_TIME` every record has the largest timestamp.
+        timestamp_type: with `LOG_APPEND_TIME` every record has the largest timestamp; `NO_TIMESTAMP_TYPE` is for
+            converted messages only.
 
     Raises: ValueError if there is no record, or if offset deltas do not increase.
     """
@@ -87,7 +93,7 @@ def encode_batch(
         _encode_record(payload, record, wrap_int64(record.timestamp_ms - base_timestamp), delta)
     attributes = (
         codec
-        | (LOG_APPEND_TIME_FLAG if timestamp_type == LOG_APPEND_TIME else 0)
+        | _TIMESTAMP_TYPE_FLAGS[timestamp_type]
         | (TRANSACTIONAL_FLAG if transactional else 0)
         | (CONTROL_FLAG if control else 0)
     )

@@ -22,6 +22,8 @@ MAGIC = 2
 MIN_MESSAGE_BYTES = 14
 """Minimum length of a message of format v0, without offset and length: checksum, format, attributes, null, null."""
 
+NO_TIMESTAMP_TYPE = -1
+"""Timestamp type of messages of format v0, which have no timestamp."""
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
 
@@ -29,6 +31,8 @@ CODEC_MASK = 0x07
 LOG_APPEND_TIME_FLAG = 0x08
 TRANSACTIONAL_FLAG = 0x10
 CONTROL_FLAG = 0x20
+NO_TIMESTAMP_TYPE_FLAG = 0x80
+"""Set only in converted messages of format v0; Kafka does not use this bit."""
 
 HEADER_LAYOUT = struct.Struct(">qiibIhiqqqhii")
 PREFIX_LAYOUT = struct.Struct(">qi")
@@ -74,6 +78,11 @@ class BatchHeader(NamedTuple):
     def is_log_append_time(self) -> bool:
         """True if the broker set the timestamps: every record has `max_timestamp`."""
         return bool(self.attributes & LOG_APPEND_TIME_FLAG)
+
+    @property
+    def timestamp_type(self) -> int:
+        """`CREATE_TIME`, `LOG_APPEND_TIME` or `NO_TIMESTAMP_TYPE`."""
+        return NO_TIMESTAMP_TYPE if self.attributes & NO_TIMESTAMP_TYPE_FLAG else int(self.is_log_append_time)
 
     @property
     def is_transactional(self) -> bool:

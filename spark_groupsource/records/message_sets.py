@@ -25,6 +25,7 @@ from spark_groupsource.records.header import (
     MAGIC,
     MAGIC_AT,
     MIN_MESSAGE_BYTES,
+    NO_TIMESTAMP_TYPE,
     PREFIX_LAYOUT,
     corrupt_batch,
 )
@@ -59,7 +60,7 @@ def with_record_batches(data: memoryview) -> memoryview:
     """Returns fetched bytes with their messages as record batches; record batches among them are copied.
 
     Compressed messages become compressed batches, so that memory does not depend on the compression ratio. An
-    incomplete last entry is dropped. Timestamps of format v0 are -1.
+    incomplete last entry is dropped. Timestamps of format v0 are -1, their type `NO_TIMESTAMP_TYPE`.
 
     Raises: CorruptRecordError if a message, its checksum or its compressed messages are invalid.
     """
@@ -120,7 +121,7 @@ def _decode(entry: memoryview, position: int) -> _Message:
         raise corrupt_batch(offset, position, f"its key or value exceeds its {len(entry)} bytes") from error
     if at != len(entry):
         raise corrupt_batch(offset, position, f"{len(entry) - at} bytes after the value")
-    kind = LOG_APPEND_TIME if is_log_append_time else CREATE_TIME
+    kind = NO_TIMESTAMP_TYPE if magic == 0 else LOG_APPEND_TIME if is_log_append_time else CREATE_TIME
     return _Message(offset, magic, attributes & CODEC_MASK, kind, timestamp_ms, key, value)
 
 

@@ -18,7 +18,15 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.compression import compress
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
-from spark_groupsource.records.header import OldFormatError, check_crc, iter_batches, last_batch
+from spark_groupsource.records.header import (
+    CREATE_TIME,
+    LOG_APPEND_TIME,
+    NO_TIMESTAMP_TYPE,
+    OldFormatError,
+    check_crc,
+    iter_batches,
+    last_batch,
+)
 from spark_groupsource.records.message_sets import with_record_batches
 from spark_groupsource.wire.messages import FetchResponse
 
@@ -109,8 +117,15 @@ def test_log_append_time_is_that_of_the_wrapper_or_of_each_message():
     data += message(1, 3, None, b"v", attributes=0x08, timestamp=NOW + 2)
     data += message(1, 4, None, b"v", timestamp=NOW - 9)
     assert [row[1] for row in records(data)] == [NOW, NOW, NOW + 1, NOW + 2, NOW - 9]
-    flags = [header.is_log_append_time for header in iter_batches(with_record_batches(memoryview(data)))]
-    assert flags == [True, True, True, False]
+    kinds = [header.timestamp_type for header in iter_batches(with_record_batches(memoryview(data)))]
+    assert kinds == [LOG_APPEND_TIME, LOG_APPEND_TIME, LOG_APPEND_TIME, CREATE_TIME]
+
+
+@pytest.mark.parametrize("codec", (0, 1))
+def test_format_v0_has_no_timestamp_type(codec):
+    data = message_set(1, codec) + message_set(0, codec, base=4)
+    converted = with_record_batches(memoryview(data))
+    assert [header.timestamp_type for header in iter_batches(converted)] == [CREATE_TIME, NO_TIMESTAMP_TYPE]
 
 
 @pytest.mark.parametrize("offsets", [(0, 2**31), (5, 2**40)])
