@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, Callable, Iterator
 
 from spark_groupsource.wire.messages import BaseField
 
@@ -18,8 +18,13 @@ def has_more_elements(message: Any, limit: int) -> bool:
     Takes time in proportion to `limit`.
     """
     message_class: Any = type(message)  # mypy does not accept a class as Hashable
-    arrays = _arrays_of_class(message_class)
-    return bool(arrays) and _count(message, arrays, limit) > limit
+    count = _counter(message_class)
+    if count is None:
+        return False
+    try:
+        return count(message, limit) > limit
+    except AttributeError:  # elements may be tuples
+        return _count(message, _arrays_of_class(message_class), limit) > limit
 
 
 def data_bytes(message: Any) -> int:
@@ -37,6 +42,38 @@ def _data_bytes(value: Any, arrays: _Arrays) -> int:
         elif inner:
             total += sum(_data_bytes(element, inner) for element in elements)
     return total
+
+
+@lru_cache(maxsize=None)
+def _counter(message_class: Any) -> Callable[[Any, int], int] | None:
+    """Returns a generated `_count` of a class, because every response is counted; None if it has no arrays."""
+    arrays = _arrays_of_class(message_class)
+    if not arrays:
+        return None
+    names: dict[str, Any] = {}
+    lines = ["def count(value0, limit):", " total = 0", *_counter_lines(arrays, 0), " return total"]
+    exec("\n".join(lines), names)
+    found: Callable[[Any, int], int] = names["count"]
+    return found
+
+
+def _counter_lines(arrays: _Arrays, level: int) -> Iterator[str]:
+    indent = " " * (level + 1)
+    leaves = [
+        f"len(value{level}.{name} or ())" + (f" // {_BYTES_PER_ELEMENT}" if inner is None else "")
+        for name, inner in arrays
+        if not inner
+    ]
+    if leaves:
+        yield f"{indent}total += {' + '.join(leaves)}"
+        yield f"{indent}if total > limit: return total"
+    for name, inner in arrays:
+        if inner:
+            yield f"{indent}elements{level} = value{level}.{name} or ()"
+            yield f"{indent}total += len(elements{level})"
+            yield f"{indent}if total > limit: return total"
+            yield f"{indent}for value{level + 1} in elements{level}:"
+            yield from _counter_lines(inner, level + 1)
 
 
 def _count(value: Any, arrays: _Arrays, limit: int) -> int:
