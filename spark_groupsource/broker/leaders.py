@@ -52,6 +52,7 @@ class Leaders:
         self.running = set(self.node_ids)
         self._first_epoch = 0
         self._moved: dict[TopicPartition, Leader] = {}
+        self._only_leader = Leader(self.node_ids[0], -1)
         self._path: Path | None = None
 
     def open(self, directory: Path) -> None:
@@ -77,11 +78,13 @@ class Leaders:
 
     def leader(self, topic_partition: TopicPartition) -> Leader:
         """Returns the leader of a partition, which need not exist."""
-        found = self._moved.get(topic_partition)
+        found = self._moved.get(topic_partition) if self._moved else None
         if found is not None:
             return found
         if len(self.node_ids) == 1:
-            return Leader(self.node_ids[0], self._first_epoch)
+            if self._only_leader.epoch != self._first_epoch:
+                self._only_leader = Leader(self.node_ids[0], self._first_epoch)
+            return self._only_leader
         first = zlib.crc32(topic_partition.topic.encode())
         return Leader(self.node_ids[(first + topic_partition.partition) % len(self.node_ids)], self._first_epoch)
 

@@ -129,10 +129,12 @@ class LogManager:
 
         Raises: ApiError for an unknown or offline partition.
         """
-        partition = self._partitions.get(TopicPartition(name, number))
+        # a tuple is equal to a TopicPartition, which takes longer to create than the lookup
+        partition: Partition | None = self._partitions.get((name, number))  # type: ignore[call-overload]
         if partition is None:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unknown partition {number} of topic {name}.")
-        partition.check_online()
+        if partition.offline_reason:
+            partition.check_online()
         return partition
 
     def offline_reason(self, topic_partition: TopicPartition) -> str:

@@ -17,6 +17,13 @@ from typing import Callable, Collection, Iterable, NamedTuple
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.current_leader import add_current_leaders
+from spark_groupsource.broker.fetch.partition_reads import (
+    PartitionData,
+    PartitionReads,
+    error_entry,
+    is_unchanged,
+    unknown_entry,
+)
 from spark_groupsource.broker.fetch.purgatory import DelayedFetchPurgatory
 from spark_groupsource.broker.fetch.sessions import CachedPartition, FetchContext, FetchSessionCache, PartitionEntries
 from spark_groupsource.broker.leaders import Leaders
@@ -24,19 +31,14 @@ from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ResponseAction
 from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.broker.state_budget import DELAYED_PARTITION_BYTES, SESSION_PARTITION_BYTES, StateBudget
 from spark_groupsource.clock import Clock
-from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
+from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.header import last_batch
 from spark_groupsource.storage.log_manager import LogManager
-from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.timers import Timers
-from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
 _TopicData = FetchResponse.FetchableTopicResponse
-_PartitionData = _TopicData.PartitionData
-_AbortedTransaction = _PartitionData.AbortedTransaction
 _READ_COMMITTED = 1
 _CURRENT_LEADER_SINCE = 16
 _MAX_SESSION_ID = 2**31 - 1
@@ -92,6 +94,7 @@ class FetchManager:
     ) -> None:
         self._partitions = partitions
         self._leaders = leaders
+        self._reads = PartitionReads(partitions, leaders)
         self._nodes = nodes
         self._timers = timers.queue(self._expire)
         self._clock = clock
@@ -229,14 +232,14 @@ class FetchManager:
         sessions, now_ms = self._sessions[pending.node_id], self._clock.now_ms()
         session_response = yield from sessions.respond_steps(pending.context, result.entries, now_ms)
         responses: list[_TopicData] = []
-        failed: list[tuple[TopicPartition, _PartitionData]] = []
+        failed: list[tuple[TopicPartition, PartitionData]] = []
         last: object = responses  # equal to no topic
         for number, (partition, entry) in enumerate(session_response.entries, 1):
             if number % _PARTITIONS_PER_STEP == 0:
                 yield None
             topic = partition.key[0]
             if topic != last:  # in reading order, so a topic may occur more than once
-                entries: list[_PartitionData] = []
+                entries: list[PartitionData] = []
                 responses.append(
                     _TopicData(topic=partition.topic or "", topic_id=partition.topic_id, partitions=entries)
                 )
@@ -258,11 +261,12 @@ class FetchManager:
 
     def _read(self, pending: _PendingFetch) -> StorageSteps[_ReadResult]:
         node_id, context, committed = pending.node_id, pending.context, pending.reads_committed
+        find, read, may_read = self._reads.find, self._reads.read, pending.may_read
         available = self.available_bytes()
         limit, may_exceed = min(pending.max_bytes, available), self.may_exceed()
         size, has_error = 0, False
         partitions: list[TopicPartition] = []
-        entries: list[tuple[CachedPartition, _PartitionData]] = []
+        entries: list[tuple[CachedPartition, PartitionData]] = []
         # unknown partitions come last in the response and do not complete a delayed fetch
         unknown_ids, unknown_names = [], []
         # copied, because a later request may change the session between two steps
@@ -270,22 +274,22 @@ class FetchManager:
             if number % _PARTITIONS_PER_STEP == 0:
                 yield None
             try:
-                partition = self._find(node_id, requested, pending.may_read)
+                partition = find(node_id, requested, may_read)
                 partitions.append(partition.topic_partition)
-                if context.is_incremental and _is_unchanged(partition, requested):
+                if context.is_incremental and is_unchanged(partition, requested):
                     continue
-                entry = self._read_partition(partition, requested, limit - size, may_exceed and not size, committed)
+                entry = read(partition, requested, limit - size, may_exceed and not size, committed)
                 has_error = has_error or entry.diverging_epoch is not None
                 size += len(entry.records or b"")
                 entries.append((requested, entry))
             except ApiError as error:
                 if error.code is ErrorCode.UNKNOWN_TOPIC_ID:
-                    unknown_ids.append((requested, _unknown_entry(requested.number, error.code)))
+                    unknown_ids.append((requested, unknown_entry(requested.number, error.code)))
                 elif error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                    unknown_names.append((requested, _unknown_entry(requested.number, error.code)))
+                    unknown_names.append((requested, unknown_entry(requested.number, error.code)))
                 else:
                     has_error = True
-                    entries.append((requested, _error_entry(requested.number, error.code)))
+                    entries.append((requested, error_entry(requested.number, error.code)))
         if size > _LARGE_READ_BYTES:
             self._next_large_read_ms = self._clock.now_ms() + _LARGE_READ_PAUSE_MS
         return _ReadResult(entries + unknown_ids + unknown_names, partitions, size, has_error)
@@ -304,117 +308,6 @@ class FetchManager:
                     total += active.size - active.position_at_or_before(each.fetch_offset)
         return total
 
-    def _find(self, node_id: int, requested: CachedPartition, may_read: Callable[[str], bool]) -> Partition:
-        if requested.topic is None:
-            requested.topic = self._partitions.topic_name(requested.topic_id or ZERO_UUID)
-        if not may_read(requested.topic):
-            raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-        partition = self._partitions.partition(requested.topic, requested.number)
-        if requested.topic_id is not None and requested.topic_id != partition.topic_id:
-            raise ApiError(
-                ErrorCode.INCONSISTENT_TOPIC_ID, f"Topic {requested.topic} was recreated with another topic id."
-            )
-        self._leaders.check_leader(node_id, partition.topic_partition, requested.current_leader_epoch)
-        return partition
-
-    def _read_partition(
-        self, partition: Partition, requested: CachedPartition, left: int, is_first: bool, committed: bool
-    ) -> _PartitionData:
-        log = partition.log
-        stable, end, log_start = partition.last_stable_offset, log.log_end_offset, log.log_start_offset
-        before = stable if committed and stable < end else None
-        diverging = self._diverging_epoch(partition, requested)
-        if diverging is None and not log_start <= requested.fetch_offset <= end:
-            raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE)
-        limit = min(requested.max_bytes, left)
-        should_read = diverging is None and (is_first or limit > 0)
-        try:
-            records = log.read(requested.fetch_offset, limit, before) if should_read else memoryview(b"")
-        except CorruptRecordError as error:
-            raise ApiError(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
-        except StorageError as error:
-            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-        is_incomplete = len(records) > max(limit, 0) and not is_first
-        if is_incomplete:
-            records = memoryview(b"")
-        lists_aborted = committed and diverging is None and not is_incomplete
-        return new_struct(
-            _PartitionData,
-            partition_index=requested.number,
-            error_code=0,
-            high_watermark=end,
-            last_stable_offset=stable,
-            log_start_offset=log_start,
-            diverging_epoch=diverging,
-            current_leader=None,
-            snapshot_id=None,
-            # null for isolation level read_uncommitted, and if Kafka replaces what it has read
-            aborted_transactions=_aborted(partition, requested.fetch_offset, records) if lists_aborted else None,
-            preferred_read_replica=-1,
-            records=records,
-        )
-
-    def _diverging_epoch(
-        self, partition: Partition, requested: CachedPartition
-    ) -> _PartitionData.EpochEndOffset | None:
-        """Where the client's log diverges from this one, None if it does not (KIP-595)."""
-        epoch = requested.last_fetched_epoch
-        if epoch < 0:
-            return None
-        try:
-            end = partition.end_offset_for_epoch(epoch)
-        except StorageError as error:
-            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-        if end.end_offset < 0:
-            raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE)
-        if end.epoch >= epoch and end.end_offset >= requested.fetch_offset:
-            return None
-        return _PartitionData.EpochEndOffset(epoch=end.epoch, end_offset=end.end_offset)
-
 
 def _new_session_id() -> int:
     return random.randint(1, _MAX_SESSION_ID)
-
-
-def _is_unchanged(partition: Partition, requested: CachedPartition) -> bool:
-    """Returns whether the partition has nothing for an incremental response: a fast path for idle partitions."""
-    log = partition.log
-    return (
-        requested.fetch_offset == log.log_end_offset
-        and requested.last_fetched_epoch < 0
-        and not requested.has_changes(log.high_watermark, log.log_start_offset)
-        and not log.corrupt_ranges
-    )
-
-
-def _aborted(partition: Partition, start: int, records: memoryview) -> list[_AbortedTransaction]:
-    """The aborted transactions in `records`, which begin at offset `start`."""
-    if not len(partition.transaction_index) or not records:
-        return []
-    last = last_batch(records)
-    assert last is not None  # a read returns whole batches
-    try:
-        found = partition.transaction_index.overlapping(start, last.next_offset)
-    except StorageError as error:
-        raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-    return [_AbortedTransaction(producer_id=row.producer_id, first_offset=row.first_offset) for row in found]
-
-
-def _error_entry(partition: int, code: ErrorCode) -> _PartitionData:
-    return _PartitionData(
-        partition_index=partition,
-        error_code=code,
-        high_watermark=-1,
-        last_stable_offset=-1,
-        log_start_offset=-1,
-        aborted_transactions=None,
-        preferred_read_replica=-1,
-        records=b"",
-    )
-
-
-def _unknown_entry(partition: int, code: ErrorCode) -> _PartitionData:
-    """An error entry with an empty list of aborted transactions, as in Kafka for unknown partitions."""
-    entry = _error_entry(partition, code)
-    entry.aborted_transactions = []
-    return entry

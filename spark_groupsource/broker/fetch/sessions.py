@@ -70,11 +70,11 @@ class CachedPartition:
         self.topic_id = topic_id
         self.number: int = requested.partition
         self.high_watermark = self.log_start_offset = _NO_OFFSET
-        self.current_leader_epoch: int
-        self.fetch_offset: int
-        self.last_fetched_epoch: int
-        self.max_bytes: int
-        self.update(requested)
+        # as `update`, which would be another call for each partition of a full fetch
+        self.current_leader_epoch: int = requested.current_leader_epoch
+        self.fetch_offset: int = requested.fetch_offset
+        self.last_fetched_epoch: int = requested.last_fetched_epoch
+        self.max_bytes: int = requested.partition_max_bytes
 
     def update(self, requested: _RequestedPartition) -> None:
         """Applies the parameters of a later request."""
