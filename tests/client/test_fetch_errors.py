@@ -205,6 +205,15 @@ def test_preferred_replica_is_fetched_from(broker: FakeLeader, follower: FakeLea
     assert (len(broker.fetches), len(follower.fetches)) == (1, 10)
 
 
+def test_leader_is_asked_again_for_the_preferred_replica(broker: FakeLeader, follower: FakeLeader) -> None:
+    broker.preferred_replica = 2
+    settings = client_settings(str(broker.address), **SETTINGS, metadata_max_age_ms="1000")
+    with ClusterClient(settings.bootstrap, settings, clock := ManualClock()) as client:
+        follower.steps = [lambda: None, lambda: clock.advance_ms(999), lambda: None, lambda: clock.advance_ms(1)]
+        assert fetch(client) == EVERYTHING
+    assert [at.fetch_offset for at in broker.fetches] == [0, 4] and len(follower.fetches) == 10
+
+
 @pytest.mark.conformance("FT-074")
 def test_lost_connection_to_a_follower_leads_back_to_the_leader(
     broker: FakeLeader, follower: FakeLeader, client: ClusterClient

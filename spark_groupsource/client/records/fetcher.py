@@ -296,6 +296,7 @@ class PartitionFetcher:
         if leader.sent is not None or self._cluster.clock.now_ms() < leader.throttled_until_ms:
             return None
         leader.states = [state for state in leader.states if not state.is_complete]
+        self._end_leases(leader)
         if not leader.states:
             self._leaders.pop(leader.address, None)
             self._release(leader)
@@ -317,6 +318,18 @@ class PartitionFetcher:
             self._disconnect(leader)
             return error
         return None
+
+    def _end_leases(self, leader: _Leader) -> None:
+        """Returns partitions to their leaders, which may name a nearer replica, after metadata.max.age.ms.
+
+        Source: Kafka `SubscriptionState.preferredReadReplica`.
+        """
+        now_ms = self._cluster.clock.now_ms()
+        expired = [state for state in leader.states if state.replica >= 0 and now_ms >= state.replica_until_ms]
+        for state in expired:
+            state.replica = -1
+            leader.states.remove(state)
+        self._awaiting_leader += expired
 
     def _open_timeout_ms(self, address: Address) -> int:
         """Doubles with each failure up to request.timeout.ms, as in Kafka's client (KIP-601)."""
@@ -379,6 +392,7 @@ class PartitionFetcher:
         if not data.error_code:
             state.unknown_since_ms = None
             state.replica = data.preferred_read_replica
+            state.replica_until_ms = self._cluster.clock.now_ms() + self._settings.metadata_max_age_ms
             self._awaiting_leader.append(state)
             return None, None
         error = BrokerError(

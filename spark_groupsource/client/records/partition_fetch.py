@@ -54,7 +54,7 @@ class PartitionState:
         topic_id: the topic that is read; another topic of the same name is not. None until it is known.
         leader_epoch: current leader epoch in the metadata, sent with each request.
         valid_epoch: leader epoch in which the whole range was in the log; -1 if it is unknown.
-        replica: the follower to fetch from, -1 for the leader (KIP-392).
+        replica: the follower to fetch from until `replica_until_ms`, -1 for the leader (KIP-392).
         empty_responses: number of responses in a row that had no records although the whole range is readable.
         high_watermark, last_stable_offset: of the last response.
         unknown_since_ms: when the partition was first not found; None while it is known.
@@ -67,6 +67,7 @@ class PartitionState:
     leader_epoch: int = -1
     valid_epoch: int = -1
     replica: int = -1
+    replica_until_ms: int = 0
     empty_responses: int = 0
     high_watermark: int = -1
     last_stable_offset: int = -1
