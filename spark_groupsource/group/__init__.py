@@ -1,5 +1,6 @@
 """Group coordinator as a state machine that performs no I/O."""
 
+from spark_groupsource.group.commit_records import CommitRecords, LogRecord
 from spark_groupsource.group.committed_offsets import group_fetch_error
 from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.group.error_responses import error_response, verification_error
@@ -7,7 +8,6 @@ from spark_groupsource.group.group_shard import GroupShard, ShardState
 from spark_groupsource.group.outcome import (
     CancelTimer,
     GroupLogLine,
-    LogRecord,
     Outcome,
     Reply,
     RequestContext,
@@ -22,6 +22,7 @@ from spark_groupsource.model import coordinator_partition
 
 __all__ = [
     "CancelTimer",
+    "CommitRecords",
     "GroupConfig",
     "GroupLogLine",
     "GroupRequest",

@@ -39,6 +39,8 @@ from spark_groupsource.wire.messages import (
 _GROUP_NOT_FOUND_VERSION = 9
 _GROUPS_VERSION = 8
 NO_OFFSET = OffsetValue(offset=-1)
+_STORE_OFFSETS = StoreOffsets()
+_new = tuple.__new__
 
 _FetchPartition = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics.OffsetFetchResponsePartitions
 
@@ -77,25 +79,27 @@ def _store(
 ) -> CommitResults:
     """Adds a record for each valid partition; returns the result of every partition."""
     results = []
+    offsets: list[tuple[TopicPartition, OffsetValue]] = []
+    timestamp_ms, most_bytes = builder.instant.timestamp_ms, builder.config.offset_metadata_max_bytes
+    none = ErrorCode.NONE
     for topic in request.topics:
+        name = topic.name
         partitions: list[tuple[int, ErrorCode]] = []
-        for partition in topic.partitions:
-            metadata = partition.committed_metadata or ""
-            if _length(metadata) > builder.config.offset_metadata_max_bytes:
-                partitions.append((partition.partition_index, ErrorCode.OFFSET_METADATA_TOO_LARGE))
+        for entry in topic.partitions:
+            number, metadata = entry.partition_index, entry.committed_metadata or ""
+            if metadata and _length(metadata) > most_bytes:
+                partitions.append((number, ErrorCode.OFFSET_METADATA_TOO_LARGE))
                 continue
-            value = OffsetValue(
-                offset=partition.committed_offset,
-                leader_epoch=partition.committed_leader_epoch,
-                metadata=metadata,
-                commit_timestamp_ms=builder.instant.timestamp_ms,
-                expire_timestamp_ms=expire_timestamp_ms,
-            )
-            builder.store_offset(OffsetKey(request.group_id, topic.name, partition.partition_index), value)
-            partitions.append((partition.partition_index, ErrorCode.NONE))
-        results.append((topic.name, partitions))
-    if builder.records:
-        builder.after_append = StoreOffsets()
+            fields = (
+                entry.committed_offset, entry.committed_leader_epoch, metadata, timestamp_ms, expire_timestamp_ms, None,
+            )  # fmt: skip
+            # not by their constructors, which take as long as the rest of the loop
+            offsets.append((_new(TopicPartition, (name, number)), _new(OffsetValue, fields)))
+            partitions.append((number, none))
+        results.append((name, partitions))
+    if offsets:
+        builder.commit(request.group_id, offsets)
+        builder.after_append = _STORE_OFFSETS
     return results
 
 

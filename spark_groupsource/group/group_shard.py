@@ -26,10 +26,10 @@ from spark_groupsource.group import (
     sync_group,
 )
 from spark_groupsource.group.classic_group import ClassicGroup
+from spark_groupsource.group.commit_records import CommitRecords, LogRecord
 from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.group.error_responses import append_error, error_response
 from spark_groupsource.group.outcome import (
-    LogRecord,
     Outcome,
     OutcomeBuilder,
     Reply,
@@ -214,8 +214,8 @@ class GroupShard(ShardGroups):
 
     def replay_appended(self, outcome: Outcome, records: Sequence[LogRecord]) -> None:
         """Replays `records` of `outcome` after their append."""
-        if outcome.offsets and len(records) == len(outcome.offsets):
-            self.store.replay_offsets(outcome.offsets)
+        if isinstance(records, CommitRecords):
+            self.store.replay_commit(records.group_id, records.offsets)
             return
         producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
         for record in records:

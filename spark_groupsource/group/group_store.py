@@ -66,12 +66,12 @@ class GroupStore:
         else:
             self.unknown_records += 1
 
-    def replay_offsets(self, offsets: Iterable[tuple[OffsetKey, OffsetValue]]) -> None:
-        """Replays decoded records of committed offsets, as `replay`."""
-        for key, value in offsets:
-            if self.pending:
-                self.pending.supersede(key)
-            self._put(key.group_id, TopicPartition(key.topic, key.partition), value)
+    def replay_commit(self, group_id: str, offsets: Iterable[tuple[TopicPartition, OffsetValue]]) -> None:
+        """Replays the records of a commit before their encoding, as `replay`."""
+        if self.pending:
+            for topic_partition, _ in offsets:
+                self.pending.supersede(OffsetKey(group_id, *topic_partition))
+        self._put_all(group_id, dict(offsets))
 
     def replay_transactional(self, producer_id: int, key: bytes, value: bytes | None) -> None:
         """Replays one record of a transaction: an offset is pending until `end_transaction`, a tombstone is not.
@@ -87,24 +87,28 @@ class GroupStore:
     def end_transaction(self, producer_id: int, committed: bool) -> None:
         """Replays the marker of a producer's transaction, which may have no offsets here."""
         for group_id, values in self.pending.end(producer_id, committed).items():
-            if not values:
-                continue
-            stored = self.offsets.get(group_id)
-            if stored is None:
-                stored = self.offsets[group_id] = {}
-                self.size_bytes += FIRST_OFFSET_BYTES
-            # column by column for speed: a transaction may have thousands of offsets
-            known = list(map(stored.get, values))
-            self.size_bytes += sum([len(value.metadata) for value in values.values()])
-            self.size_bytes -= sum([len(value.metadata) for value in known if value is not None])
-            if None in known:
-                added = [partition.topic for partition, value in zip(values, known) if value is None]
-                self.size_bytes += _OFFSET_BYTES * len(added) + sum(map(len, added))
-            stored.update(values)
+            if values:
+                self._put_all(group_id, values)
+
+    def _put_all(self, group_id: str, values: Mapping[TopicPartition, OffsetValue]) -> None:
+        stored = self.offsets.get(group_id)
+        if stored is None:
+            stored = self.offsets[group_id] = {}
+            self.size_bytes += FIRST_OFFSET_BYTES
+        # column by column for speed: a transaction may have thousands of offsets
+        known = list(map(stored.get, values))
+        self.size_bytes += sum([len(value.metadata) for value in values.values()])
+        self.size_bytes -= sum([len(value.metadata) for value in known if value is not None])
+        if None in known:
+            added = [partition.topic for partition, value in zip(values, known) if value is None]
+            self.size_bytes += _OFFSET_BYTES * len(added) + sum(map(len, added))
+        stored.update(values)
 
     def _replay_offset(self, key: OffsetKey, value: bytes | None) -> None:
         if value is not None:
-            self.replay_offsets(((key, decode_offset_value(value)),))
+            if self.pending:
+                self.pending.supersede(key)
+            self._put(key.group_id, TopicPartition(key.topic, key.partition), decode_offset_value(value))
             return
         if self.pending:
             self.pending.remove(key)

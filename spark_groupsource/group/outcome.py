@@ -16,13 +16,14 @@ are allowed between the replay and `append_succeeded`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Sequence
 
 from spark_groupsource.clock import Instant
+from spark_groupsource.group.commit_records import CommitRecords, LogRecord
 from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.group.members import Member
 from spark_groupsource.group.timers import GroupTimer
-from spark_groupsource.model import ProducerIdAndEpoch
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.wire.group_events import GroupEvent
 from spark_groupsource.wire.group_records import (
     GroupKey,
@@ -52,13 +53,6 @@ class RequestContext(NamedTuple):
     client_host: str
     new_uuid: str
     connection_id: int = 0
-
-
-class LogRecord(NamedTuple):
-    """A record for the shard's partition of `__consumer_offsets`; a tombstone has no value."""
-
-    key: bytes
-    value: bytes | None
 
 
 class Reply(NamedTuple):
@@ -144,11 +138,9 @@ class Outcome(NamedTuple):
     The caller sends `replies` when `records` are durable. `after_append` is opaque: `append_succeeded` and
     `append_failed` continue from it. With a `producer`, the records belong to its transaction. Records that are not
     atomic may be divided into several batches; after a failure, those of the first batches are stored and replayed.
-    `offsets` are the records before encoding, if all of them are offsets outside of transactions that decode to the
-    same values: those of a commit, which are replayed without decoding.
     """
 
-    records: tuple[LogRecord, ...] = ()
+    records: Sequence[LogRecord] = ()
     replies: tuple[Reply, ...] = ()
     timers: tuple[SetTimer | CancelTimer, ...] = ()
     log_lines: tuple[GroupLogLine, ...] = ()
@@ -156,7 +148,6 @@ class Outcome(NamedTuple):
     after_append: AfterAppend | None = None
     producer: ProducerIdAndEpoch | None = None
     is_atomic: bool = True
-    offsets: tuple[tuple[OffsetKey, OffsetValue], ...] = ()
 
 
 @dataclass
@@ -174,7 +165,7 @@ class OutcomeBuilder:
     after_append: AfterAppend | None = None
     producer: ProducerIdAndEpoch | None = None
     is_atomic: bool = True
-    offsets: list[tuple[OffsetKey, OffsetValue]] = field(default_factory=list)
+    committed: CommitRecords | None = None
 
     def reply(self, token: object, response: ApiMessage) -> None:
         """Adds a response; it is sent when the records of this call are durable."""
@@ -199,12 +190,18 @@ class OutcomeBuilder:
     def store_offset(self, key: OffsetKey, value: OffsetValue | None) -> None:
         """Adds the record of an offset, a tombstone for None."""
         self.records.append(LogRecord(encode_key(key), None if value is None else encode_offset_value(value)))
-        if value is not None and value.expire_timestamp_ms < 0:  # else its record has no leader epoch
-            self.offsets.append((key, value))
+
+    def commit(self, group_id: str, offsets: list[tuple[TopicPartition, OffsetValue]]) -> None:
+        """Adds the records of committed offsets, the only ones of this call."""
+        # a record with an expiration time has no leader epoch, so it is replayed as it is written
+        if self.producer is None and all(value.expire_timestamp_ms < 0 for _, value in offsets):
+            self.committed = CommitRecords(group_id, offsets)
+            return
+        for (topic, partition), value in offsets:
+            self.store_offset(OffsetKey(group_id, topic, partition), value)
 
     def outcome(self) -> Outcome:
         return Outcome(
-            tuple(self.records), tuple(self.replies), tuple(self.timers), tuple(self.log_lines), tuple(self.events),
-            self.after_append, self.producer, self.is_atomic,
-            tuple(self.offsets) if self.producer is None and len(self.offsets) == len(self.records) else (),
+            self.committed or tuple(self.records), tuple(self.replies), tuple(self.timers), tuple(self.log_lines),
+            tuple(self.events), self.after_append, self.producer, self.is_atomic,
         )  # fmt: skip

@@ -26,7 +26,8 @@ from spark_groupsource.wire.messages import (
 CommitResults = Sequence[tuple[str, Sequence[tuple[int, ErrorCode]]]]
 """(topic, ((partition, error), ...)) of an OffsetCommit or TxnOffsetCommit."""
 
-_CommitPartition = OffsetCommitResponse.OffsetCommitResponseTopic.OffsetCommitResponsePartition
+_CommitTopic = OffsetCommitResponse.OffsetCommitResponseTopic
+_CommitPartition = _CommitTopic.OffsetCommitResponsePartition
 _TxnCommitPartition = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic.TxnOffsetCommitResponsePartition
 
 
@@ -138,11 +139,15 @@ def leave_error_response(error: ErrorCode) -> LeaveGroupResponse:
 
 
 def commit_response(results: CommitResults) -> OffsetCommitResponse:
-    topic_class = OffsetCommitResponse.OffsetCommitResponseTopic
-    return OffsetCommitResponse(
+    return new_message(
+        OffsetCommitResponse,
         throttle_time_ms=0,
         topics=[
-            topic_class(name=name, partitions=[_commit_partition(partition, error) for partition, error in partitions])
+            new_struct(
+                _CommitTopic,
+                name=name,
+                partitions=[_commit_partition(partition, error) for partition, error in partitions],
+            )
             for name, partitions in results
         ],
     )

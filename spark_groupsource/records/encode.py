@@ -105,6 +105,11 @@ def encode_batch(
     )  # fmt: skip
 
 
+def assemble_batch(payload: bytes, record_count: int, timestamp_ms: int) -> bytes:
+    """Returns the batch of encoded records with consecutive offsets and one timestamp, as `encode_batch` does."""
+    return _assemble(payload, 0, 0, 0, record_count - 1, timestamp_ms, timestamp_ms, -1, -1, -1, record_count)
+
+
 def with_body(header: BatchHeader, body: bytes) -> bytes:
     """Returns a batch of `header` and `body`; the body has the codec of the header's attributes.
 

@@ -11,7 +11,7 @@ import logging
 import re
 import uuid
 from functools import partial
-from typing import Callable, Generator, Iterator, Mapping, NamedTuple, Sequence
+from typing import Callable, Container, Generator, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.errors import ApiError, ConfigurationError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
@@ -150,6 +150,14 @@ class LogManager:
 
     def __contains__(self, topic_partition: object) -> bool:
         return topic_partition in self._partitions
+
+    def contains_all(self, name: str, numbers: Iterable[int]) -> bool:
+        """Returns whether all of these partitions of a topic exist, with one call for those of a commit."""
+        known: Container[object] = self._partitions
+        for number in numbers:
+            if (name, number) not in known:  # a tuple is equal to a TopicPartition
+                return False
+        return True
 
     # --- topics ---
 

@@ -30,7 +30,7 @@ _OFFSET_KEY_VERSIONS = (0, 1)
 _OFFSET_KEY_VERSION = 1  # the written version
 _GROUP_KEY_VERSION = 2
 # brokers write version 3, and from Kafka 4.3 on offsets with a topic id in version 4
-_OFFSET_VALUE_VERSION = 3
+OFFSET_VALUE_VERSION = 3
 _OFFSET_VALUE_VERSION_WITH_EXPIRY = 1
 _OFFSET_VALUE_VERSION_WITH_TOPIC_ID = 4
 _GROUP_VALUE_VERSION = 3
@@ -113,8 +113,7 @@ def encode_key(key: OffsetKey | GroupKey) -> bytes:
     """Encodes a key: version 1 for an offset, 2 for a group."""
     # without the schema, for speed, like all keys and values that a commit writes
     if isinstance(key, OffsetKey):
-        is_short = len(key.group_id) <= _MAX_CACHED_LENGTH
-        head = (_cached_key_head if is_short else _offset_key_head)(key.group_id, key.topic)
+        head = offset_key_head(key.group_id, key.topic)
         if head is not None:
             return head + _INT.pack(key.partition)
         message = OffsetCommitKey(group=key.group_id, topic=key.topic, partition=key.partition)
@@ -125,15 +124,19 @@ def encode_key(key: OffsetKey | GroupKey) -> bytes:
     return bytes(GroupMetadataKey(group=key.group_id).encode(version=_GROUP_KEY_VERSION))
 
 
-def _offset_key_head(group_id: str, topic: str) -> bytes | None:
-    """Returns the key up to the partition; None if a name is too long, which the encoding by schema reports."""
+def offset_key_head(group_id: str, topic: str) -> bytes | None:
+    """Returns a key up to the partition; None if a name is too long, which the encoding by schema reports."""
+    return (_cached_key_head if len(group_id) <= _MAX_CACHED_LENGTH else _key_head)(group_id, topic)
+
+
+def _key_head(group_id: str, topic: str) -> bytes | None:
     group, name = group_id.encode(), topic.encode()
     if max(len(group), len(name)) > _MAX_STRING_BYTES:
         return None
     return _SHORTS.pack(_OFFSET_KEY_VERSION, len(group)) + group + _SHORT.pack(len(name)) + name
 
 
-_cached_key_head = lru_cache(maxsize=_CACHED_NAMES)(_offset_key_head)
+_cached_key_head = lru_cache(maxsize=_CACHED_NAMES)(_key_head)
 
 
 def decode_key(data: bytes) -> OffsetKey | GroupKey | UnknownKey:
@@ -160,7 +163,7 @@ def encode_offset_value(value: OffsetValue, version: int | None = None) -> bytes
     """
     if version is None:
         version = _offset_value_version(value)
-    if version == _OFFSET_VALUE_VERSION:
+    if version == OFFSET_VALUE_VERSION:
         metadata = value.metadata.encode()
         if len(metadata) <= _MAX_STRING_BYTES:
             head = _OFFSET_VALUE_HEAD.pack(version, value.offset, value.leader_epoch, len(metadata))
@@ -179,7 +182,7 @@ def encode_offset_value(value: OffsetValue, version: int | None = None) -> bytes
 def _offset_value_version(value: OffsetValue) -> int:
     if value.expire_timestamp_ms >= 0:
         return _OFFSET_VALUE_VERSION_WITH_EXPIRY
-    return _OFFSET_VALUE_VERSION if value.topic_id is None else _OFFSET_VALUE_VERSION_WITH_TOPIC_ID
+    return OFFSET_VALUE_VERSION if value.topic_id is None else _OFFSET_VALUE_VERSION_WITH_TOPIC_ID
 
 
 def decode_offset_value(data: bytes) -> OffsetValue:
@@ -230,11 +233,11 @@ def _fast_offset_value(data: bytes) -> OffsetValue | None:
     try:
         if len(data) == _OFFSET_VALUE_PLAIN.size:  # most have no metadata
             version, offset, leader_epoch, length, timestamp_ms = _OFFSET_VALUE_PLAIN.unpack(data)
-            if version == _OFFSET_VALUE_VERSION and length == 0:
+            if version == OFFSET_VALUE_VERSION and length == 0:
                 return OffsetValue(offset, leader_epoch, "", timestamp_ms)
         version, offset, leader_epoch, length = _OFFSET_VALUE_HEAD.unpack_from(data)
         end = _OFFSET_VALUE_HEAD.size + length
-        if version != _OFFSET_VALUE_VERSION or length < 0 or len(data) != end + _LONG.size:
+        if version != OFFSET_VALUE_VERSION or length < 0 or len(data) != end + _LONG.size:
             return None
         (timestamp_ms,) = _LONG.unpack_from(data, end)
         return OffsetValue(offset, leader_epoch, str(data[_OFFSET_VALUE_HEAD.size : end], "utf-8"), timestamp_ms)

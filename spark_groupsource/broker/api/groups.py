@@ -242,7 +242,11 @@ def split_by_existence(
 ) -> tuple[list[RequestTopic], list[RequestTopic]]:
     """Returns the topics with their existing partitions, and the topics with their missing partitions."""
     existing, missing = [], []
+    contains = broker.partitions.contains_all
     for topic in topics:
+        if topic.partitions and contains(topic.name, [each.partition_index for each in topic.partitions]):
+            existing.append(topic)
+            continue
         present: list[Any] = []
         absent: list[Any] = []
         for partition in topic.partitions:

@@ -18,6 +18,7 @@ from itertools import chain
 from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.broker.config import BrokerConfig
+from spark_groupsource.broker.coordinators.commit_batch import commit_batch
 from spark_groupsource.broker.coordinators.group_event_log import GroupEventLog
 from spark_groupsource.broker.coordinators.offset_removal import OffsetRemoval
 from spark_groupsource.broker.coordinators.services import CoordinatorServices, report_unexpected
@@ -27,6 +28,7 @@ from spark_groupsource.broker.requests import ApiRequestContext, SendResponse
 from spark_groupsource.broker.timed_steps import BackgroundSteps, PeriodicSteps
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.group import (
+    CommitRecords,
     GroupLogLine,
     GroupRequest,
     GroupShard,
@@ -452,12 +454,15 @@ class GroupRuntime:
         limit = target.log.config.max_message_bytes
         batches = [outcome.records] if outcome.is_atomic else _divide(outcome.records, limit)
         for records in batches:
-            batch = encode_batch(
-                [Record(record.key, record.value, timestamp_ms) for record in records],
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                transactional=outcome.producer is not None,
-            )
+            if isinstance(records, CommitRecords):
+                batch = commit_batch(records, timestamp_ms)
+            else:
+                batch = encode_batch(
+                    [Record(record.key, record.value, timestamp_ms) for record in records],
+                    producer_id=producer_id,
+                    producer_epoch=producer_epoch,
+                    transactional=outcome.producer is not None,
+                )
             appended = target.append_from_coordinator(batch, timestamp_ms)
             shard.state_machine.replay_appended(outcome, records)
             self._services.on_append(target.topic_partition, appended.size)

@@ -84,12 +84,13 @@ def _added_offsets(shard: GroupShard, request: OffsetCommitRequest | TxnOffsetCo
     stored = shard.store.offsets_of(request.group_id)
     size = 0 if stored or shard.store.contains(request.group_id) else _ADDED_BYTES
     for topic in request.topics:
+        name = topic.name
         for partition in topic.partitions:
             metadata = partition.committed_metadata or ""
-            topic_partition = TopicPartition(topic.name, partition.partition_index)
-            known = stored.get(topic_partition)
+            # a tuple is equal to a TopicPartition
+            known = stored.get((name, partition.partition_index))  # type: ignore[call-overload]
             if known is None:
-                size += offset_bytes(topic_partition, metadata)
+                size += offset_bytes(TopicPartition(name, partition.partition_index), metadata)
             elif len(metadata) > len(known.metadata):
                 size += len(metadata) - len(known.metadata)
     return size
