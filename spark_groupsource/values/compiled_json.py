@@ -15,7 +15,7 @@ import numpy as np
 # what the value of a field is
 NONE, TEXT, NUMBER, TRUE, FALSE = range(5)
 _NO_VALUE = 5
-_OPEN, _CLOSE, _COLON, _COMMA, _QUOTE, _MINUS, _DOT, _ZERO = b'{}:,"-.0'
+_OPEN, _CLOSE, _COLON, _COMMA, _QUOTE, _MINUS, _DOT, _ZERO, _NINE = b'{}:,"-.09'
 _STOP = 255
 
 
@@ -60,7 +60,22 @@ _POWERS = np.array([10.0**each for each in range(23)])
 _MAX_DIGITS, _MAX_NUMBER_BYTES = 18, 40
 
 
-# a function that another one calls would count references to each array, which takes longer than the scan
+@numba.njit(inline="always")
+def _after_blanks(payload: Any, at: int, end: int) -> Any:
+    while at < end and _BLANK[payload[at]]:
+        at += 1
+    return at
+
+
+@numba.njit(inline="always")
+def _after_digits(payload: Any, at: int, end: int) -> Any:
+    at += 1
+    while at < end and payload[at] >= _ZERO and payload[at] <= _NINE:
+        at += 1
+    return at
+
+
+# a function that is called, and not inlined, would count references to each array, which takes longer than the scan
 @numba.njit(cache=True, nogil=True)
 def scan(payload: Any, begins: Any, ends: Any, keys: Any, key_ends: Any, starts: Any, lengths: Any, kinds: Any) -> Any:
     """Finds fields: start, length and kind of the value by column and row. Returns which rows are left."""
@@ -69,34 +84,36 @@ def scan(payload: Any, begins: Any, ends: Any, keys: Any, key_ends: Any, starts:
         at, end, expected = begins[row], ends[row], 0
         has_next = at < end and payload[at] == _OPEN
         while has_next:
-            has_next, at = False, at + 1
-            while at < end and _BLANK[payload[at]]:
-                at += 1
+            has_next, at = False, _after_blanks(payload, at + 1, end)
             if at == end or payload[at] != _QUOTE:
                 break
-            at, begin = at + 1, at + 1
+            at, column = at + 1, -1
+            # usually the key after the last selected one comes next
+            for candidate in range(expected, expected + key_ends.size):
+                candidate -= key_ends.size if candidate >= key_ends.size else 0
+                first = key_ends[candidate - 1] if candidate else 0
+                size = key_ends[candidate] - first
+                place = 0 if size < end - at else size + 1
+                while place < size and keys[first + place] == payload[at + place]:
+                    place += 1
+                if place == size and payload[at + size] == _QUOTE:
+                    column, at = candidate, at + size
+                    break
             while at < end and _IN_STRING[payload[at]]:
                 at += 1
             # the quote after the key, and a colon
             if at + 1 >= end or payload[at] != _QUOTE or payload[at + 1] != _COLON:
                 break
-            column, size, at = -1, at - begin, at + 2
-            for candidate in range(expected, expected + key_ends.size):
-                candidate -= key_ends.size if candidate >= key_ends.size else 0
-                first = key_ends[candidate - 1] if candidate else 0
-                place = 0 if key_ends[candidate] - first == size else size + 1
-                while place < size and keys[first + place] == payload[begin + place]:
-                    place += 1
-                if place == size:
-                    column = candidate
-                    break
-            while at < end and _BLANK[payload[at]]:
-                at += 1
+            at = _after_blanks(payload, at + 2, end)
             begin, state = at, 0
             if at < end and payload[at] == _QUOTE:
                 at, state = at + 1, 1
                 while at < end and _IN_STRING[payload[at]]:
                     at += 1
+            elif at < end and payload[at] > _ZERO and payload[at] <= _NINE:
+                at, state = _after_digits(payload, at, end), 5
+                if at + 1 < end and payload[at] == _DOT and _ZERO <= payload[at + 1] <= _NINE:
+                    at, state = _after_digits(payload, at + 1, end), 7
             while at < end and _VALUE[state, payload[at]] != _STOP:
                 at, state = at + 1, _VALUE[state, payload[at]]
             # a key that is repeated has a start already
@@ -105,8 +122,7 @@ def scan(payload: Any, begins: Any, ends: Any, keys: Any, key_ends: Any, starts:
             if column >= 0:
                 starts[column, row], lengths[column, row], kinds[column, row] = begin, at - begin, _ENDS[state]
                 expected = column + 1
-            while at < end and _BLANK[payload[at]]:
-                at += 1
+            at = _after_blanks(payload, at, end)
             has_next = at < end and payload[at] == _COMMA
             left[row] = at + 1 != end or payload[at] != _CLOSE
     return left

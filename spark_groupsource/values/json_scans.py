@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from spark_groupsource.values.avro_lanes import slices
 from spark_groupsource.values.binary_blocks import Bytes, Mask, as_text, bitmap, bounds, invalid_text
 
 _MAX_COLUMNS = 64
+# the scanner compares keys as they are written
+_ESCAPED = re.compile(r'["\\\x00-\x1f]')
 _OTHERS = (pa.float64(), pa.string(), pa.bool_())
 
 
@@ -59,6 +62,8 @@ class JsonScanner:
     def reads(kind: pa.DataType) -> bool:
         """Returns whether values of a type can be read."""
         if not pa.types.is_struct(kind) or not 0 < kind.num_fields <= _MAX_COLUMNS:
+            return False
+        if any(_ESCAPED.search(field.name) for field in kind):
             return False
         return all(pa.types.is_signed_integer(each.type) or each.type in _OTHERS for each in kind)
 

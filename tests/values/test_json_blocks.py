@@ -295,6 +295,9 @@ def test_the_scanner_reads_what_it_can(scanned, monkeypatch: pytest.MonkeyPatch)
     decoder.decode(pa.array(nested))
     assert lines == [5, 300, 300] and decoder._scanner is None
     assert not json_scans.JsonScanner.reads(KIND)
+    # as written the value has no such field, and its field "a" is malformed
+    for name in ('a"b', "a\\b", "a\nb"):
+        assert not json_scans.JsonScanner.reads(pa.struct([(name, pa.int64())]))
 
 
 def test_without_numba_no_scanner_is_loaded(scanned, monkeypatch: pytest.MonkeyPatch) -> None:
