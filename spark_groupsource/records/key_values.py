@@ -114,6 +114,38 @@ def plain_slices(buffer: Buffer, header: BatchHeader) -> Iterator[list[KeyValue]
     yield found
 
 
+def first_key(data: bytes) -> bytes:
+    """Returns the key of the first of encoded records. Raises: IndexError or ValueError for an unusual record."""
+    key, *_ = _field(data, _record_start(data, 0)[-1])
+    if key is None:
+        raise ValueError("a record without key")
+    return key
+
+
+def value_places(data: bytes, header: BatchHeader) -> list[tuple[bytes, int, int]]:
+    """Returns the key of each record, and where its value begins and ends.
+
+    Raises: IndexError or ValueError as `plain_slices`, and for a record without key or value.
+    """
+    found: list[tuple[bytes, int, int]] = []
+    at, last_delta = 0, -1
+    while at < len(data):
+        length, end, _, _, delta, key_at = _record_start(data, at)
+        key, _, key_length, value_at = _field(data, key_at)
+        value, begin, value_length, at = _field(data, value_at)
+        if key is None or value is None:
+            raise ValueError("no key, or a tombstone")
+        if data[at] or at + 1 != end or (length | key_length | value_length | delta) & 1:
+            raise ValueError("headers, or lengths that do not match")
+        if not last_delta < delta <= header.last_offset_delta << 1:
+            raise ValueError("an invalid offset")
+        found.append((key, begin, begin + len(value)))
+        at, last_delta = end, delta
+    if len(found) != header.record_count or at != len(data):
+        raise ValueError("another number of records")
+    return found
+
+
 def _long_varint(data: bytes, low: int, at: int) -> tuple[int, int]:
     """Returns a varint of two or three bytes, the second of which is at `at`, and the position after it."""
     high = data[at]

@@ -2,19 +2,23 @@
 
 Records are read first; the last one of each key is applied before the next batch whose order counts, and at the end.
 The log has each offset as often as it was committed since the last compaction, and to apply a record takes several
-times as long as to read it.
+times as long as to read it. A group commits the same partitions again and again, so a batch with the keys of an earlier
+one replaces it as a whole: only the last values of such keys are read one by one.
 """
 
 from __future__ import annotations
 
 from typing import Callable, Iterable, Iterator, Optional
 
-from spark_groupsource.records.key_values import key_value_slices
+from spark_groupsource.records.batch_forms import BatchForm, BatchForms
+from spark_groupsource.records.decode import records_payload
+from spark_groupsource.records.key_values import KeyValue, key_value_slices
 from spark_groupsource.storage.segment import StoredBatch
 
 # at most about 10 ms, and a slice of a batch; the unit is the time to read a record of a batch, about 1 us
-_SLICE_WORK, _BATCH_WORK, _APPLY_WORK = 8_000, 8, 8
+_SLICE_WORK, _BATCH_WORK, _APPLY_WORK = 8_000, 20, 8
 _MAX_READ = 50_000
+_MAX_DEFERRED = 4_000  # to take them apart takes a part of a slice
 
 
 class LogReplay:
@@ -31,6 +35,10 @@ class LogReplay:
         self.next_offset = -1
         self._apply, self._apply_ordered = apply, apply_ordered
         self._read: dict[bytes, bytes | None] = {}
+        # the last batch of each form, later than `_read` and in their order; without a form, the records of a batch
+        self._deferred: dict[object, tuple[BatchForm, bytes] | list[KeyValue]] = {}
+        self._deferred_records = 0
+        self._forms = BatchForms()
         self._batch: Iterator[int] = iter(())  # the rest of the last batch; yields the work that was done
         self._applying: Iterator[tuple[bytes, bytes | None]] | None = None
 
@@ -45,7 +53,10 @@ class LogReplay:
                 return False
             header = stored.header
             is_ordered = header.is_control or header.is_transactional
+            if is_ordered:
+                work += self._take_apart()
             if self._applying is not None or len(self._read) > _MAX_READ or (is_ordered and self._read):
+                work += self._take_apart()
                 work += _APPLY_WORK * self._apply_read((_SLICE_WORK - work) // _APPLY_WORK)
                 if self._read:
                     return False
@@ -54,6 +65,7 @@ class LogReplay:
             work = self._continue(work + _BATCH_WORK)
         if work >= _SLICE_WORK:
             return False
+        work += self._take_apart()
         self._apply_read((_SLICE_WORK - work) // _APPLY_WORK)
         return not self._read
 
@@ -67,9 +79,32 @@ class LogReplay:
         return work
 
     def _read_batch(self, stored: StoredBatch) -> Iterator[int]:
-        for found in key_value_slices(stored.buffer, stored.header):
+        payload = bytes(records_payload(stored.buffer, stored.header))
+        form = self._forms.find(payload, stored.header)
+        if form is not None:
+            if self._deferred.pop(form, None) is None:
+                self._deferred_records += form.count
+            self._deferred[form] = form, payload
+            yield 1
+        else:
+            for found in key_value_slices(stored.buffer, stored.header):
+                if not self._deferred:
+                    self._read.update((key, value) for key, value in found if key is not None)
+                else:
+                    self._deferred[object()] = found
+                    self._deferred_records += len(found)
+                yield 1 + len(found)
+        if self._deferred_records > _MAX_DEFERRED:
+            yield self._take_apart()
+
+    def _take_apart(self) -> int:
+        """Moves the deferred records into `_read`, in their order; returns the work of it."""
+        for deferred in self._deferred.values():
+            found = deferred if isinstance(deferred, list) else deferred[0].pairs(deferred[1])
             self._read.update((key, value) for key, value in found if key is not None)
-            yield len(found)
+        work = 1 + self._deferred_records
+        self._deferred, self._deferred_records = {}, 0
+        return work
 
     def _in_order(self, stored: StoredBatch) -> Iterator[int]:
         for _ in self._apply_ordered(stored):

@@ -1,0 +1,84 @@
+"""Batches that repeat an earlier one, except for values.
+
+A group commits the same partitions again and again. Such a batch differs from the previous one in its values only, so
+it needs no parsing: one comparison of all other bytes shows that it has the same keys in the same places.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import numpy as np
+
+from spark_groupsource.records.header import BatchHeader
+from spark_groupsource.records.key_values import KeyValue, first_key, value_places
+
+_MIN_RECORDS = 8
+_MAX_FORM_BYTES, _MAX_BYTES = 65_536, 4_194_304
+_MAX_SIGHTINGS = 2_000
+_MAX_MISSES = 4
+
+_Known = tuple[bytes, int, int, int]
+"""The first key, the bytes of the records, their number, and the largest offset delta."""
+
+
+class BatchForm:
+    """The bytes of a batch of records outside of values; `count`: of the records."""
+
+    __slots__ = ("count", "misses", "_bytes", "_mask", "_keys", "_places")
+
+    def __init__(self, payload: bytes, places: list[tuple[bytes, int, int]]) -> None:
+        self.count = len(places)
+        self.misses = 0
+        self._bytes = np.frombuffer(payload, np.uint8)
+        self._mask = np.full(len(payload), 0xFF, np.uint8)
+        for _, begin, end in places:
+            self._mask[begin:end] = 0
+        self._keys = [key for key, _, _ in places]
+        self._places = [slice(begin, end) for _, begin, end in places]
+
+    def is_of(self, payload: bytes) -> bool:
+        """Returns whether a batch of the same length has this form."""
+        differences = self._bytes ^ np.frombuffer(payload, np.uint8)
+        differences &= self._mask
+        return not differences.any()
+
+    def pairs(self, payload: bytes) -> list[KeyValue]:
+        """Returns the keys and values of a batch of this form."""
+        return [(key, payload[place]) for key, place in zip(self._keys, self._places)]
+
+
+class BatchForms:
+    """The forms of the batches of one log, as many as fit into a bounded memory."""
+
+    def __init__(self) -> None:
+        # None for a batch that was seen once
+        self._forms: dict[_Known, Optional[BatchForm]] = {}
+        self._bytes = 0
+
+    def find(self, payload: bytes, header: BatchHeader) -> BatchForm | None:
+        """Returns the form of a batch, None if it is new or the batch has another one."""
+        if header.record_count < _MIN_RECORDS or len(payload) > _MAX_FORM_BYTES:
+            return None
+        try:
+            known = (first_key(payload), len(payload), header.record_count, header.last_offset_delta)
+            if known not in self._forms:
+                self._add(known, None)
+                return None
+            form = self._forms[known]
+            if form is not None and form.misses < _MAX_MISSES and not form.is_of(payload):
+                form.misses += 1  # other keys, or a record of another form
+                return None
+            if form is None:
+                form = BatchForm(payload, value_places(payload, header))
+                self._add(known, form)
+            return form if form.misses < _MAX_MISSES else None
+        except (IndexError, ValueError):
+            return None
+
+    def _add(self, known: _Known, form: BatchForm | None) -> None:
+        # mask, keys, slices and the bytes themselves
+        self._bytes += 4 * known[1] if form is not None else 0
+        if self._bytes > _MAX_BYTES or len(self._forms) >= _MAX_SIGHTINGS:
+            self._forms, self._bytes = {}, 0
+        self._forms[known] = form
