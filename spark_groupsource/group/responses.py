@@ -12,7 +12,7 @@ from typing import Sequence
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic_group import NO_GENERATION, NO_LEADER, ClassicGroup
-from spark_groupsource.wire.fast_structs import new_message, new_struct
+from spark_groupsource.wire.fast_structs import constructor, new_message, new_struct
 from spark_groupsource.wire.messages import (
     HeartbeatResponse,
     JoinGroupResponse,
@@ -27,6 +27,8 @@ CommitResults = Sequence[tuple[str, Sequence[tuple[int, ErrorCode]]]]
 """(topic, ((partition, error), ...)) of an OffsetCommit or TxnOffsetCommit."""
 
 _CommitTopic = OffsetCommitResponse.OffsetCommitResponseTopic
+_new_commit_response = constructor(OffsetCommitResponse, "topics")
+_new_commit_topic = constructor(_CommitTopic, "name", "partitions")
 _CommitPartition = _CommitTopic.OffsetCommitResponsePartition
 _TxnCommitPartition = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic.TxnOffsetCommitResponsePartition
 
@@ -139,15 +141,9 @@ def leave_error_response(error: ErrorCode) -> LeaveGroupResponse:
 
 
 def commit_response(results: CommitResults) -> OffsetCommitResponse:
-    return new_message(
-        OffsetCommitResponse,
-        throttle_time_ms=0,
-        topics=[
-            new_struct(
-                _CommitTopic,
-                name=name,
-                partitions=[_commit_partition(partition, error) for partition, error in partitions],
-            )
+    return _new_commit_response(
+        [
+            _new_commit_topic(name, [_commit_partition(partition, error) for partition, error in partitions])
             for name, partitions in results
         ],
     )

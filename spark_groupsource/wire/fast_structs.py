@@ -9,7 +9,7 @@ import struct
 from functools import lru_cache
 from typing import Any, Callable, ParamSpec, TypeVar
 
-from spark_groupsource.wire.messages import ApiData, EncodeBuffer, EncodeBufferPool
+from spark_groupsource.wire.messages import ApiData, ApiMessage, EncodeBuffer, EncodeBufferPool
 
 P = ParamSpec("P")
 StructT = TypeVar("StructT")
@@ -32,6 +32,33 @@ def new_message(message_class: Callable[P, StructT], *_: P.args, **fields: P.kwa
     message: Any = new_struct(message_class, *_, **fields)
     message._header = message._min_version = message._max_version = None
     return message  # type: ignore[no-any-return]
+
+
+def constructor(struct_class: Callable[P, StructT], *names: str) -> Callable[..., StructT]:
+    """Returns a generated function that creates a struct or message from the values of these fields.
+
+    Other fields get their defaults, where those are numbers, strings or null: to look them up takes longer.
+    """
+    untyped: Any = struct_class
+    others = [
+        field
+        for name, field in untyped._struct.fields.items()
+        if name not in names and (field.tag is not None or not (field.is_array() or field.is_struct()))
+    ]
+    lines = [f"def create({', '.join(names)}):", " value = new(cls)"]
+    lines.append(" value._version = value.tags = value.unknown_tags = None")
+    if issubclass(untyped, ApiMessage):
+        lines.append(" value._header = value._min_version = value._max_version = None")
+    lines += [f" value.{name} = {name}" for name in names]
+    lines += [
+        f" value.{field.name} = {field.default!r}"
+        for field in others
+        if isinstance(field.default, (int, str, type(None)))
+    ]
+    namespace: dict[str, Any] = {"new": object.__new__, "cls": untyped}
+    exec("\n".join([*lines, " return value"]), namespace)
+    create: Callable[..., StructT] = namespace["create"]
+    return create
 
 
 def encode_data(message: ApiData, version: int) -> bytes:

@@ -20,6 +20,7 @@ from spark_groupsource.storage.log_validator import RejectedBatchError, Validate
 from spark_groupsource.storage.partition import AppendResult, Partition, TransactionVerifier
 from spark_groupsource.storage.producer_state import NO_PRODUCER_ID
 from spark_groupsource.storage.steps import StorageSteps
+from spark_groupsource.wire.fast_structs import constructor
 from spark_groupsource.wire.messages import ApiMessage, ProduceRequest, ProduceResponse
 
 _INLINE_NS = 1_000_000
@@ -44,6 +45,12 @@ _VERIFICATION_ERRORS = {
 
 _ProducedTopic = ProduceResponse.TopicProduceResponse
 _ProducedPartition = _ProducedTopic.PartitionProduceResponse
+_new_response = constructor(ProduceResponse, "responses", "throttle_time_ms", "node_endpoints")
+_new_topic = constructor(_ProducedTopic, "name", "topic_id", "partition_responses")
+_new_partition = constructor(
+    _ProducedPartition, "index", "error_code", "base_offset", "log_append_time_ms", "log_start_offset",
+    "record_errors", "error_message",
+)  # fmt: skip
 _RecordError = _ProducedPartition.BatchIndexAndErrorMessage
 
 
@@ -82,7 +89,7 @@ def _produce_steps(broker: Broker, context: ApiRequestContext, request: ProduceR
                 if pending_bytes > _BYTES_PER_STEP or monotonic_ns() >= end_ns:
                     yield None
                     pending_bytes, end_ns = 0, monotonic_ns() + _STEP_NS
-            responses.append(_ProducedTopic(name=topic.name, topic_id=topic.topic_id, partition_responses=results))
+            responses.append(_new_topic(topic.name, topic.topic_id, results))
     finally:
         # delayed fetches complete after all partitions are appended, also if the producer disconnects before
         for topic_partition, size in appended:
@@ -91,9 +98,10 @@ def _produce_steps(broker: Broker, context: ApiRequestContext, request: ProduceR
         if failed:
             raise RemoteProtocolError(_unacknowledged(failed))
         return NO_RESPONSE
-    response = ProduceResponse(responses=responses, throttle_time_ms=0)
-    wrong_leader = [each for each in failed if each[1].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER]
-    add_current_leaders(response, wrong_leader, broker.leaders, broker.nodes.at(context.listener))
+    response = _new_response(responses, 0, [])
+    if failed:
+        wrong_leader = [each for each in failed if each[1].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER]
+        add_current_leaders(response, wrong_leader, broker.leaders, broker.nodes.at(context.listener))
     return response
 
 
@@ -147,23 +155,27 @@ def _append(
         partition.verify_transaction(header, timestamp_ms, verifier)
     zstd = context.api_version >= _ZSTD_SINCE
     found = partition.validate(data.records or b"", timestamp_ms, zstd)
-    batch = found if isinstance(found, ValidatedBatch) else (yield from found)
-    # the partition may have been deleted or moved between two steps
-    if _produce_partition(broker, context, request, topic, data.index) is not partition:
-        raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Partition {partition.topic_partition} was recreated.")
+    if isinstance(found, ValidatedBatch):
+        batch = found
+    else:
+        batch = yield from found
+        # the partition may have been deleted or moved between two steps
+        if _produce_partition(broker, context, request, topic, data.index) is not partition:
+            text = f"Partition {partition.topic_partition} was recreated."
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
     # verified again, because a transaction may have ended between two steps
     return partition.append_validated(batch, broker.clock.timestamp_ms(), verifier), partition
 
 
 def _produced(partition: Partition, done: AppendResult) -> _ProducedPartition:
-    return _ProducedPartition(
-        index=partition.topic_partition.partition,
-        error_code=0,
-        base_offset=done.base_offset,
-        log_append_time_ms=done.log_append_time_ms,
-        log_start_offset=partition.log.log_start_offset,
-        record_errors=[],
-        error_message=None,
+    return _new_partition(
+        partition.topic_partition.partition,
+        0,
+        done.base_offset,
+        done.log_append_time_ms,
+        partition.log.log_start_offset,
+        [],
+        None,
     )
 
 

@@ -44,7 +44,7 @@ from spark_groupsource.wire.frames import (
 from spark_groupsource.wire.messages import ApiMessage, Request, SaslAuthenticateRequest, SaslHandshakeRequest
 
 _PREFIX_BYTES = 4
-_API_KEY = struct.Struct(">h")
+_LENGTH_AND_API = struct.Struct(">ih")
 _READ_AHEAD_BYTES = 16_384
 _SMALL_FRAME_BYTES, _LARGE_FRAME_BYTES = 1_024, 65_536
 _WRITE_BUFFER_BYTES = 262_144
@@ -309,6 +309,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _schedule_next(self) -> None:
         """Handles the next request of the buffer, if there is one, after requests of other connections."""
+        if not self._buffer and not self._is_ended_by_client:
+            return  # usually
         if self._next_task is not None or not self._can_accept:
             return
         if self._has_complete_request:
@@ -357,12 +359,14 @@ class Connection(asyncio.BufferedProtocol):
         """
         if len(data) < _PREFIX_BYTES:
             return 0
-        limit = self._owner.broker.config.socket_request_max_bytes
-        length = frame_length(data[:_PREFIX_BYTES], limit)
+        config = self._owner.broker.config
+        length = int.from_bytes(data[:_PREFIX_BYTES], "big", signed=True)
+        if not 0 <= length <= config.socket_request_max_bytes:
+            frame_length(data[:_PREFIX_BYTES], config.socket_request_max_bytes)  # raises
         if self._authenticator is not None and self._authenticator.has_raw_tokens:
-            frame_length(data[:_PREFIX_BYTES], self._owner.broker.config.sasl_server_max_receive_size)
-        elif len(data) >= _PREFIX_BYTES + _API_KEY.size:
-            (api_key,) = _API_KEY.unpack_from(data, _PREFIX_BYTES)
+            frame_length(data[:_PREFIX_BYTES], config.sasl_server_max_receive_size)
+        elif len(data) >= _LENGTH_AND_API.size:
+            _, api_key = _LENGTH_AND_API.unpack_from(data)
             self._check_size(api_key, length)
             if self._owner.responses.is_full and not self._has_small_response(api_key, data, length):
                 self._waits_for_memory = True
@@ -480,6 +484,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _limit_reading(self) -> None:
         """Stops reading while bytes wait, above the read-ahead, or the memory of all requests is used."""
+        if not (self._buffer or self._frame_bytes or self._is_counted or self._is_reading_paused):
+            return  # usually
         if self._transport is None or self._transport.is_closing():
             return
         size, may_read = len(self._buffer) + self._frame_bytes, True
