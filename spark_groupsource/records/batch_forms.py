@@ -6,9 +6,8 @@ it needs no parsing: one comparison of all other bytes shows that it has the sam
 
 from __future__ import annotations
 
-from typing import Optional
-
-import numpy as np
+from functools import partial
+from typing import Any, Optional
 
 from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.records.key_values import KeyValue, first_key, value_places
@@ -25,12 +24,15 @@ _Known = tuple[bytes, int, int, int]
 class BatchForm:
     """The bytes of a batch of records outside of values; `count`: of the records."""
 
-    __slots__ = ("count", "misses", "_bytes", "_mask", "_keys", "_places")
+    __slots__ = ("count", "misses", "_array", "_bytes", "_mask", "_keys", "_places")
 
     def __init__(self, payload: bytes, places: list[tuple[bytes, int, int]]) -> None:
         self.count = len(places)
         self.misses = 0
-        self._bytes = np.frombuffer(payload, np.uint8)
+        import numpy as np  # a broker without repeated commits does not need it
+
+        self._array: Any = partial(np.frombuffer, dtype=np.uint8)
+        self._bytes = self._array(payload)
         self._mask = np.full(len(payload), 0xFF, np.uint8)
         for _, begin, end in places:
             self._mask[begin:end] = 0
@@ -39,9 +41,9 @@ class BatchForm:
 
     def is_of(self, payload: bytes) -> bool:
         """Returns whether a batch of the same length has this form."""
-        differences = self._bytes ^ np.frombuffer(payload, np.uint8)
+        differences = self._bytes ^ self._array(payload)
         differences &= self._mask
-        return not differences.any()
+        return not bool(differences.any())
 
     def pairs(self, payload: bytes) -> list[KeyValue]:
         """Returns the keys and values of a batch of this form."""
