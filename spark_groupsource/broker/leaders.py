@@ -90,6 +90,8 @@ class Leaders:
 
     def replicas(self, topic_partition: TopicPartition) -> list[int]:
         """Returns every node, the leader first."""
+        if len(self.node_ids) == 1:
+            return [*self.node_ids]
         index = self.node_ids.index(self.leader(topic_partition).node_id)
         return [*self.node_ids[index:], *self.node_ids[:index]]
 

@@ -13,6 +13,7 @@ from typing import Sequence
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic_group import NO_GENERATION, NO_LEADER, ClassicGroup
 from spark_groupsource.wire.fast_structs import constructor, new_message, new_struct
+from spark_groupsource.wire.frames import constant_response
 from spark_groupsource.wire.messages import (
     HeartbeatResponse,
     JoinGroupResponse,
@@ -112,7 +113,7 @@ def sync_error_response(error: ErrorCode) -> SyncGroupResponse:
 @lru_cache(maxsize=None)
 def heartbeat_response(error: ErrorCode) -> HeartbeatResponse:
     """Returns one shared message per error; nothing modifies it."""
-    return HeartbeatResponse(throttle_time_ms=0, error_code=error)
+    return constant_response(HeartbeatResponse(throttle_time_ms=0, error_code=error))
 
 
 def leave_response(

@@ -20,6 +20,7 @@ Encode = Callable[[ApiMessage, Callable[[Any], None]], None]
 
 _ONE_BYTE = tuple(bytes([number]) for number in range(0x80))
 _NARROW_DEPTH = 2
+_NO_BITS = 1 << 31
 
 
 class UnusualMessage(Exception):
@@ -35,6 +36,10 @@ def _varint(number: int) -> bytes:
         number >>= 7
     data.append(number)
     return bytes(data)
+
+
+def _bits(numbers: set[int] | None) -> int:
+    return _NO_BITS if numbers is None else sum(1 << number for number in set(numbers))
 
 
 @lru_cache(maxsize=None)
@@ -65,6 +70,7 @@ class _Source:
             "pack": pack,
             "join": b"".join,
             "ZERO_ID": bytes(16),
+            "bits": _bits,
         }
         self._version = version
         self._flexible = flexible
@@ -124,6 +130,8 @@ class _Source:
             self._number(FIXED_FORMATS[type_name], value)
         elif type_name == "uuid":
             self._number("16s", f"ZERO_ID if {value} is None else {value}.bytes")
+        elif type_name == "bitfield":
+            self._number("I", f"bits({value})")
         elif type_name in ("string", "bytes", "records"):
             self._add_bytes(type_name == "string", value, depth)
         else:

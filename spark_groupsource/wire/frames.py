@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError, UnsupportedVersionError
 from spark_groupsource.wire.api_keys import ApiKey
@@ -19,6 +19,7 @@ from spark_groupsource.wire.compiled_encoder import Encode, UnusualMessage, comp
 from spark_groupsource.wire.decoder import decode_exactly, decode_prefix, skip_tagged_fields
 from spark_groupsource.wire.messages import ApiMessage, EncodeBuffer, EncodeBufferPool, Request, ResponseT
 
+MessageT = TypeVar("MessageT", bound="ApiMessage")
 _LENGTH = struct.Struct(">i")
 _ERROR_CODE = struct.Struct(">h")
 _REQUEST_HEADER = struct.Struct(">hhih")
@@ -107,8 +108,28 @@ class _Encoders(dict[tuple[Any, int], tuple[Optional[Encode], bool]]):
 _ENCODERS = _Encoders()
 
 
+_CONSTANTS: dict[int, tuple[ApiMessage, dict[int, bytes]]] = {}
+"""Identity of a constant response -> the response, and version -> body."""
+
+
+def constant_response(response: MessageT) -> MessageT:
+    """Returns a response that never changes; its encoding is kept, and so is the response: for a few of them."""
+    _CONSTANTS[id(response)] = response, {}
+    return response
+
+
+def _constant_frame(response: ApiMessage, bodies: dict[int, bytes], version: int, correlation_id: int) -> bytes:
+    body = bodies.get(version)
+    if body is None:
+        body = bodies[version] = bytes(encode_large_response(response, version, 0)[_RESPONSE_HEAD.size :])
+    return _RESPONSE_HEAD.pack(len(body) + _LENGTH.size, correlation_id) + body
+
+
 def encode_response(response: ApiMessage, version: int, correlation_id: int) -> bytes | bytearray:
     """Encodes a response at `version`, with length and header. Does not change `response`."""
+    constant = _CONSTANTS.get(id(response))
+    if constant is not None:
+        return _constant_frame(*constant, version, correlation_id)
     encode, has_tags = _ENCODERS[type(response), version]
     if encode is None:
         return encode_large_response(response, version, correlation_id)

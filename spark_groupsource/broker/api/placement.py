@@ -109,7 +109,8 @@ def _describe(name: str, code: ErrorCode, operations: int = _ALL_OPERATIONS) -> 
 
 
 def _describe_partition(broker: Broker, topic_partition: TopicPartition) -> _Partition:
-    return _Partition(**partition_fields(broker, topic_partition), eligible_leader_replicas=[], last_known_elr=[])
+    fields = partition_fields(broker, topic_partition)
+    return _Partition(**fields._asdict(), eligible_leader_replicas=[], last_known_elr=[])
 
 
 # --- elections and reassignments ---

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from typing import Mapping, Sequence, TypedDict
+from typing import Mapping, NamedTuple, Sequence
 
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ZERO_UUID, ApiRequestContext, Steps
@@ -24,6 +24,7 @@ from spark_groupsource.storage.catalog import (
 from spark_groupsource.storage.log_manager import NewTopic
 from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.storage.topic_config import TOPIC_FIELDS, TOPIC_SETTINGS
+from spark_groupsource.wire.fast_structs import constructor
 from spark_groupsource.wire.messages import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -51,6 +52,10 @@ _TOPICS_PER_STEP = 20
 
 _MetadataTopic = MetadataResponse.MetadataResponseTopic
 _MetadataPartition = _MetadataTopic.MetadataResponsePartition
+_new_partition = constructor(
+    _MetadataPartition, "error_code", "partition_index", "leader_id", "leader_epoch", "replica_nodes", "isr_nodes",
+    "offline_replicas",
+)  # fmt: skip
 _NewTopic = CreateTopicsRequest.CreatableTopic
 _NewPartitions = CreatePartitionsRequest.CreatePartitionsTopic
 _CreatedTopic = CreateTopicsResponse.CreatableTopicResult
@@ -58,7 +63,7 @@ _DeletedTopic = DeleteTopicsResponse.DeletableTopicResult
 _GrownTopic = CreatePartitionsResponse.CreatePartitionsTopicResult
 
 
-class PartitionFields(TypedDict):
+class PartitionFields(NamedTuple):
     """Fields that responses about partitions have in common."""
 
     error_code: int
@@ -192,7 +197,7 @@ def _describe_topic(
     for number, topic_partition in enumerate(entry.partitions, 1):
         if topic_partition not in broker.partitions:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)  # deleted since the previous step
-        partitions.append(_MetadataPartition(**partition_fields(broker, topic_partition)))
+        partitions.append(_new_partition(*partition_fields(broker, topic_partition)))
         if number % _PARTITIONS_PER_STEP == 0:
             yield None
     return _MetadataTopic(
@@ -207,18 +212,17 @@ def _describe_topic(
 
 def partition_fields(broker: Broker, topic_partition: TopicPartition) -> PartitionFields:
     """Leader, replicas and in-sync replicas of a partition."""
-    offline = broker.partitions.offline_reason(topic_partition)
-    leader, replicas = broker.leaders.leader(topic_partition), broker.leaders.replicas(topic_partition)
-    in_sync = [] if offline else [node_id for node_id in replicas if node_id in broker.leaders.running]
-    return {
-        "error_code": ErrorCode.LEADER_NOT_AVAILABLE if offline else ErrorCode.NONE,
-        "partition_index": topic_partition.partition,
-        "leader_id": -1 if offline else leader.node_id,
-        "leader_epoch": leader.epoch,
-        "replica_nodes": replicas,
-        "isr_nodes": in_sync,
-        "offline_replicas": [node_id for node_id in replicas if node_id not in in_sync],
-    }
+    leaders = broker.leaders
+    leader, replicas = leaders.leader(topic_partition), leaders.replicas(topic_partition)
+    if broker.partitions.offline_reason(topic_partition):
+        return PartitionFields(
+            ErrorCode.LEADER_NOT_AVAILABLE, topic_partition.partition, -1, leader.epoch, replicas, [], replicas
+        )
+    in_sync = [node_id for node_id in replicas if node_id in leaders.running]
+    offline = [node_id for node_id in replicas if node_id not in in_sync] if len(in_sync) < len(replicas) else []
+    return PartitionFields(
+        ErrorCode.NONE, topic_partition.partition, leader.node_id, leader.epoch, replicas, in_sync, offline
+    )
 
 
 def describe_cluster(

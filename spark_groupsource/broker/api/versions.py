@@ -8,6 +8,7 @@ than those that Kafka 4.0 kept (KIP-896). `NOT_SERVED` has the reason for each A
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Mapping, NamedTuple
 
@@ -28,6 +29,7 @@ from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.api_keys import ApiKey
+from spark_groupsource.wire.frames import constant_response
 from spark_groupsource.wire.messages import ApiVersionsRequest, ApiVersionsResponse
 
 _CLIENT_SOFTWARE_SINCE = 3
@@ -66,7 +68,14 @@ def api_versions(broker: Broker, context: ApiRequestContext, request: ApiVersion
     has_software = context.api_version >= _CLIENT_SOFTWARE_SINCE
     if has_software and not all(_CLIENT_SOFTWARE.fullmatch(each or "") for each in software):
         return _api_versions_response({}, ErrorCode.INVALID_REQUEST, context.api_version)
-    return _api_versions_response(SERVED, ErrorCode.NONE, context.api_version)
+    return _all_api_versions(context.api_version >= _ZERO_FEATURES_SINCE)
+
+
+@lru_cache(maxsize=None)
+def _all_api_versions(has_zero_features: bool) -> ApiVersionsResponse:
+    # every client requests them once for each connection
+    version = _ZERO_FEATURES_SINCE if has_zero_features else _ZERO_FEATURES_SINCE - 1
+    return constant_response(_api_versions_response(SERVED, ErrorCode.NONE, version))
 
 
 def unsupported_api_versions() -> ApiVersionsResponse:
