@@ -11,6 +11,8 @@ from typing import Callable
 _LOGGER = logging.getLogger(__name__)
 _MAX_QUEUED_LINES = 1_000
 _CLOSE_TIMEOUT_S = 1.0
+# a wake-up of the thread for each line would take the interpreter's lock from the event loop as often
+_PAUSE_S = 0.01
 
 
 def log_report(line: str, level: int) -> None:
@@ -29,6 +31,7 @@ class ReportWriter:
         self._write = write
         self._lines: queue.Queue[tuple[str, int] | None] = queue.Queue(_MAX_QUEUED_LINES)
         self._dropped = 0
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="groupsource-reports", daemon=True)
         self._thread.start()
 
@@ -40,6 +43,7 @@ class ReportWriter:
 
     def close(self) -> None:
         """Returns when the queued lines are written, at the latest after two seconds."""
+        self._closing.set()
         with suppress(queue.Full):
             self._lines.put(None, timeout=_CLOSE_TIMEOUT_S)
             self._thread.join(_CLOSE_TIMEOUT_S)
@@ -51,6 +55,8 @@ class ReportWriter:
             if dropped:
                 text = f"[broker] Dropped log lines that the output did not accept: {dropped:,}."
                 self._write_line(text, logging.WARNING)
+            if self._lines.empty():
+                self._closing.wait(_PAUSE_S)
 
     def _write_line(self, line: str, level: int) -> None:
         # a failure of the output cannot be reported anywhere else
