@@ -95,13 +95,13 @@ class GroupEvent:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.dumps would create one for each event
 _FIELDS = tuple(each.name for each in fields(GroupEvent))
 
 
 def event_form(event: GroupEvent) -> dict[str, Any]:
     """Returns an event as JSON values; fields that are None or empty are omitted."""
-    values = ((name, getattr(event, name)) for name in _FIELDS)
-    return {name: value for name, value in values if value is not None and value != {}}
+    return {name: value for name, value in vars(event).items() if value is not None and value != {}}
 
 
 def event_of_form(form: Mapping[str, Any]) -> GroupEvent:
@@ -115,7 +115,7 @@ def event_of_form(form: Mapping[str, Any]) -> GroupEvent:
 
 def encode_event(event: GroupEvent) -> bytes:
     """Encodes an event; fields that are None or empty are omitted."""
-    return json.dumps(event_form(event), ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    return _ENCODER.encode(event_form(event)).encode(errors="replace")
 
 
 def decode_event(data: bytes) -> GroupEvent:

@@ -352,8 +352,8 @@ class GroupRuntime:
             error = error_response(request, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, context.api_version)
             self._reply(token, error)
             return
-        # a random uuid takes as long as a whole heartbeat, and only a join may need one
-        new_uuid = str(uuid.uuid4()) if request.API_KEY == JoinGroupRequest.API_KEY else ""
+        # a random uuid takes as long as a whole heartbeat, and only the join of a new member needs one
+        new_uuid = str(uuid.uuid4()) if isinstance(request, JoinGroupRequest) and not request.member_id else ""
         if not self._state_size.may_add(shard.state_machine, request):
             self._report_full()
             self._reply(token, error_response(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, context.api_version))
