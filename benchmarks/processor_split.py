@@ -1,9 +1,10 @@
 """Processor time of a batch read by JVM thread and Python process.
 
-    python benchmarks/processor_split.py [--cores 1] [--records 4000000] [--rounds 4]
+    python benchmarks/processor_split.py [--cores 1] [--records 4000000] [--rounds 4] [--json CODEC]
 
-Reads 100 B records with groupsource, the ceiling of PySpark (prebuilt Arrow batches) and Spark's Kafka source, in
-alternating rounds, and prints processor seconds per million records. The first rounds compile code in the JVM.
+Reads 100 B records, or JSON of 93 B, with groupsource, the ceiling of PySpark (prebuilt Arrow batches) and Spark's
+Kafka source, in alternating rounds, and prints processor seconds per million records. The first rounds compile code in
+the JVM.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from bench.children import checkout_environment
 from bench.processor_time import SessionTimes, read_stat, thread_seconds
 from bench.spark import CEILING, KAFKA, OWN, Read, session, timed
-from bench.topics import PARTITIONS, Topic, ensure
+from bench.topics import PARTITIONS, Topic, ensure, json
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "jobs"))
@@ -53,12 +54,14 @@ def is_descendant(pid: int, ancestor: int) -> bool:
     return pid == ancestor
 
 
-def measure(bootstrap_servers: str, cores: int, records: int, rounds: int) -> None:
+def measure(bootstrap_servers: str, cores: int, records: int, rounds: int, codec: str | None) -> None:
     from bench.ceiling import CeilingSource
 
     topic = Topic("split", records // 600 * 600)
+    if codec:
+        topic = Topic(f"split-{codec}", records // 4_000 * 4_000, json, batch_records=1_000, codec=codec)
     ensure(bootstrap_servers, topic)
-    ceiling = {"records": topic.records, "tasks": PARTITIONS, "valueBytes": 100, "batchRows": 40_000}
+    ceiling = {"records": topic.records, "tasks": PARTITIONS, "valueBytes": 93 if codec else 100, "batchRows": 40_000}
     read = Read(topic.name, ceiling={key: str(value) for key, value in ceiling.items()})
     times = SessionTimes(os.getsid(0))
     print(f"{'source':<14}" + "".join(f"{kind:>17}" for kind in KINDS))
@@ -82,13 +85,14 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=4_000_000)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--kafka", metavar="HOST:PORT", help="a running Kafka; default: one is started")
+    parser.add_argument("--json", metavar="CODEC", choices=("none", "lz4", "zstd", "snappy", "gzip"))
     options = parser.parse_args()
     os.environ.update(checkout_environment(ROOT))
     if options.kafka:
-        measure(options.kafka, options.cores, options.records, options.rounds)
+        measure(options.kafka, options.cores, options.records, options.rounds, options.json)
         return 0
     with RealKafka() as kafka:
-        measure(kafka.bootstrap_servers, options.cores, options.records, options.rounds)
+        measure(kafka.bootstrap_servers, options.cores, options.records, options.rounds, options.json)
     return 0
 
 

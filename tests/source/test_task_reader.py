@@ -46,7 +46,7 @@ def fetch(monkeypatch):
         Fetcher.script, Fetcher.rounds = list(rounds), []
 
     monkeypatch.setattr(task_reader, "PartitionFetcher", Fetcher)
-    monkeypatch.setattr(task_reader, "freeze_imports", lambda: None)
+    monkeypatch.setattr(task_reader, "exempt_from_collection", lambda: None)
     return script
 
 
@@ -159,3 +159,14 @@ def test_connections_of_a_worker_use_the_brokers_of_the_reader_process(fetch):
         assert added == [(known,)]
     finally:
         task_reader.close_connections()
+
+
+def test_tasks_exempt_what_is_alive_from_collection_ever_less_often(monkeypatch):
+    monkeypatch.setattr(task_reader, "_task_count", 0)
+    frozen, collected, tasks = [], [], range(1, 20)
+    monkeypatch.setattr(task_reader.gc, "freeze", lambda: frozen.append(number))
+    monkeypatch.setattr(task_reader.gc, "collect", lambda: collected.append(number))
+    for number in tasks:
+        task_reader.exempt_from_collection()
+    # Spark's daemon has collected garbage before the later ones
+    assert frozen == [1, 2, 4, 8, 16] and collected == [1]
