@@ -46,6 +46,13 @@ class InvalidBatchError(Exception):
         self.is_complete = is_complete
 
 
+class _Chunk(NamedTuple):
+    """Bytes of the file from `position` on."""
+
+    position: int
+    data: bytes
+
+
 class LogSegment:
     """Batches from `base_offset` on.
 
@@ -218,19 +225,20 @@ class LogSegment:
         Raises: InvalidBatchError when the first batch is corrupt; StorageError.
         """
         end = self.size if end is None else end
-        start = self._position_of(offset, end)
+        start, chunk = self._position_of(offset, end)
         if start is None:
             return memoryview(b"")
         if before is not None and before < self.next_offset:
-            limit = self._position_of(before, end)
+            limit, _ = self._position_of(before, end)
             end = end if limit is None else limit
             if start >= end:
                 return memoryview(b"")
-        (length,) = struct.unpack_from(">i", self._read(start + 8, 4))
-        stop = self._last_batch_end(start, max(min(start + max_bytes, end), start + length + _BATCH_PREFIX_BYTES))
+        (length,) = struct.unpack_from(">i", self._part(chunk, start + 8, 4))
+        largest = max(min(start + max_bytes, end), start + length + _BATCH_PREFIX_BYTES)
+        stop = self._last_batch_end(start, largest, chunk)
         if stop > end:
             raise InvalidBatchError(start, "a batch reaches past the end of the log", False)
-        data = self._read(start, stop - start)
+        data = self._part(chunk, start, stop - start)
         if not self._verified.covers(start, stop):
             stop = self._verify(data, start)
         return memoryview(data)[: stop - start]
@@ -340,8 +348,10 @@ class LogSegment:
         is_plausible = 0 <= delta < self.size - position  # a record has at least one byte
         return base_offset + (delta if is_plausible else 0) + 1
 
-    def _position_of(self, offset: int, end: int) -> int | None:
+    def _position_of(self, offset: int, end: int) -> tuple[int | None, _Chunk]:
         """Returns the position of the batch with `offset`; None where compaction removed everything from it on.
+
+        Also returns the last bytes that were read, because a read of few records needs no others.
 
         Base offsets are not covered by the checksum, so they are compared with the index and with one another.
         """
@@ -363,23 +373,25 @@ class LogSegment:
                 if not is_valid:
                     raise InvalidBatchError(position + at, f"a batch has the wrong base offset {base_offset}", True)
                 if last_offset >= offset:
-                    return position + at
+                    return position + at, _Chunk(position, headers)
                 indexed_offset, expected_base = None, last_offset + 1 if self.is_contiguous else None
                 at += length + _BATCH_PREFIX_BYTES
             if at == 0:
                 break
             position += at
         if position == self.size and not self.is_contiguous:
-            return None
+            return None, _Chunk(position, b"")
         raise InvalidBatchError(position, f"offset {offset} is not at its position", False)
 
-    def _last_batch_end(self, start: int, limit: int) -> int:
+    def _last_batch_end(self, start: int, limit: int, chunk: _Chunk) -> int:
         """Returns the last end of a batch that is not after `limit`; `start` is the start of one."""
         if limit >= self.size:
             return self.size
         position = max(self.index.position_floor(limit), start)
         while position < limit:
-            headers = self._read(position, min(_HEADERS_BYTES + _BATCH_PREFIX_BYTES, self.size - position))
+            headers = chunk.data[position - chunk.position :] if position >= chunk.position else b""
+            if len(headers) < _BATCH_PREFIX_BYTES:
+                headers = self._read(position, min(_HEADERS_BYTES + _BATCH_PREFIX_BYTES, self.size - position))
             at = 0
             while at + _BATCH_PREFIX_BYTES <= len(headers):
                 _, length = struct.unpack_from(">qi", headers, at)
@@ -419,6 +431,13 @@ class LogSegment:
             check_crc(buffer, header)
         except CorruptRecordError as error:
             raise InvalidBatchError(position, str(error), True) from error
+
+    def _part(self, chunk: _Chunk, position: int, size: int) -> bytes:
+        """Reads from the file what `chunk` does not have."""
+        begin = position - chunk.position
+        if begin < 0 or begin + size > len(chunk.data):
+            return self._read(position, size)
+        return chunk.data[begin : begin + size]
 
     def _read(self, position: int, size: int) -> bytes:
         return read_exactly(self._descriptor, size, position, self._file)
