@@ -52,7 +52,7 @@ there; see [runtimes](runtimes.md). Each test runs on the embedded broker or on 
 |---|---|---|---|---|---|---|---|
 """
 _KAFKA = re.compile(r"\[(embedded|kafka)\b")
-_LOGIN = re.compile(r"test_stream_logs_in\[(\w+)\]")
+_LOGIN = re.compile(r"test_stream_logs_in\[([\w-]+)\]")
 
 
 class Pair(NamedTuple):
