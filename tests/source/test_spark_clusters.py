@@ -65,7 +65,12 @@ def standalone(directory):
 
     def start(name, role, *arguments):
         command = (f"org.apache.spark.deploy.{role}", "--host", "127.0.0.1", "--webui-port", "0", *arguments)
-        daemons.append(Daemon(directory / f"{name}.log", spark_class, *command, SPARK_HOME=str(SPARK_HOME)))
+        # as on machines of their own: no directory for temporary files is shared
+        temporary = directory / f"{name}-tmp"
+        temporary.mkdir()
+        settings = {"SPARK_HOME": SPARK_HOME, "TMPDIR": temporary, "SPARK_LOCAL_DIRS": temporary}
+        settings = {key: str(value) for key, value in settings.items()}
+        daemons.append(Daemon(directory / f"{name}.log", spark_class, *command, **settings))
         return daemons[-1]
 
     try:
