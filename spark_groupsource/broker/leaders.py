@@ -88,6 +88,12 @@ class Leaders:
         first = zlib.crc32(topic_partition.topic.encode())
         return Leader(self.node_ids[(first + topic_partition.partition) % len(self.node_ids)], self._first_epoch)
 
+    def only_leader(self) -> Leader | None:
+        """Returns the leader of every partition, None if partitions may have different ones."""
+        if self._moved or len(self.node_ids) > 1:
+            return None
+        return Leader(self.node_ids[0], self._first_epoch)
+
     def replicas(self, topic_partition: TopicPartition) -> list[int]:
         """Returns every node, the leader first."""
         if len(self.node_ids) == 1:

@@ -137,6 +137,10 @@ class LogManager:
             partition.check_online()
         return partition
 
+    def find(self, topic_partition: TopicPartition) -> Partition | None:
+        """Returns a partition, also an offline one, if it exists."""
+        return self._partitions.get(topic_partition)
+
     def offline_reason(self, topic_partition: TopicPartition) -> str:
         """Why a partition is offline, empty when it is online."""
         return self._partitions[topic_partition].offline_reason

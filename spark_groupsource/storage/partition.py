@@ -173,6 +173,14 @@ class Partition:
         first = self._producers.first_unstable_offset()
         return self.log.log_end_offset if first is None else max(first, self.log.log_start_offset)
 
+    @property
+    def offsets(self) -> tuple[int, int, int]:
+        """Log end offset, last stable offset and log start offset, with few calls."""
+        log = self.log
+        end, log_start = log.log_end_offset, log.log_start_offset
+        first = self._producers.first_unstable_offset()
+        return end, end if first is None else max(first, log_start), log_start
+
     def producers(self) -> Mapping[int, ProducerStateEntry]:
         """Producer id -> its state; read-only."""
         return self._producers.entries()

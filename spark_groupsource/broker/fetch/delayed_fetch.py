@@ -258,6 +258,9 @@ class FetchManager:
     def _read(self, pending: _PendingFetch) -> StorageSteps[_ReadResult]:
         node_id, context, committed = pending.node_id, pending.context, pending.reads_committed
         find, read, may_read = self._reads.find, self._reads.read, pending.may_read
+        idle_entry = self._reads.idle_entry
+        # a session leaves unchanged partitions out, and one partition needs no shortcut
+        leader = None if context.is_incremental or len(context.partitions) < 2 else self._leaders.only_leader()
         available = self.available_bytes()
         limit, may_exceed = min(pending.max_bytes, available), self.may_exceed()
         size, has_error = 0, False
@@ -269,6 +272,11 @@ class FetchManager:
         for number, requested in enumerate(tuple(context.partitions), 1):
             if number % _PARTITIONS_PER_STEP == 0:
                 yield None
+            if leader is not None and requested.topic is not None and may_read(requested.topic):
+                idle = idle_entry(leader, requested, committed, partitions)
+                if idle is not None:
+                    entries.append((requested, idle))
+                    continue
             try:
                 partition = find(node_id, requested, may_read)
                 partitions.append(partition.topic_partition)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from spark_groupsource.broker.fetch.sessions import CachedPartition
-from spark_groupsource.broker.leaders import Leaders
+from spark_groupsource.broker.leaders import Leader, Leaders
 from spark_groupsource.broker.requests import ZERO_UUID
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
+from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.header import last_batch
 from spark_groupsource.storage.log_manager import LogManager
 from spark_groupsource.storage.partition import Partition
@@ -30,6 +31,28 @@ class PartitionReads:
     def __init__(self, partitions: LogManager, leaders: Leaders) -> None:
         self._partitions = partitions
         self._leaders = leaders
+        self._lookup: Any = partitions.find
+
+    def idle_entry(
+        self, leader: Leader, requested: CachedPartition, committed: bool, found: list[TopicPartition]
+    ) -> PartitionData | None:
+        """Returns the entry of a readable partition without records from the offset on, and adds it to `found`.
+
+        None in every other case, which `find` and `read` decide. `leader`: of every partition.
+        """
+        key = requested.topic, requested.number
+        partition: Partition | None = self._lookup(key)  # a tuple is equal to a TopicPartition
+        epoch = requested.current_leader_epoch
+        if partition is None or partition.offline_reason or (epoch >= 0 and epoch != leader.epoch):
+            return None
+        if requested.topic_id is not None and requested.topic_id != partition.topic_id:
+            return None
+        end, stable, log_start = partition.offsets
+        is_idle = requested.fetch_offset == end and log_start <= end and requested.last_fetched_epoch < 0
+        if not is_idle or partition.log.corrupt_ranges:
+            return None
+        found.append(partition.topic_partition)
+        return _entry(requested.number, end, stable, log_start, [] if committed else None, _NO_RECORDS)
 
     def find(self, node_id: int, requested: CachedPartition, may_read: Callable[[str], bool]) -> Partition:
         """Returns the partition of a request, whose leader is the node. Raises: ApiError."""
@@ -49,8 +72,7 @@ class PartitionReads:
     ) -> PartitionData:
         """Returns the entry of a partition, with at most `left` bytes unless it is the first one. Raises: ApiError."""
         log, offset = partition.log, requested.fetch_offset
-        end, log_start = log.log_end_offset, log.log_start_offset
-        stable = partition.last_stable_offset
+        end, stable, log_start = partition.offsets
         if log_start <= offset == end and requested.last_fetched_epoch < 0 and not log.corrupt_ranges:
             return _entry(requested.number, end, stable, log_start, [] if committed else None, _NO_RECORDS)
         diverging = _diverging_epoch(partition, requested)
