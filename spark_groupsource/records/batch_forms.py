@@ -79,8 +79,8 @@ class BatchForms:
             return None
 
     def _add(self, known: _Known, form: BatchForm | None) -> None:
-        # mask, keys, slices and the bytes themselves
-        self._bytes += 4 * known[1] if form is not None else 0
+        # the bytes themselves, mask, keys and slices
+        self._bytes += 6 * known[1] if form is not None else 0
         if self._bytes > _MAX_BYTES or len(self._forms) >= _MAX_SIGHTINGS:
             self._forms, self._bytes = {}, 0
         self._forms[known] = form

@@ -50,7 +50,7 @@ def test_forms_take_bounded_memory():
     for number in range(400):
         for _ in range(2):
             found_by(forms, *batch([b"%05d" % number] * 20, b"v" * 1_000))
-    assert forms._bytes <= 4_194_304 + 4 * 65_536
+    assert forms._bytes <= 4_194_304 + 6 * 65_536
 
 
 @settings(max_examples=scaled(200), deadline=None)

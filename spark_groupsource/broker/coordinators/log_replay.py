@@ -67,7 +67,10 @@ class LogReplay:
             return False
         work += self._take_apart()
         self._apply_read((_SLICE_WORK - work) // _APPLY_WORK)
-        return not self._read
+        if self._read:
+            return False
+        self._forms = BatchForms()  # a loaded shard keeps its replay, and needs no forms
+        return True
 
     def _continue(self, work: int) -> int:
         """Continues with the last batch until it or the slice ends; returns the work of the slice."""
