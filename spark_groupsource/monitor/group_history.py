@@ -16,6 +16,7 @@ from spark_groupsource.errors import CorruptRecordError, GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition, coordinator_partition
 from spark_groupsource.monitor.epoch_history import EpochRecord, epoch_record
 from spark_groupsource.monitor.group_steps import CommitTracker, GroupRecord
+from spark_groupsource.monitor.lag_history import CommitHistory
 from spark_groupsource.monitor.offsets_log import OFFSETS_TOPIC, Corruption, fetch_batches, log_partitions, log_ranges
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.records.decode import StoredRecord, decode_records
@@ -71,18 +72,26 @@ class GroupLog:
         records: of a classic group, with the commits between them.
         epochs: of a group of the consumer, share or streams protocol.
         reports: events that applications of this package have reported in commits.
+        commits: the committed offsets over time, if the reader keeps them.
     """
 
     records: list[GroupRecord] = field(default_factory=list)
     epochs: list[EpochRecord] = field(default_factory=list)
     reports: list[GroupEvent] = field(default_factory=list)
     tracker: CommitTracker = field(default_factory=CommitTracker)
+    commits: CommitHistory = field(default_factory=CommitHistory)
 
 
 class GroupLogReader:
-    """Reads what is new of the selected groups at each call; the first call reads all."""
+    """Reads what is new of the selected groups at each call; the first call reads all.
 
-    def __init__(self, cluster: ClusterClient, selection: NameSelection | None) -> None:
+    Args: `keeps_commits`, whether the committed offsets are kept.
+    """
+
+    def __init__(
+        self, cluster: ClusterClient, selection: NameSelection | None, keeps_commits: bool = False
+    ) -> None:
+        self._keeps_commits = keeps_commits
         self._cluster = cluster
         self._selection = selection
         self._ends: dict[TopicPartition, int] = {}
@@ -134,7 +143,10 @@ class GroupLogReader:
             group_value = None if value is None else decode_group_value(value)
             log.records.append(log.tracker.record(record.timestamp_ms, group_value, epoch))
         elif isinstance(decoded, OffsetKey) and value is not None:
-            log.tracker.commit(TopicPartition(decoded.topic, decoded.partition), record.timestamp_ms)
+            partition = TopicPartition(decoded.topic, decoded.partition)
+            log.tracker.commit(partition, record.timestamp_ms)
+            if self._keeps_commits:
+                log.commits.add(partition, record.timestamp_ms, decode_offset_value(value).offset)
             if _REPORT in value:
                 log.reports += decode_report(decoded.group_id, decode_offset_value(value).metadata)
 

@@ -83,7 +83,7 @@ class Timeline(NamedTuple):
     Members are named by their group instance id or member id; `names` has a short name of each.
 
     Attributes:
-        lag: (time, lag of the members that report it, in offsets).
+        lag: (time, lag in offsets): that of the members that report it, else of the committed offsets.
     """
 
     group: str

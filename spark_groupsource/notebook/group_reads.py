@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
-from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.errors import BrokerError, ConfigurationError
 from spark_groupsource.monitor.event_rebalances import rebalances_from_events
 from spark_groupsource.monitor.event_sources import file_events, group_events
-from spark_groupsource.monitor.group_history import GroupLog, read_groups
+from spark_groupsource.monitor.group_history import GroupLog, GroupLogReader
 from spark_groupsource.monitor.history_events import events_of_history
+from spark_groupsource.monitor.lag_history import CommitHistory, lag_events
 from spark_groupsource.monitor.rebalance_sources import read_history
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.monitor.timeline import Timeline, timeline
@@ -20,22 +23,40 @@ from spark_groupsource.wire.group_events import EventKind, GroupEvent
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
+_log = logging.getLogger(__name__)
+
 
 def group_timeline(group: Group, samples: Sequence[GroupEvent] = ()) -> Timeline:
     """Reads the timeline of a group: events of the embedded coordinator, else the history in `__consumer_offsets`.
 
-    What applications of this package report is added.
+    What applications of this package report is added. If nobody reports the lag, it is that of `lag_history`.
 
     Args:
         samples: of the lag, of queries of this driver.
     Raises: BrokerError, NetworkError.
     """
     client, selection = group._cluster._client, NameSelection((group.name,))
-    log = read_groups(client, selection).get(group.name) or GroupLog()
+    log = GroupLogReader(client, selection, keeps_commits=True).read().get(group.name) or GroupLog()
     coordinator = group_events(client, selection).get(group.name, [])
     found = read_history(client, group.name, log).rebalances
     history = coordinator or list(events_of_history(group.name, log.records, found))
-    return timeline(group.name, [*history, *log.reports, *samples], found)
+    events = [*history, *log.reports, *samples]
+    return timeline(group.name, [*events, *_inferred_lag(client, group.name, log.commits, events)], found)
+
+
+def _inferred_lag(
+    client: ClusterClient, group: str, commits: CommitHistory, events: Sequence[GroupEvent]
+) -> list[GroupEvent]:
+    """Returns samples of the lag over the time of the events and commits; none if the events have the lag."""
+    if not events or any(event.kind in (EventKind.LAG, EventKind.LAG_SAMPLED) for event in events):
+        return []
+    times = [event.at_ms for event in events]
+    try:
+        return list(lag_events(client, group, commits, min(times), max(*times, commits.last_ms or 0)))
+    except BrokerError as error:
+        # the picture of the rebalances needs no permission for the topics
+        _log.warning("[group=%s] The lag in the past is unknown: %s", group, error)
+        return []
 
 
 def file_timelines(path: Path) -> dict[str, Timeline]:

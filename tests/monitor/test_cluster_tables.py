@@ -25,9 +25,11 @@ from spark_groupsource.errors import BrokerError, GroupSourceError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.monitor.arrow_tables import arrow_schema, record_batches
 from spark_groupsource.monitor.definitions import TABLES
+from spark_groupsource.monitor.event_sources import group_events
 from spark_groupsource.monitor.group_watch import GroupWatch
-from spark_groupsource.monitor.selection import parse_selection
+from spark_groupsource.monitor.selection import NameSelection, parse_selection
 from spark_groupsource.monitor.tables import TableQuery, read_rows
+from spark_groupsource.wire.group_events import GROUP_EVENTS_TOPIC, EventKind
 
 
 @pytest.fixture
@@ -79,9 +81,9 @@ def test_lag_of_a_group_without_members(client: ClusterClient, cluster: Servers,
     create_topic(cluster.bootstrap_servers, topic, 3)
     value = b"x" * 200
     produce(cluster.bootstrap_servers, topic, [(n, None, value) for n in (0, 1) for _ in range(50)], linger_ms=0)
-    produced_ms = time.time() * 1_000
     commit(client, group, topic, 10, 50)
-    wait_until(lambda: time.time() * 1_000 > produced_ms + 1_100, "the commits are a second old")
+    committed_ms = time.time() * 1_000
+    wait_until(lambda: time.time() * 1_000 > committed_ms + 1_100, "the commits are a second old")
     behind, done = read(client, "lag", group)
     assert [behind[name] for name in ("group", "topic", "partition", "current_offset", "log_end_offset", "lag")] == [
         group,
@@ -181,6 +183,14 @@ def test_a_group_that_does_not_exist(client: ClusterClient) -> None:
         assert read(client, table, "missing.*") == []
 
 
+def is_recorded(client: ClusterClient, group: str, generation: int) -> bool:
+    """Whether the embedded coordinator has stored the events of a rebalance, which follow its record; True on Kafka."""
+    if not client.metadata([GROUP_EVENTS_TOPIC], refresh=True).partitions_of(GROUP_EVENTS_TOPIC):
+        return True
+    events = group_events(client, NameSelection((group,))).get(group, ())
+    return any(event.kind is EventKind.ASSIGNED and event.generation == generation for event in events)
+
+
 def check_history_commands(bootstrap_servers: str, group: str) -> None:
     def run(*arguments: str) -> str:
         result = CliRunner().invoke(main, ["groups", *arguments, "--bootstrap-server", bootstrap_servers])
@@ -219,6 +229,7 @@ def test_rebalances_and_the_log_of_a_group(client: ClusterClient, cluster: Serve
     wait_until(lambda: len(read(client, "rebalances", group)) == 4, "the group is empty")
     # its events follow its record, so the second call returns it
     assert [[r.generation for r in follower.update().completed] for _ in range(2)] == [[], [4]]
+    wait_until(lambda: is_recorded(client, group, 4), "the events of the last rebalance are stored")
     check_history_commands(cluster.bootstrap_servers, group)
     commit(client, group, topic, 0)
     rows = read(client, "rebalances", group)
