@@ -7,15 +7,16 @@ it needs no parsing: one comparison of all other bytes shows that it has the sam
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Optional
+from typing import Any
 
 from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.records.key_values import KeyValue, first_key, value_places
 
 _MIN_RECORDS = 8
 _MAX_FORM_BYTES, _MAX_BYTES = 65_536, 4_194_304
-_MAX_SIGHTINGS = 2_000
+_MAX_SEEN = 2_000
 _MAX_MISSES = 4
+_MIN_HITS = 16  # of each form on average, before others take its place
 
 _Known = tuple[bytes, int, int, int]
 """The first key, the bytes of the records, their number, and the largest offset delta."""
@@ -54,9 +55,9 @@ class BatchForms:
     """The forms of the batches of one log, as many as fit into a bounded memory."""
 
     def __init__(self) -> None:
-        # None for a batch that was seen once
-        self._forms: dict[_Known, Optional[BatchForm]] = {}
-        self._bytes = 0
+        self._seen: set[_Known] = set()  # once
+        self._forms: dict[_Known, BatchForm] = {}
+        self._bytes = self._hits = 0
 
     def find(self, payload: bytes, header: BatchHeader) -> BatchForm | None:
         """Returns the form of a batch, None if it is new or the batch has another one."""
@@ -64,23 +65,28 @@ class BatchForms:
             return None
         try:
             known = (first_key(payload), len(payload), header.record_count, header.last_offset_delta)
-            if known not in self._forms:
-                self._add(known, None)
-                return None
-            form = self._forms[known]
-            if form is not None and form.misses < _MAX_MISSES and not form.is_of(payload):
+            form = self._forms.get(known)
+            if form is None:
+                form = self._new_form(known, payload, header)
+            elif form.misses >= _MAX_MISSES or not form.is_of(payload):
                 form.misses += 1  # other keys, or a record of another form
                 return None
-            if form is None:
-                form = BatchForm(payload, value_places(payload, header))
-                self._add(known, form)
-            return form if form.misses < _MAX_MISSES else None
         except (IndexError, ValueError):
             return None
+        self._hits += form is not None
+        return form
 
-    def _add(self, known: _Known, form: BatchForm | None) -> None:
-        # the bytes themselves, mask, keys and slices
-        self._bytes += 6 * known[1] if form is not None else 0
-        if self._bytes > _MAX_BYTES or len(self._forms) >= _MAX_SIGHTINGS:
-            self._forms, self._bytes = {}, 0
-        self._forms[known] = form
+    def _new_form(self, known: _Known, payload: bytes, header: BatchHeader) -> BatchForm | None:
+        """Makes a form at the second sight, because it takes longer to make than to read a few batches."""
+        if known not in self._seen:
+            if len(self._seen) >= _MAX_SEEN:
+                self._seen.clear()
+            self._seen.add(known)
+            return None
+        if self._bytes > _MAX_BYTES:
+            if self._hits < _MIN_HITS * len(self._forms):
+                return None
+            self._forms, self._bytes, self._hits = {}, 0, 0
+        form = self._forms[known] = BatchForm(payload, value_places(payload, header))
+        self._bytes += 6 * len(payload)  # the bytes themselves, mask, keys and slices
+        return form

@@ -53,6 +53,28 @@ def test_forms_take_bounded_memory():
     assert forms._bytes <= 4_194_304 + 6 * 65_536
 
 
+def test_forms_that_are_not_used_are_not_replaced():
+    forms = BatchForms()
+    batches = [batch([b"%05d" % number] * 20, b"v" * 1_000) for number in range(100)]
+    for _ in range(4):
+        for each in batches:
+            found_by(forms, *each)
+    known = dict(forms._forms)
+    assert 0 < len(known) < len(batches)
+    for each in batches:
+        found_by(forms, *each)
+    assert forms._forms == known
+    assert sum(found_by(forms, *each) is not None for each in batches) == len(known)
+
+
+def test_forms_make_room_after_they_were_used():
+    forms = BatchForms()
+    for number in range(200):
+        found = [found_by(forms, *batch([b"%05d" % number] * 20, b"v" * 1_000)) for _ in range(20)]
+        assert found[0] is None and None not in found[1:]
+    assert forms._bytes <= 4_194_304 + 6 * 65_536
+
+
 @settings(max_examples=scaled(200), deadline=None)
 @given(st.lists(st.tuples(_KEYS, st.sampled_from([b"", b"x", b"y"])), max_size=8), st.data())
 def test_a_found_form_has_the_records_of_the_batch(batches, data):

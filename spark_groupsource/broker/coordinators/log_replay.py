@@ -18,7 +18,8 @@ from spark_groupsource.storage.segment import StoredBatch
 # at most about 10 ms, and a slice of a batch; the unit is the time to read a record of a batch, about 1 us
 _SLICE_WORK, _BATCH_WORK, _APPLY_WORK = 8_000, 20, 8
 _MAX_READ = 50_000
-_MAX_DEFERRED = 4_000  # to take them apart takes a part of a slice
+_MAX_DEFERRED = 20_000
+_RECORDS_PER_STEP = 500
 
 
 class LogReplay:
@@ -53,19 +54,23 @@ class LogReplay:
                 return False
             header = stored.header
             is_ordered = header.is_control or header.is_transactional
-            if is_ordered:
-                work += self._take_apart()
+            if self._deferred and (is_ordered or len(self._read) > _MAX_READ):
+                self._batch = self._take_apart()
+                work = self._continue(work)
+                if work >= _SLICE_WORK:
+                    return False
             if self._applying is not None or len(self._read) > _MAX_READ or (is_ordered and self._read):
-                work += self._take_apart()
                 work += _APPLY_WORK * self._apply_read((_SLICE_WORK - work) // _APPLY_WORK)
                 if self._read:
                     return False
             self._batch = self._in_order(stored) if is_ordered else self._read_batch(stored)
             self.next_offset = header.next_offset
             work = self._continue(work + _BATCH_WORK)
+        if self._deferred and work < _SLICE_WORK:
+            self._batch = self._take_apart()
+            work = self._continue(work)
         if work >= _SLICE_WORK:
             return False
-        work += self._take_apart()
         self._apply_read((_SLICE_WORK - work) // _APPLY_WORK)
         if self._read:
             return False
@@ -98,16 +103,20 @@ class LogReplay:
                     self._deferred_records += len(found)
                 yield 1 + len(found)
         if self._deferred_records > _MAX_DEFERRED:
-            yield self._take_apart()
+            yield from self._take_apart()
 
-    def _take_apart(self) -> int:
-        """Moves the deferred records into `_read`, in their order; returns the work of it."""
-        for deferred in self._deferred.values():
+    def _take_apart(self) -> Iterator[int]:
+        """Moves the deferred records into `_read`, in their order, before anything else is read or applied."""
+        every, self._deferred, self._deferred_records = self._deferred, {}, 0
+        records = 0
+        for deferred in every.values():
             found = deferred if isinstance(deferred, list) else deferred[0].pairs(deferred[1])
             self._read.update((key, value) for key, value in found if key is not None)
-        work = 1 + self._deferred_records
-        self._deferred, self._deferred_records = {}, 0
-        return work
+            records += len(found)
+            if records >= _RECORDS_PER_STEP:
+                yield records
+                records = 0
+        yield 1 + records
 
     def _in_order(self, stored: StoredBatch) -> Iterator[int]:
         for _ in self._apply_ordered(stored):
