@@ -14,6 +14,7 @@ from struct import Struct, calcsize, iter_unpack
 from typing import Any, Callable
 
 from spark_groupsource.wire.decoder import FIXED_FORMATS, read_unsigned_varint, simple_reader
+from spark_groupsource.wire.generated_source import GeneratedSource
 from spark_groupsource.wire.messages import ApiMessage, BaseField, DataContainer
 
 Decode = Callable[[memoryview, int, int], Any]
@@ -26,6 +27,12 @@ class Irregular(Exception):
     """A message is not one that a generated decoder reads."""
 
 
+_NAMES = {
+    "new": object.__new__, "varint": read_unsigned_varint, "Irregular": Irregular, "Struct": Struct,
+    "iter_unpack": iter_unpack,
+}  # fmt: skip
+
+
 @lru_cache(maxsize=None)
 def compiled_decoder(message_class: type[ApiMessage], version: int) -> Decode:
     """Returns the generated decoder of a request.
@@ -33,7 +40,7 @@ def compiled_decoder(message_class: type[ApiMessage], version: int) -> Decode:
     For what it does not read it raises `Irregular`, struct.error, IndexError, UnicodeDecodeError or
     RemoteProtocolError.
     """
-    source = _Source(version, message_class.flexible_version_q(version))
+    source = _Source(version, message_class.flexible_version_q(version), _NAMES)
     source.add_struct(message_class._struct, message_class, "m", 1)
     source.flush(1)
     source.add(1, "m._header = m._min_version = m._max_version = None")
@@ -44,48 +51,16 @@ def compiled_decoder(message_class: type[ApiMessage], version: int) -> Decode:
     return decode
 
 
-class _Source:
-    """The source of a decoder, and the objects that it names.
-
-    `p` is the position in the generated code; numbers are collected until another field has to be read.
-    """
-
-    def __init__(self, version: int, flexible: bool) -> None:
-        self.lines: list[str] = []
-        self.names: dict[str, Any] = {
-            "new": object.__new__,
-            "varint": read_unsigned_varint,
-            "Irregular": Irregular,
-            "Struct": Struct,
-            "iter_unpack": iter_unpack,
-        }
-        self._version = version
-        self._flexible = flexible
-        self._run = ""
-        self._targets: list[str] = []
-        self._count = 0
-
-    def add(self, depth: int, *lines: str) -> None:
-        self.lines += [" " * depth + line for line in lines]
-
-    def _name(self, prefix: str, value: Any = None) -> str:
-        self._count += 1
-        name = f"{prefix}{self._count}"
-        if value is not None:
-            self.names[name] = value
-        return name
+class _Source(GeneratedSource):
+    """The source of a decoder; `p` is the position in the generated code."""
 
     def flush(self, depth: int) -> None:
         """Reads the collected numbers."""
         if self._run:
             layout = Struct(">" + self._run)
-            self.add(depth, f"{', '.join(self._targets)}, = {self._name('unpack', layout.unpack_from)}(buffer, p)")
+            self.add(depth, f"{', '.join(self._numbers)}, = {self._name('unpack', layout.unpack_from)}(buffer, p)")
             self.add(depth, f"p += {layout.size}")
-            self._run, self._targets = "", []
-
-    def _number(self, code: str, target: str) -> None:
-        self._run += code
-        self._targets.append(target)
+            self._run, self._numbers = "", []
 
     def add_struct(self, struct: BaseField, data_class: type[DataContainer], target: str, depth: int) -> None:
         self._new_value(struct, data_class, target, depth)

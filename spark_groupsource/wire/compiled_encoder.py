@@ -13,6 +13,7 @@ from struct import Struct, pack
 from typing import Any, Callable
 
 from spark_groupsource.wire.decoder import FIXED_FORMATS
+from spark_groupsource.wire.generated_source import GeneratedSource
 from spark_groupsource.wire.messages import ApiMessage, BaseField
 
 Encode = Callable[[ApiMessage, Callable[[Any], None]], None]
@@ -42,13 +43,19 @@ def _bits(numbers: set[int] | None) -> int:
     return _NO_BITS if numbers is None else sum(1 << number for number in set(numbers))
 
 
+_NAMES = {
+    "UnusualMessage": UnusualMessage, "varint": _varint, "pack": pack, "join": b"".join, "ZERO_ID": bytes(16),
+    "bits": _bits,
+}  # fmt: skip
+
+
 @lru_cache(maxsize=None)
 def compiled_encoder(message_class: type[ApiMessage], version: int) -> Encode | None:
     """Returns the generated encoder of a body, None if the message has a structure that it does not write.
 
     For other messages it raises `UnusualMessage`, struct.error, AttributeError, TypeError or OverflowError.
     """
-    source = _Source(version, message_class.flexible_version_q(version))
+    source = _Source(version, message_class.flexible_version_q(version), _NAMES)
     try:
         source.add_struct(message_class._struct, "m", 1, 0)
     except UnusualMessage:
@@ -59,48 +66,18 @@ def compiled_encoder(message_class: type[ApiMessage], version: int) -> Encode | 
     return encode
 
 
-class _Source:
-    """The source of an encoder, and the objects that it names. Numbers are collected until other bytes follow."""
-
-    def __init__(self, version: int, flexible: bool) -> None:
-        self.lines: list[str] = []
-        self.names: dict[str, Any] = {
-            "UnusualMessage": UnusualMessage,
-            "varint": _varint,
-            "pack": pack,
-            "join": b"".join,
-            "ZERO_ID": bytes(16),
-            "bits": _bits,
-        }
-        self._version = version
-        self._flexible = flexible
-        self._run = ""
-        self._values: list[str] = []
-        self._count = 0
-
-    def _add(self, depth: int, *lines: str) -> None:
-        self.lines += [" " * depth + line for line in lines]
-
-    def _name(self, prefix: str, value: Any = None) -> str:
-        self._count += 1
-        name = f"{prefix}{self._count}"
-        if value is not None:
-            self.names[name] = value
-        return name
+class _Source(GeneratedSource):
+    """The source of an encoder."""
 
     def flush(self, depth: int) -> None:
         """Writes the collected numbers."""
         if self._run:
-            self._add(depth, f"add({self._packed()})")
+            self.add(depth, f"add({self._packed()})")
 
     def _packed(self) -> str:
-        packed = f"{self._name('pack', Struct('>' + self._run).pack)}({', '.join(self._values)})"
-        self._run, self._values = "", []
+        packed = f"{self._name('pack', Struct('>' + self._run).pack)}({', '.join(self._numbers)})"
+        self._run, self._numbers = "", []
         return packed
-
-    def _number(self, code: str, value: str) -> None:
-        self._run += code
-        self._values.append(value)
 
     def add_struct(self, struct: BaseField, target: str, depth: int, level: int) -> None:
         for field in struct.untagged_fields(self._version):
@@ -122,7 +99,7 @@ class _Source:
                 is_set = f"{value} is not None"
                 if field.default is not None:
                     is_set = f"{value} != {self._name('default', (field.default,))}[0]"
-                self._add(depth, f"if {is_set}: raise UnusualMessage")
+                self.add(depth, f"if {is_set}: raise UnusualMessage")
         self._number("B", "0")
 
     def _add_simple(self, type_name: str, value: str, depth: int) -> None:
@@ -139,13 +116,13 @@ class _Source:
 
     def _add_bytes(self, is_string: bool, value: str, depth: int) -> None:
         data, size = self._name("data"), self._name("n")
-        self._add(depth, f"{data} = {value}", f"if {data} is None: {data}, {size} = b'', -1")
+        self.add(depth, f"{data} = {value}", f"if {data} is None: {data}, {size} = b'', -1")
         if is_string:
-            self._add(depth, "else:", f" {data} = {data}.encode()", f" {size} = len({data})")
+            self.add(depth, "else:", f" {data} = {data}.encode()", f" {size} = len({data})")
         else:
-            self._add(depth, f"else: {size} = len({data})")
+            self.add(depth, f"else: {size} = len({data})")
         self._length("h" if is_string else "i", size, depth)
-        self._add(depth, f"if {size} > 0: add({data})")
+        self.add(depth, f"if {size} > 0: add({data})")
 
     def _length(self, code: str, size: str, depth: int, is_narrow: bool = False) -> None:
         """Writes the collected numbers and a length or count, -1 for null."""
@@ -155,23 +132,23 @@ class _Source:
             self._number("b", f"{size} + 1")
         self.flush(depth)
         if self._flexible and not is_narrow:
-            self._add(depth, f"add(varint({size} + 1))")
+            self.add(depth, f"add(varint({size} + 1))")
 
     def _add_array(self, field: BaseField, value: str, depth: int, level: int) -> None:
         values, count = self._name("list"), self._name("n")
-        self._add(depth, f"{values} = {value}", f"{count} = -1 if {values} is None else len({values})")
+        self.add(depth, f"{values} = {value}", f"{count} = -1 if {values} is None else len({values})")
         self._length("i", count, depth, level >= _NARROW_DEPTH)
-        self._add(depth, f"if {count} > 0:")
+        self.add(depth, f"if {count} > 0:")
         element = field.array_of
         each = self._name("v")
         if not element.is_struct() and element.type_str in FIXED_FORMATS:
             code = FIXED_FORMATS[element.type_str]
-            self._add(depth + 1, f"add(pack('>%d{code}' % {count}, *{values}))")
+            self.add(depth + 1, f"add(pack('>%d{code}' % {count}, *{values}))")
         elif element.is_struct() and self._has_fixed_size(element):
             self.add_struct(element, each, depth + 1, level + 1)
-            self._add(depth + 1, f"add(join([{self._packed()} for {each} in {values}]))")
+            self.add(depth + 1, f"add(join([{self._packed()} for {each} in {values}]))")
         else:
-            self._add(depth + 1, f"for {each} in {values}:")
+            self.add(depth + 1, f"for {each} in {values}:")
             if element.is_struct():
                 self.add_struct(element, each, depth + 2, level + 1)
             else:

@@ -61,18 +61,23 @@ def apply_ordered(store: GroupStore, stored: StoredBatch) -> Iterator[None]:
         yield
 
 
+def replayed(log: list[StoredBatch]) -> tuple[GroupStore, GroupStore]:
+    """The states of every record in its order and of a replay, after their comparison."""
+    expected, found = GroupStore(), GroupStore()
+    for stored in log:
+        list(apply_ordered(expected, stored))
+    replay = LogReplay(found.replay, partial(apply_ordered, found))
+    while not replay.replay_slice(stored for stored in log if stored.header.base_offset >= replay.next_offset):
+        pass
+    assert (found.offsets, found.size_bytes) == (expected.offsets, expected.size_bytes)
+    return expected, found
+
+
 @pytest.mark.parametrize("batches", (5, 60, 400))
 def test_state_is_that_of_every_record_in_its_order(batches: int) -> None:
     rng = random.Random(batches)
     for _ in range(20 if batches < 400 else 4):
-        log = random_log(rng, batches)
-        expected, found = GroupStore(), GroupStore()
-        for stored in log:
-            list(apply_ordered(expected, stored))
-        replay = LogReplay(found.replay, partial(apply_ordered, found))
-        while not replay.replay_slice(stored for stored in log if stored.header.base_offset >= replay.next_offset):
-            pass
-        assert (found.offsets, found.size_bytes) == (expected.offsets, expected.size_bytes)
+        expected, found = replayed(random_log(rng, batches))
         assert set(found.pending.group_ids()) == set(expected.pending.group_ids())
         for producer_id in (8, 7):
             found.end_transaction(producer_id, True)
@@ -144,14 +149,7 @@ def repeated_log(rng: random.Random) -> list[StoredBatch]:
 def test_state_after_repeated_commits_is_that_of_every_record_in_its_order() -> None:
     rng = random.Random(11)
     for _ in range(20):
-        log = repeated_log(rng)
-        expected, found = GroupStore(), GroupStore()
-        for stored in log:
-            list(apply_ordered(expected, stored))
-        replay = LogReplay(found.replay, partial(apply_ordered, found))
-        while not replay.replay_slice(stored for stored in log if stored.header.base_offset >= replay.next_offset):
-            pass
-        assert (found.offsets, found.size_bytes) == (expected.offsets, expected.size_bytes)
+        replayed(repeated_log(rng))
 
 
 def test_keys_of_repeated_commits_are_applied_once() -> None:
