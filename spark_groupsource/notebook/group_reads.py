@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 def group_timeline(group: Group, samples: Sequence[GroupEvent] = ()) -> Timeline:
     """Reads the timeline of a group: events of the embedded coordinator, else the history in `__consumer_offsets`.
 
-    What applications of this package report is added. If nobody reports the lag, it is that of `lag_history`.
+    What applications of this package report is added. Without reports of the lag, it is that of `lag_history`.
 
     Args:
         samples: of the lag, of queries of this driver.

@@ -170,8 +170,7 @@ class Partition:
     @property
     def last_stable_offset(self) -> int:
         """The offset below which every transaction has ended."""
-        first = self._producers.first_unstable_offset()
-        return self.log.log_end_offset if first is None else max(first, self.log.log_start_offset)
+        return self.offsets[1]
 
     @property
     def offsets(self) -> tuple[int, int, int]:
