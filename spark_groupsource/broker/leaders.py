@@ -78,13 +78,9 @@ class Leaders:
 
     def leader(self, topic_partition: TopicPartition) -> Leader:
         """Returns the leader of a partition, which need not exist."""
-        found = self._moved.get(topic_partition) if self._moved else None
+        found = self.only_leader() or self._moved.get(topic_partition)
         if found is not None:
             return found
-        if len(self.node_ids) == 1:
-            if self._only_leader.epoch != self._first_epoch:
-                self._only_leader = Leader(self.node_ids[0], self._first_epoch)
-            return self._only_leader
         first = zlib.crc32(topic_partition.topic.encode())
         return Leader(self.node_ids[(first + topic_partition.partition) % len(self.node_ids)], self._first_epoch)
 
@@ -92,7 +88,9 @@ class Leaders:
         """Returns the leader of every partition, None if partitions may have different ones."""
         if self._moved or len(self.node_ids) > 1:
             return None
-        return Leader(self.node_ids[0], self._first_epoch)
+        if self._only_leader.epoch != self._first_epoch:
+            self._only_leader = Leader(self.node_ids[0], self._first_epoch)
+        return self._only_leader
 
     def replicas(self, topic_partition: TopicPartition) -> list[int]:
         """Returns every node, the leader first."""
