@@ -1,6 +1,6 @@
 """Typed values beside Spark's Kafka source with from_json, from_avro and from_protobuf.
 
-    python benchmarks/typed_values.py [--only TEXT] [--records 2000000] [--rounds 5] [--local 2] [--document]
+    python benchmarks/typed_values.py [--only TEXT] [--records 2000000] [--rounds 5] [--avro-jar FILE] [--document]
 
 Starts an embedded broker with topics of JSON, Avro and Protobuf values: flat records of ten fields, the same with 1 %
 malformed values, and nested records with arrays. Batch reads to the sink `noop` alternate; every row is printed as soon
@@ -197,11 +197,14 @@ def timed(rows: Any) -> Took:
     return Took(time.perf_counter() - begin, processor_seconds() - spent)
 
 
-def jars() -> tuple[list[Path], set[str]]:
+def jars(given: Mapping[str, Path | None]) -> tuple[list[Path], set[str]]:
     """Returns the jars of Spark's Kafka source and of from_avro and from_protobuf, and which of these exist."""
-    found, available = spark_connector_jars(), set()
+    found, available = spark_connector_jars(), set[str]()
     revision = spark_connector_revision()
-    for name in ("avro", "protobuf"):
+    for name, path in given.items():
+        if path:
+            found, available = [*found, path], available | {name}
+            continue
         artifact = Artifact("org.apache.spark", f"spark-{name}_2.13", revision, True)
         try:
             found = [*found, *sorted(fetch(f"spark-{name}-{revision}", (artifact,)).glob("*.jar"))]
@@ -249,9 +252,11 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--local", type=int, default=2)
+    parser.add_argument("--avro-jar", type=Path, help="the jar of from_avro, if it cannot be downloaded")
+    parser.add_argument("--protobuf-jar", type=Path, help="the jar of from_protobuf, if it cannot be downloaded")
     parser.add_argument("--document", action="store_true", help="write the rows into docs/performance.md")
     arguments = parser.parse_args()
-    found, available = jars()
+    found, available = jars({"avro": arguments.avro_jar, "protobuf": arguments.protobuf_jar})
     with tempfile.TemporaryDirectory(prefix="groupsource-benchmark-") as directory:
         broker = EmbeddedBroker(directory)
         try:

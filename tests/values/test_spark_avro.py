@@ -1,0 +1,105 @@
+"""Columns of Avro values beside those of Spark's from_avro.
+
+from_avro reads a value by Avro's Java library, and converts it by the AvroDeserializer of Spark SQL. Both are in
+PySpark's archive.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from pyspark.sql.types import ArrayType, DataType, FloatType, MapType, StructType
+from support.avro_strategies import avro_cases
+from support.decoded_values import decode_avro, encode_avro, ordered
+from support.examples import scaled
+from support.java_tools import java_gateway
+
+from spark_groupsource.values.avro_schema import parse_avro_schema
+from spark_groupsource.values.avro_types import spark_type
+
+pytestmark = pytest.mark.java
+
+
+@pytest.fixture(scope="module")
+def jvm():
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None and spec.origin is not None
+    with java_gateway(Path(spec.origin).parent / "jars") as gateway:
+        yield gateway.jvm
+
+
+class FromAvro:
+    """What from_avro makes of values of a schema."""
+
+    def __init__(self, jvm: Any, schema: Any) -> None:
+        self._jvm = jvm
+        avro = jvm.org.apache.avro
+        parsed = avro.Schema.Parser().parse(json.dumps(schema))
+        self.type = spark_column(jvm, parsed)
+        sql = jvm.org.apache.spark.sql
+        self._reader = avro.generic.GenericDatumReader(parsed)
+        self._deserializer = sql.avro.AvroDeserializer(parsed, self.type, "CORRECTED", False, "", -1)
+        convert = getattr(getattr(sql.catalyst, "CatalystTypeConverters$"), "MODULE$")
+        self._plain = convert.createToScalaConverter(self.type)
+
+    def row(self, data: bytes) -> Any:
+        decoder = self._jvm.org.apache.avro.io.DecoderFactory.get().binaryDecoder(data, None)
+        found = self._deserializer.deserialize(self._reader.read(None, decoder)).get()
+        return self._shown(self._plain.apply(found), StructType.fromJson(json.loads(self.type.json())))
+
+    def _shown(self, value: Any, kind: DataType) -> Any:
+        to_java = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava
+        if value is None:
+            return None
+        if isinstance(kind, StructType):
+            return {each.name: self._shown(value.get(at), each.dataType) for at, each in enumerate(kind)}
+        if isinstance(kind, ArrayType):
+            return [self._shown(each, kind.elementType) for each in to_java(value)]
+        if isinstance(kind, MapType):
+            return [(key, self._shown(each, kind.valueType)) for key, each in dict(to_java(value)).items()]
+        # py4j passes a float as decimal text
+        return float(np.float32(value)) if isinstance(kind, FloatType) else value
+
+
+def spark_column(jvm: Any, parsed: Any) -> Any:
+    """Returns the type of a schema's column, as from_avro in mode PERMISSIVE."""
+    converters = getattr(getattr(jvm.org.apache.spark.sql.avro, "SchemaConverters$"), "MODULE$")
+    return converters.toSqlType(parsed, False, "", -1).dataType().asNullable()
+
+
+@settings(max_examples=scaled(200, 15))
+@given(avro_cases())
+def test_columns_are_those_of_from_avro(jvm, case: tuple[Any, Any, list[Any]]) -> None:
+    schema, _, values = case
+    data = [encode_avro(schema, value) for value in values]
+    expected = FromAvro(jvm, schema)
+    assert spark_type(parse_avro_schema("value.schema", json.dumps(schema))).jsonValue() == json.loads(
+        expected.type.json()
+    )
+    rows = decode_avro(schema, schema, data).values.to_pylist()
+    assert repr(ordered(rows)) == repr(ordered([expected.row(each) for each in data]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "logical", "extra"),
+    [
+        ("int", "date", {}),
+        ("long", "timestamp-millis", {}),
+        ("long", "timestamp-micros", {}),
+        ("long", "local-timestamp-millis", {}),
+        ("long", "local-timestamp-micros", {}),
+        ("int", "time-millis", {}),
+        ("string", "uuid", {}),
+        ("bytes", "decimal", {"precision": 38, "scale": 3}),
+    ],
+)
+def test_logical_types_are_those_of_from_avro(jvm, kind: str, logical: str, extra: dict[str, int]) -> None:
+    schema = json.dumps({"type": kind, "logicalType": logical, **extra})
+    expected = spark_column(jvm, jvm.org.apache.avro.Schema.Parser().parse(schema))
+    assert spark_type(parse_avro_schema("value.schema", schema)).json() == expected.json()
