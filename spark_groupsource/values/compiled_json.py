@@ -11,6 +11,9 @@ from typing import Any
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
 
 # what the value of a field is
 NONE, TEXT, NUMBER, TRUE, FALSE = range(5)
@@ -57,7 +60,38 @@ _BLANK = np.isin(np.arange(256), list(b" \t\r\n"))
 # quotients of integers up to 2^53 and powers of ten up to 10^22 are exact
 _EXACT = 1 << 53
 _POWERS = np.array([10.0**each for each in range(23)])
+# fields of a row whose keys are remembered
+_FIELDS = 64
 _MAX_DIGITS, _MAX_NUMBER_BYTES = 18, 40
+
+
+def _load_word(typing: Any, payload: Any, at: Any) -> Any:
+    """Returns the type and the code of `_word`."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        address = builder.gep(data, [arguments[1]])
+        word = builder.load(builder.bitcast(address, ir.IntType(64).as_pointer()))
+        word.align = 1
+        return word
+
+    return types.uint64(payload, types.int64), emit
+
+
+# the eight bytes of an array from a position on
+_word: Any = intrinsic(_load_word)
+
+
+@numba.njit(inline="always")
+def _is_equal(payload: Any, one: int, other: int, size: int) -> Any:
+    """Returns whether two texts of a size are equal; 8 bytes after them must be in the payload."""
+    place = 0
+    while place + 8 <= size and _word(payload, one + place) == _word(payload, other + place):
+        place += 8
+    if place + 8 <= size:
+        return False
+    differing: Any = _word(payload, one + place) ^ _word(payload, other + place)
+    return place == size or differing << np.uint64(8 * (place + 8 - size)) == 0
 
 
 @numba.njit(inline="always")
@@ -75,36 +109,58 @@ def _after_digits(payload: Any, at: int, end: int) -> Any:
     return at
 
 
+@numba.njit(inline="always")
+def _key(payload: Any, at: int, end: int, keys: Any, key_ends: Any, expected: int) -> Any:
+    """Returns the column of a key, -1 without one, and the start of its value, -1 if there is no key.
+
+    Usually it is the `expected` one: the key after the last selected one comes next.
+    """
+    at, column = _after_blanks(payload, at, end), -1
+    if at == end or payload[at] != _QUOTE:
+        return column, -1
+    at += 1
+    for candidate in range(expected, expected + key_ends.size):
+        candidate -= key_ends.size if candidate >= key_ends.size else 0
+        first = key_ends[candidate - 1] if candidate else 0
+        size = key_ends[candidate] - first
+        place = 0 if size < end - at else size + 1
+        while place < size and keys[first + place] == payload[at + place]:
+            place += 1
+        if place == size and payload[at + size] == _QUOTE:
+            column, at = candidate, at + size
+            break
+    while at < end and _IN_STRING[payload[at]]:
+        at += 1
+    # the quote after the key, and a colon
+    if at + 1 >= end or payload[at] != _QUOTE or payload[at + 1] != _COLON:
+        return column, -1
+    return column, _after_blanks(payload, at + 2, end)
+
+
 # a function that is called, and not inlined, would count references to each array, which takes longer than the scan
 @numba.njit(cache=True, nogil=True)
 def scan(payload: Any, begins: Any, ends: Any, keys: Any, key_ends: Any, starts: Any, lengths: Any, kinds: Any) -> Any:
     """Finds fields: start, length and kind of the value by column and row. Returns which rows are left."""
     left = np.ones(begins.size, np.bool_)
+    # the text before the value of each field, as it was written in an earlier row: mostly it is the same
+    texts, sizes, columns = np.zeros(_FIELDS, np.int64), np.zeros(_FIELDS, np.int64), np.zeros(_FIELDS, np.int64)
     for row in range(begins.size):
-        at, end, expected = begins[row], ends[row], 0
+        at, end, expected, field = begins[row], ends[row], 0, 0
         has_next = at < end and payload[at] == _OPEN
         while has_next:
-            has_next, at = False, _after_blanks(payload, at + 1, end)
-            if at == end or payload[at] != _QUOTE:
-                break
-            at, column = at + 1, -1
-            # usually the key after the last selected one comes next
-            for candidate in range(expected, expected + key_ends.size):
-                candidate -= key_ends.size if candidate >= key_ends.size else 0
-                first = key_ends[candidate - 1] if candidate else 0
-                size = key_ends[candidate] - first
-                place = 0 if size < end - at else size + 1
-                while place < size and keys[first + place] == payload[at + place]:
-                    place += 1
-                if place == size and payload[at + size] == _QUOTE:
-                    column, at = candidate, at + size
+            has_next = False
+            size = sizes[field]
+            is_inside = size and at + size < end and at + size + 8 <= payload.size
+            if is_inside and _is_equal(payload, texts[field], at, size):
+                # an earlier row may have fewer blanks
+                column, at = columns[field], _after_blanks(payload, at + size, end)
+            else:
+                text = at
+                column, at = _key(payload, at + 1, end, keys, key_ends, expected)
+                if at < 0:
                     break
-            while at < end and _IN_STRING[payload[at]]:
-                at += 1
-            # the quote after the key, and a colon
-            if at + 1 >= end or payload[at] != _QUOTE or payload[at + 1] != _COLON:
-                break
-            at = _after_blanks(payload, at + 2, end)
+                texts[field], sizes[field], columns[field] = text, at - text, column
+            field += field < _FIELDS - 1
             begin, state = at, 0
             if at < end and payload[at] == _QUOTE:
                 at, state = at + 1, 1
