@@ -48,6 +48,8 @@ class JsonDecoder:
         # those that found values in the previous block
         self._checks: dict[str, Check] = {}
         self._scanner = JsonScanner(kind) if JsonScanner.reads(kind) else None
+        # most values that the scanner left in the previous block were malformed
+        self._expects_malformed = False
 
     def decode(self, data: pa.Array) -> Decoded:
         """Decodes a binary array; an empty value is null, as in from_json."""
@@ -64,11 +66,29 @@ class JsonDecoder:
             self._scanner = None
         if not len(rows):
             return Decoded(values)
-        others = self._decode_lines(data.take(pa.array(rows)))
+        taken = data.take(pa.array(rows))
+        others = self._decode_left(taken) if self._scanner is not None else self._decode_lines(taken)
+        malformed = {int(rows[row]): reason for row, reason in others.malformed.items()}
+        if others.values.null_count == len(rows):
+            values = pa.StructArray.from_arrays(values.flatten(), fields=list(self._kind), mask=pa.array(left))
+            return Decoded(values, malformed)
         places = np.arange(len(data))
         places[rows] = len(data) + np.arange(len(rows))
-        joined = pa.concat_arrays([values, others.values]).take(pa.array(places))
-        return Decoded(joined, {int(rows[row]): reason for row, reason in others.malformed.items()})
+        return Decoded(pa.concat_arrays([values, others.values]).take(pa.array(places)), malformed)
+
+    def _decode_left(self, data: pa.Array) -> Decoded:
+        """Decodes the values that the scanner has left.
+
+        The reader rejects malformed values together and takes several reads to find them, so they are decoded by
+        themselves as long as most are malformed.
+        """
+        if self._expects_malformed:
+            malformed: dict[int, str] = {}
+            found = Decoded(self._decode_each(data, 0, malformed), malformed)
+        else:
+            found = self._decode_lines(data)
+        self._expects_malformed = 2 * len(found.malformed) > len(data)
+        return found
 
     def _decode_lines(self, data: pa.Array) -> Decoded:
         malformed: dict[int, str] = {}

@@ -84,6 +84,8 @@ class JsonScanner:
         lengths, kinds = np.zeros(shape, np.int32), np.zeros(shape, np.uint8)
         left = module.scan(payload, begins, ends, self._keys, self._key_ends, starts, lengths, kinds)
         left |= invalid_text(data)
+        # their fields may have a part of a value, or invalid text
+        kinds[:, left] = module.NONE
         columns = [
             _column(module, field.type, _Found(payload, starts[at], lengths[at], kinds[at], left))
             for at, field in enumerate(self._kind)

@@ -268,7 +268,9 @@ def test_the_compiled_scanner_equals_single_values(values: list[bytes | None], d
     if value:
         # one byte is another
         place = data.draw(st.integers(0, len(value) - 1))
-        values = [*values, value[:place] + data.draw(st.binary(max_size=1)) + value[place + 1 :]]
+        changed = value[:place] + data.draw(st.binary(max_size=1)) + value[place + 1 :]
+        # the same texts before the values follow each other
+        values = [*values, changed, *values, changed]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(json_scans._Rows, "load_after", -1)
         found = decode(values, FLAT)
@@ -294,10 +296,53 @@ def test_the_scanner_reads_what_it_can(scanned, monkeypatch: pytest.MonkeyPatch)
     assert decoder.decode(pa.array(nested)).values.to_pylist() == [{**dict.fromkeys(FLAT.names), "id": 1}] * 300
     decoder.decode(pa.array(nested))
     assert lines == [5, 300, 300] and decoder._scanner is None
+    # the same keys with other blanks
+    forms = [b'{"id":1,"n":2}', b'{"id": 1, "n": 2}', b'{ "id": 1 ,"n": 2}', b'{"id":1,"n":  2}']
+    decoder = JsonDecoder(FLAT)
+    monkeypatch.setattr(decoder, "_decode_lines", lambda data: lines.append(len(data)))
+    found = decoder.decode(pa.array(forms * 2))
+    assert found.values.to_pylist() == [{**dict.fromkeys(FLAT.names), "id": 1, "n": 2}] * 8 and len(lines) == 3
     assert not json_scans.JsonScanner.reads(KIND)
     # as written the value has no such field, and its field "a" is malformed
     for name in ('a"b', "a\\b", "a\nb"):
         assert not json_scans.JsonScanner.reads(pa.struct([(name, pa.int64())]))
+
+
+BAD = [
+    b'{"id": "x", "n": 1, "s": "a"}', b'{"id": 1, "n": 1, "s": "', b"no JSON", b'{"id": 1, "n": 200, "s": "a"}',
+    b'{"id": 1, "n": 1, "s": "\xff"}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", [[each] for each in BAD] + [BAD])
+def test_malformed_values_of_the_scanner_are_not_read_together_again(scanned, monkeypatch, bad: list[bytes]) -> None:
+    values: list[bytes | None] = [b'{"id": %d, "n": 1, "s": "a"}' % n for n in range(300)]
+    values[::50] = (bad * 6)[:6]
+    decoder, lines = JsonDecoder(FLAT), []
+    decode_lines = decoder._decode_lines
+    monkeypatch.setattr(decoder, "_decode_lines", lambda data: lines.append(len(data)) or decode_lines(data))
+    for block in (values, values, [None, *values, b'{"s": "\\n"}']):
+        found = decoder.decode(pa.array(block, pa.binary()))
+        expected, malformed = one_by_one(block, FLAT)
+        found.values.validate(full=True)
+        assert found.values.to_pylist() == expected
+        assert found.malformed == malformed
+    assert lines == [6]
+    # values that are not malformed are read together again
+    others = [None, b'{"s": "\\n"}', *[values[1]] * 30]
+    for _ in range(2):
+        assert decoder.decode(pa.array(others)).values.to_pylist() == one_by_one(others, FLAT)[0]
+    assert lines == [6, 2]
+
+
+def test_the_scanner_accepts_no_key_after_the_end_of_a_value(scanned) -> None:
+    # the bytes after a value are those of an earlier row
+    first, second = b'{"id": 1, "n": 2, "s": "a"}', b'{"id": 1'
+    data = pa.array([first, second, b', "n": 2, "s": "a"}', first])
+    found = JsonDecoder(FLAT).decode(data)
+    assert found.malformed.keys() == {1, 2}
+    fields = {"id": 1, "n": 2, "x": None, "is_a": None, "s": "a", "d": None}
+    assert found.values.to_pylist() == [fields, None, None, fields]
 
 
 def test_without_numba_no_scanner_is_loaded(scanned, monkeypatch: pytest.MonkeyPatch) -> None:
