@@ -20,6 +20,7 @@ from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records import arrow
 from spark_groupsource.records.arrow_columns import MAX_ROWS, Layout, record_batch
 from spark_groupsource.records.parser import NUMPY_PARSER
+from spark_groupsource.records.plain_columns import Parts, PlainReader
 
 _REPEATS = 5
 
@@ -72,6 +73,11 @@ def decoding(view: memoryview, topic_partition: TopicPartition) -> Iterator[tupl
     def groups() -> list[Any]:
         return list(arrow._groups(view, headers, layout, 1 << 28, lambda: parser))
 
+    def plain() -> None:
+        for group in kept:
+            parts = Parts(group.starts, group.ends, group.counts)
+            PlainReader().read(arrow._read_plain(), group.payload, parts, group.headers, layout)
+
     kept = groups()
     selections = [arrow._select_records(group, layout) for group in kept]
     parse_ns = least_ns(lambda: [group.parsed() for group in kept])
@@ -79,6 +85,8 @@ def decoding(view: memoryview, topic_partition: TopicPartition) -> Iterator[tupl
     yield "decompression, grouping", least_ns(groups) / rows
     yield "record boundaries and fields", parse_ns / rows
     yield "offsets", (least_ns(lambda: [arrow._select_records(group, layout) for group in kept]) - parse_ns) / rows
+    if parser.parse_batches is not None:
+        yield "boundaries, fields, offsets and columns of plain records in one pass", least_ns(plain) / rows
     for name in columns:
         yield f"column {name}", least_ns(lambda: build(selections, layout._replace(columns=(name,)))) / rows
 

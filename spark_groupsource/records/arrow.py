@@ -30,6 +30,7 @@ from spark_groupsource.records.compression import DEFAULT_MAX_BYTES, SizeLimitEr
 from spark_groupsource.records.decode import CONTROL_ABORT, check_record_count, control_type, records_payload
 from spark_groupsource.records.header import HEADER_BYTES, BatchHeader, Buffer, check_crc, corrupt_batch, iter_batches
 from spark_groupsource.records.parser import NUMPY_PARSER, Ints, RecordFields, RecordParser, check_headers
+from spark_groupsource.records.plain_columns import Parts, PlainReader, ReadPlain
 from spark_groupsource.records.slices import record_slices
 
 __all__ = ["COLUMNS", "AbortedTransaction", "DecodedBlock", "columns_schema", "decode_fetched", "kafka_schema"]
@@ -148,6 +149,17 @@ class _ParserSelector:
 
 
 _parsers = _ParserSelector()
+
+
+@lru_cache(maxsize=1)
+def _read_plain() -> ReadPlain:
+    """Returns the compiled reader of plain records; only with the compiled parser."""
+    from spark_groupsource.records.compiled_columns import plain_columns
+
+    return plain_columns
+
+
+_plain = PlainReader()
 
 
 _NextParser = Callable[[], RecordParser]
@@ -338,6 +350,12 @@ def _undecodable(header: BatchHeader, error: CorruptRecordError) -> CorruptRecor
 
 
 def _decode_group(group: _RecordGroup, layout: Layout) -> Iterator[pa.RecordBatch]:
+    if group.parser.parse_batches is not None and group.fields is None:
+        parts = Parts(group.starts, group.ends, group.counts)
+        plain = _plain.read(_read_plain(), group.payload, parts, group.headers, layout)
+        if plain is not None:
+            yield plain
+            return
     try:
         selection = _select_records(group, layout)
         if selection is None:

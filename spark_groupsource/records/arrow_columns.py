@@ -97,8 +97,13 @@ def record_batch(selection: Selection, layout: Layout) -> pa.RecordBatch:
     Raises: CorruptRecordError for a timestamp beyond the range of the column, for invalid headers, and for more than
         `MAX_RECORD_HEADERS` of one record.
     """
-    arrays = [_BUILDERS[name](selection, layout) for name in layout.columns]
+    arrays = [record_column(name, selection, layout) for name in layout.columns]
     return pa.RecordBatch.from_arrays(arrays, schema=columns_schema(layout.columns))
+
+
+def record_column(name: str, selection: Selection, layout: Layout) -> pa.Array:
+    """Returns one column of the selected records. Raises: CorruptRecordError, as `record_batch`."""
+    return _BUILDERS[name](selection, layout)
 
 
 def _per_record(selection: Selection, per_batch: list[int]) -> Ints:
@@ -128,23 +133,24 @@ def _timestamp(selection: Selection, layout: Layout) -> pa.Array:
             "column timestamp out of the schema."
         )
     milliseconds *= 1000
-    return _fixed(_TYPES["timestamp"], milliseconds)
+    return fixed_width(_TYPES["timestamp"], milliseconds)
 
 
 def _timestamp_type(selection: Selection, layout: Layout) -> pa.Array:
     kinds = _per_record(selection, [header.timestamp_type for header in selection.batches])
-    return _fixed(pa.int32(), kinds.astype(np.int32))
+    return fixed_width(pa.int32(), kinds.astype(np.int32))
 
 
 def _offset(selection: Selection, layout: Layout) -> pa.Array:
-    return _fixed(pa.int64(), selection.offsets)
+    return fixed_width(pa.int64(), selection.offsets)
 
 
 def _partition(selection: Selection, layout: Layout) -> pa.Array:
-    return _fixed(pa.int32(), np.full(len(selection.offsets), layout.topic_partition.partition, dtype=np.int32))
+    return fixed_width(pa.int32(), np.full(len(selection.offsets), layout.topic_partition.partition, dtype=np.int32))
 
 
-def _fixed(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
+def fixed_width(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
+    """Returns an Arrow array of values of a fixed width, without nulls."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
@@ -196,7 +202,7 @@ def _slices(selection: Selection, start: Ints, length: Ints) -> pa.Array:
 
 @lru_cache(maxsize=4)
 def _even(rows: int) -> pa.Array:
-    return _fixed(pa.int64(), np.arange(0, 2 * rows, 2, dtype=np.int64))
+    return fixed_width(pa.int64(), np.arange(0, 2 * rows, 2, dtype=np.int64))
 
 
 def _every_second(rows: int) -> pa.Array:

@@ -43,7 +43,7 @@ def parse_records(payload: Bytes, count: int) -> RecordFields:
     Raises: CorruptRecordError if `payload` is not exactly `count` records.
     """
     table = np.empty((len(RecordFields._fields), count), dtype=np.int64)
-    _check(*_parse(_read_only(payload), 0, payload.size, table, 0, count, False))
+    _check(*_parse(read_only(payload), 0, payload.size, table, 0, count, False))
     return RecordFields(*table)
 
 
@@ -55,7 +55,7 @@ def parse_batches(payload: Bytes, starts: Ints, ends: Ints, counts: Ints) -> Rec
     Raises: CorruptRecordError if a part is not exactly its records.
     """
     table = np.empty((len(RecordFields._fields), int(counts.sum())), dtype=np.int64)
-    _check(*_parse_parts(_read_only(payload), starts, ends, counts, table))
+    _check(*_parse_parts(read_only(payload), starts, ends, counts, table))
     return RecordFields(*table)
 
 
@@ -65,7 +65,7 @@ def parse_leading_records(payload: Bytes, limit: int) -> RecordFields:
     Raises: CorruptRecordError if a record is invalid.
     """
     table = np.empty((len(RecordFields._fields), min(limit, payload.size // MIN_RECORD_BYTES)), dtype=np.int64)
-    status, record = _parse(_read_only(payload), 0, payload.size, table, 0, table.shape[1], True)
+    status, record = _parse(read_only(payload), 0, payload.size, table, 0, table.shape[1], True)
     _check(status, record)
     return RecordFields(*table[:, :record])
 
@@ -73,7 +73,7 @@ def parse_leading_records(payload: Bytes, limit: int) -> RecordFields:
 COMPILED_PARSER = RecordParser(parse_records, parse_leading_records, parse_batches)
 
 
-def _read_only(payload: Bytes) -> Bytes:
+def read_only(payload: Bytes) -> Bytes:
     """Returns a view without the permission to write: numba compiles a function for each kind of array."""
     view = payload.view()
     view.setflags(write=False)
@@ -86,7 +86,7 @@ def _check(status: int, record: int) -> None:
 
 
 @numba.njit(cache=True, nogil=True)
-def _varint(payload: Any, at: int, end: int, max_bytes: int) -> Any:
+def read_varint(payload: Any, at: int, end: int, max_bytes: int) -> Any:
     """Returns the value and the position after it, -1 if the varint does not end before `end` or in `max_bytes`."""
     raw = np.uint64(0)
     shift = np.uint64(0)
@@ -125,7 +125,7 @@ def _parse(payload: Any, begin: int, size: int, table: Any, first: int, count: i
     at = begin
     for record in range(first, first + count):
         begin = at
-        length, at = _varint(payload, at, size, 5)
+        length, at = read_varint(payload, at, size, 5)
         if at < 0:
             return (_OK if is_open and size - begin < 5 else _VARINT), record
         if length < MIN_RECORD_BYTES - 1:
@@ -133,14 +133,14 @@ def _parse(payload: Any, begin: int, size: int, table: Any, first: int, count: i
         if length > size - at:
             return (_OK if is_open else _RECORD_LENGTH), record
         end = at + length
-        table[_TIMESTAMP_DELTA, record], at = _varint(payload, at + 1, end, 10)
+        table[_TIMESTAMP_DELTA, record], at = read_varint(payload, at + 1, end, 10)
         if at < 0:
             return _VARINT, record
-        table[_OFFSET_DELTA, record], at = _varint(payload, at, end, 5)
+        table[_OFFSET_DELTA, record], at = read_varint(payload, at, end, 5)
         if at < 0:
             return _VARINT, record
         for field in (_KEY_START, _VALUE_START):
-            length, at = _varint(payload, at, end, 5)
+            length, at = read_varint(payload, at, end, 5)
             if at < 0:
                 return _VARINT, record
             if length < -1 or length > end - at:
@@ -148,7 +148,7 @@ def _parse(payload: Any, begin: int, size: int, table: Any, first: int, count: i
             table[field, record] = at
             table[field + 1, record] = length
             at += max(length, 0)
-        headers, at = _varint(payload, at, end, 5)
+        headers, at = read_varint(payload, at, end, 5)
         if at < 0:
             return _VARINT, record
         if headers < 0 or 2 * headers > end - at:

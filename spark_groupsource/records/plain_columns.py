@@ -1,0 +1,142 @@
+"""Arrow batches of plain records: no headers, no null values.
+
+A compiled reader converts such records in one pass (`compiled_columns`), without the positions of their fields. It
+leaves other records, and invalid ones, to `arrow`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Callable, NamedTuple, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from spark_groupsource.records.arrow_columns import Layout, Selection, columns_schema, fixed_width, record_column
+from spark_groupsource.records.header import BatchHeader
+from spark_groupsource.records.parser import Bytes, Ints, RecordFields
+
+_MAX_KEPT = 12
+_ROUNDED_BYTES = 1 << 20
+_MAX_SKIPPED = 64
+_NO_FIELDS = RecordFields(*[np.empty(0, np.int64)] * len(RecordFields._fields))
+
+
+class Parts(NamedTuple):
+    """The record batches of a payload: where the records of each start and end, and their number."""
+
+    starts: Ints
+    ends: Ints
+    counts: Ints
+
+
+class BatchBases(NamedTuple):
+    """The fields of batch headers from which those of records are computed.
+
+    `factors`: 1 if the timestamp of a record is relative to that of the batch, 0 if it is that of the batch.
+    """
+
+    offsets: Ints
+    last_deltas: Ints
+    timestamps: Ints
+    factors: Ints
+
+
+class Strings(NamedTuple):
+    """Byte strings, one after the other; each is between two of `bounds`."""
+
+    data: Bytes
+    bounds: npt.NDArray[np.int32]
+
+
+class PlainColumns(NamedTuple):
+    """The columns of records; `keys` is None if all are null."""
+
+    keys: Strings | None
+    values: Strings
+    offsets: Ints
+    timestamps_us: Ints
+
+
+ReadPlain = Callable[[Bytes, Parts, BatchBases, bool, bool], PlainColumns | None]
+"""Reads a payload, with or without keys and values; None if the records are left to another reader."""
+
+
+class BufferPool:
+    """Memory that is used again when nothing refers to it.
+
+    The kernel clears new memory, which takes longer than the copy of the records into it.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[Bytes] = []
+
+    def take(self, size: int) -> Bytes:
+        """Returns `size` bytes; their content is undefined."""
+        for at in range(len(self._kept)):
+            # referred to by the list and the call; an array that is returned, and each view of it, refer to it, too
+            if sys.getrefcount(self._kept[at]) <= 2 and size <= len(self._kept[at]) <= max(4 * size, _ROUNDED_BYTES):
+                return self._kept[at][:size]
+        free = [at for at in range(len(self._kept)) if sys.getrefcount(self._kept[at]) <= 2]
+        memory = np.empty(-(-size // _ROUNDED_BYTES) * _ROUNDED_BYTES, np.uint8)
+        if len(self._kept) < _MAX_KEPT:
+            self._kept.append(memory)
+        elif free:
+            self._kept[free[0]] = memory
+        return memory[:size]
+
+
+class PlainReader:
+    """Converts groups of records until they are not plain; then it skips 1, 2, 4 and up to 64 groups."""
+
+    def __init__(self) -> None:
+        self._skipped = self._to_skip = 0
+
+    def read(
+        self, read_plain: ReadPlain, payload: Bytes, parts: Parts, headers: Sequence[BatchHeader], layout: Layout
+    ) -> pa.RecordBatch | None:
+        """Returns the batch of all records, None if they are to be read otherwise."""
+        if self._skipped < self._to_skip:
+            self._skipped += 1
+            return None
+        columns = layout.columns
+        is_whole = headers[0].base_offset >= layout.start_offset and headers[-1].last_offset < layout.end_offset
+        if not is_whole or "headers" in columns or not parts.counts.any():
+            return None
+        found = read_plain(payload, parts, _bases(headers), "key" in columns, "value" in columns)
+        self._skipped, self._to_skip = 0, min(max(2 * self._to_skip, 1), _MAX_SKIPPED) if found is None else 0
+        return None if found is None else _record_batch(found, parts, headers, layout)
+
+
+def _bases(headers: Sequence[BatchHeader]) -> BatchBases:
+    rows = [
+        (h.base_offset, h.last_offset_delta, h.max_timestamp, 0)
+        if h.is_log_append_time
+        else (h.base_offset, h.last_offset_delta, h.base_timestamp, 1)
+        for h in headers
+    ]
+    return BatchBases(*np.array(rows, np.int64).T.copy())
+
+
+def _record_batch(
+    found: PlainColumns, parts: Parts, headers: Sequence[BatchHeader], layout: Layout
+) -> pa.RecordBatch:
+    rows = len(found.offsets)
+    built: dict[str, Callable[[], pa.Array]] = {
+        "key": lambda: pa.nulls(rows, pa.binary()) if found.keys is None else _binary(found.keys),
+        "value": lambda: _binary(found.values),
+        "timestamp": lambda: fixed_width(pa.timestamp("us", tz="UTC"), found.timestamps_us),
+    }
+    selection = Selection(found.values.data, headers, parts.counts, _NO_FIELDS, found.offsets, slice(0, rows))
+    arrays = [
+        built[name]() if name in built else record_column(name, selection, layout) for name in layout.columns
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns_schema(layout.columns))
+
+
+def _binary(found: Strings) -> pa.Array:
+    data = found.data[: found.bounds[-1]]
+    return pa.Array.from_buffers(
+        pa.binary(), len(found.bounds) - 1, [None, pa.py_buffer(found.bounds), pa.py_buffer(data)]
+    )
