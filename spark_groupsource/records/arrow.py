@@ -30,7 +30,7 @@ from spark_groupsource.records.compression import DEFAULT_MAX_BYTES, SizeLimitEr
 from spark_groupsource.records.decode import CONTROL_ABORT, check_record_count, control_type, records_payload
 from spark_groupsource.records.header import HEADER_BYTES, BatchHeader, Buffer, check_crc, corrupt_batch, iter_batches
 from spark_groupsource.records.parser import NUMPY_PARSER, Ints, RecordFields, RecordParser, check_headers
-from spark_groupsource.records.plain_columns import Parts, PlainReader, ReadPlain
+from spark_groupsource.records.plain_columns import BufferPool, Parts, PlainReader, ReadPlain
 from spark_groupsource.records.slices import record_slices
 
 __all__ = ["COLUMNS", "AbortedTransaction", "DecodedBlock", "columns_schema", "decode_fetched", "kafka_schema"]
@@ -160,6 +160,7 @@ def _read_plain() -> ReadPlain:
 
 
 _plain = PlainReader()
+_payloads = BufferPool()
 
 
 _NextParser = Callable[[], RecordParser]
@@ -304,15 +305,23 @@ def _group(
     """Returns the group of batches; without `payloads`, their records are parsed in the response."""
     counts = _ints([header.record_count for header in members])
     if payloads:
-        joined: bytes | memoryview = payloads[0] if len(payloads) == 1 else b"".join(payloads)
         sizes = _ints([len(payload) for payload in payloads])
         ends = np.cumsum(sizes)
-        return _RecordGroup(members, np.frombuffer(joined, dtype=np.uint8), counts, ends - sizes, ends, parser)
+        return _RecordGroup(members, _joined(payloads, ends), counts, ends - sizes, ends, parser)
     begin = members[0].position
     starts = _ints([header.position for header in members]) - (begin - HEADER_BYTES)
     ends = starts + (_ints([header.size for header in members]) - HEADER_BYTES)
     received = view[begin : members[-1].position + members[-1].size]
     return _RecordGroup(members, np.frombuffer(received, dtype=np.uint8), counts, starts, ends, parser)
+
+
+def _joined(payloads: list[bytes | memoryview], ends: Ints) -> npt.NDArray[np.uint8]:
+    if len(payloads) == 1:
+        return np.frombuffer(payloads[0], dtype=np.uint8)
+    joined = _payloads.take(int(ends[-1]))
+    for payload, end in zip(payloads, ends.tolist()):
+        joined[end - len(payload) : end] = np.frombuffer(payload, dtype=np.uint8)
+    return joined
 
 
 def _ints(values: Sequence[int]) -> Ints:
