@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Callable, Iterator, NamedTuple, Sequence
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -28,7 +29,15 @@ from spark_groupsource.records.arrow_columns import (
 )
 from spark_groupsource.records.compression import DEFAULT_MAX_BYTES, SizeLimitError
 from spark_groupsource.records.decode import CONTROL_ABORT, check_record_count, control_type, records_payload
-from spark_groupsource.records.header import HEADER_BYTES, BatchHeader, Buffer, check_crc, corrupt_batch, iter_batches
+from spark_groupsource.records.header import (
+    ATTRIBUTES_AT,
+    HEADER_BYTES,
+    BatchHeader,
+    Buffer,
+    check_crc,
+    corrupt_batch,
+    iter_batches,
+)
 from spark_groupsource.records.parser import NUMPY_PARSER, Ints, RecordFields, RecordParser, check_headers
 from spark_groupsource.records.plain_columns import BufferPool, Parts, PlainReader, ReadPlain
 from spark_groupsource.records.slices import record_slices
@@ -215,6 +224,7 @@ def _select(
     next_offset = layout.start_offset
     previous_end = 0
     is_after_range = False
+    received = np.frombuffer(view, np.uint8)
     for header in iter_batches(view):
         if header.base_offset < previous_end:
             raise corrupt_batch(
@@ -228,7 +238,7 @@ def _select(
             next_offset = layout.end_offset
             is_after_range = True
             continue
-        check_crc(view, header)
+        _check_crc(received, header)
         next_offset = max(next_offset, header.next_offset)
         # an aborted transaction lasts from its first offset to its producer's abort marker (Kafka `CompletedFetch`)
         while pending and pending[-1].first_offset <= header.last_offset:
@@ -241,6 +251,13 @@ def _select(
         elif header.last_offset >= layout.start_offset:
             headers.append(header)
     return headers, max(layout.start_offset, min(next_offset, layout.end_offset))
+
+
+def _check_crc(received: npt.NDArray[np.uint8], header: BatchHeader) -> None:
+    """Verifies a checksum without a copy of the batch: the library accepts arrays, but no views of memory."""
+    covered = received[header.position + ATTRIBUTES_AT : header.position + header.size]
+    if google_crc32c.extend(0, covered) != header.crc:
+        check_crc(received.data, header)
 
 
 def _groups(
