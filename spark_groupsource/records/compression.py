@@ -30,6 +30,7 @@ _LENGTH = struct.Struct(">i")
 # the snappy element with the highest ratio is a copy: 3 bytes for at most 64
 _SNAPPY_MAX_RATIO = 22
 _FIRST_CHUNK_BYTES = 64 * 1024
+_LIKELY_BYTES = 1024 * 1024
 _INPUT_SLICE_BYTES = 64 * 1024
 # a larger snappy block is decompressed in parts
 _SNAPPY_WHOLE_BYTES = 16 * 1024 * 1024
@@ -72,8 +73,8 @@ def decompress(codec: int, data: bytes | memoryview, max_bytes: int = DEFAULT_MA
     stream = DecompressionStream(codec, data)
     chunks: list[bytes] = []
     total = 0
-    # the chunk size grows, so that the number of chunks is bounded
-    want = max(_FIRST_CHUNK_BYTES, 4 * len(data))
+    # most batches are one chunk, which is not copied again; the chunk size grows, so that their number is bounded
+    want = max(_FIRST_CHUNK_BYTES, 4 * len(data), min(8 * len(data), _LIKELY_BYTES))
     while chunk := stream.read(min(want, max_bytes + 1 - total)):
         chunks.append(chunk)
         total += len(chunk)
