@@ -22,7 +22,7 @@ from spark_groupsource.log_text import escaped
 from spark_groupsource.monitor.arrow_tables import arrow_schema, record_batches
 from spark_groupsource.monitor.definitions import TABLES
 from spark_groupsource.monitor.explanation import Explanation
-from spark_groupsource.monitor.group_watch import GroupWatch
+from spark_groupsource.monitor.group_watch import GroupWatch, WatchUpdate, failure_text, limit_calls
 from spark_groupsource.monitor.rebalance import Rebalance
 from spark_groupsource.monitor.rebalance_sources import GroupHistory, read_history
 from spark_groupsource.monitor.tables import rebalance_row
@@ -91,7 +91,7 @@ def watch(bootstrap: str, command_config: Path | None, group: str) -> None:
     """Follows a group until interrupted.
 
     In a terminal, a table of its partitions with their lag, and its rebalances. In a pipe, a line or more for each
-    rebalance: for whom it waits, and why it happened.
+    rebalance: for whom it waits, and why it happened. While the broker does not respond, both say since when.
     """
     with open_cluster(bootstrap, command_config) as cluster:
         if not sys.stdout.isatty():
@@ -114,21 +114,38 @@ def _read(cluster: ClusterClient, group: str) -> GroupHistory:
 def _follow(cluster: ClusterClient, group: str, last: int, is_json: bool) -> None:
     """Prints the last rebalances, then each new one, until interrupted."""
     follower = GroupWatch(cluster, group)
-    is_first = True
     try:
+        update = follower.update()
+        _print_update(update, update.completed[max(len(update.completed) - last, 0) :], is_json)
+        limit_calls(cluster)
+        read_at, is_failed = _now(), False
         while True:
-            update = follower.update()
-            completed = update.completed[len(update.completed) - min(last, len(update.completed)) :]
-            completed = completed if is_first else update.completed
-            if completed:
-                explanation = Explanation(update.history.facts, completed, ())
-                _print_new(explanation, is_json)
-            if update.progress and not is_json:
-                click.echo(f"{datetime.now():%H:%M:%S}  {escaped(update.progress)}")
-            is_first = False
             time.sleep(_INTERVAL_S)
+            try:
+                update = follower.update()
+            except GroupSourceError as error:
+                if not is_failed:
+                    click.echo(f"{_now()}  {failure_text(error, read_at)}", err=is_json)
+                is_failed = True
+                continue
+            read_at = _now()
+            if is_failed:
+                click.echo(f"{read_at}  The broker responds again.", err=is_json)
+            is_failed = False
+            _print_update(update, update.completed, is_json)
     except KeyboardInterrupt:
         return
+
+
+def _now() -> str:
+    return f"{datetime.now():%H:%M:%S}"
+
+
+def _print_update(update: WatchUpdate, completed: list[Rebalance], is_json: bool) -> None:
+    if completed:
+        _print_new(Explanation(update.history.facts, completed, ()), is_json)
+    if update.progress and not is_json:
+        click.echo(f"{_now()}  {escaped(update.progress)}")
 
 
 def _print_new(explanation: Explanation, is_json: bool) -> None:

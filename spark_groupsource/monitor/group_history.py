@@ -121,6 +121,8 @@ class GroupLogReader:
                     self._add(record, epoch)
                 except CorruptRecordError as error:
                     _log.warning("[partition=%s] %s", part.topic_partition, error)
+                # after a failed read, the next one continues here
+                self._ends[part.topic_partition] = record.offset + 1
 
     def _log_of(self, group_id: str) -> GroupLog | None:
         if self._selection is not None and not self._selection.matches(group_id):

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from spark_groupsource.client.admin import GroupDescription, describe_groups
 from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.settings import without_prefix
+from spark_groupsource.errors import GroupSourceError, NetworkError
+from spark_groupsource.log_text import escaped, shortened
 from spark_groupsource.model import bounded_names
 from spark_groupsource.monitor.event_sources import group_events
 from spark_groupsource.monitor.group_history import GroupLog, GroupLogReader
@@ -15,8 +18,20 @@ from spark_groupsource.monitor.rebalance_sources import GroupHistory, read_histo
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
+CALL_TIMEOUT_MS = 5_000
 _SAME_MS = 1_000
 _REBALANCING = frozenset({"PreparingRebalance", "CompletingRebalance"})
+
+
+def limit_calls(cluster: ClusterClient) -> None:
+    """Bounds the calls after the first read, so that an outage is reported while it lasts."""
+    cluster.call_timeout_ms = min(CALL_TIMEOUT_MS, cluster.settings.default_api_timeout_ms)
+
+
+def failure_text(error: GroupSourceError, read_at: str) -> str:
+    """Returns why a group could not be read, with the time of its last read."""
+    condition = "Unreachable" if isinstance(error, NetworkError) else "Not updated"
+    return f"{condition} since {read_at}: {shortened(escaped(without_prefix(str(error))), 200)}"
 
 
 class WatchUpdate(NamedTuple):
@@ -50,6 +65,8 @@ class GroupWatch:
         """
         description = describe_groups(self._cluster, [self._group])[self._group]
         log = self._reader.read().get(self._group) or GroupLog()
+        # a failure before the end of the reads loses nothing of the next call
+        progress = self._progress_now(description, log)
         size = len(log.records) + len(log.epochs)
         is_first = self._history is None
         if self._history is None or self._is_pending or size != self._size:
@@ -65,12 +82,14 @@ class GroupWatch:
         self._shown.update((r.generation, r.completed_ms) for r in completed)
         self._seen = {r.generation for r in new} - {r.generation for r in completed}
         self._is_pending = bool(self._seen)
-        progress = None
-        if description.state in _REBALANCING:
-            events = group_events(self._cluster, NameSelection((self._group,))).get(self._group, [])
-            progress = progress_text(description, log.records, log.tracker.committing, events)
         text, self._progress = progress if progress != self._progress else None, progress
         return WatchUpdate(self._history, completed, text)
+
+    def _progress_now(self, description: GroupDescription, log: GroupLog) -> str | None:
+        if description.state not in _REBALANCING:
+            return None
+        events = group_events(self._cluster, NameSelection((self._group,))).get(self._group, [])
+        return progress_text(description, log.records, log.tracker.committing, events)
 
 
 def progress_text(

@@ -12,7 +12,7 @@ from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.log_text import escaped, shortened
 from spark_groupsource.monitor.cluster_reads import group_lag
-from spark_groupsource.monitor.group_watch import GroupWatch
+from spark_groupsource.monitor.group_watch import GroupWatch, failure_text, limit_calls
 from spark_groupsource.monitor.lag import LagRow
 
 LAG_POINTS = 120
@@ -31,6 +31,8 @@ class View(NamedTuple):
         omitted: number of further partitions.
         lags: sums of the lag, the last one now.
         rebalances: the last ones in words.
+        read_at: time of the last read that succeeded, if it is not `at`.
+        problem: the error of the last read.
     """
 
     group: str
@@ -42,6 +44,7 @@ class View(NamedTuple):
     omitted: int
     rebalances: Sequence[str]
     problem: str = ""
+    read_at: str = ""
 
     @property
     def condition(self) -> str:
@@ -82,7 +85,9 @@ class GroupReader:
         except GroupSourceError as error:
             if self._last is None:
                 raise
-            return self._last._replace(at=at, problem=shortened(escaped(str(error)), 200))
+            read_at = self._last.at
+            return self._last._replace(at=at, problem=failure_text(error, read_at), read_at=read_at)
+        limit_calls(self._client)
         if update.completed:
             explained = repr(update.history.explain(_SHOWN_REBALANCES)).splitlines()
             self._rebalances = [escaped(line) for line in explained[:_MAX_LINES]]

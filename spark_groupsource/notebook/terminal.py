@@ -39,13 +39,14 @@ def _views(read: Callable[[], View], interval_s: float, rounds: int | None) -> I
 
 
 def _print_changes(views: Iterable[View], output: TextIO) -> None:
-    previous = ""
+    previous = None
     for view in views:
-        line = f"{view.group}: {view.condition}"
-        if line != previous:
-            output.write(f"{view.at}  {line}\n")
+        # one line per outage: the text of its error may differ with each read
+        shown = view._replace(problem="").condition, view.read_at or bool(view.problem)
+        if shown != previous:
+            output.write(f"{view.at}  {view.group}: {view.condition}\n")
             output.flush()
-        previous = line
+        previous = shown
 
 
 def _redraw(views: Iterable[View], output: TextIO) -> None:

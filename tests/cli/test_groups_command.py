@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -16,7 +18,10 @@ from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource import __version__
+from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.cli import why
 from spark_groupsource.cli.main import main
+from spark_groupsource.monitor import group_watch
 
 
 def run(bootstrap_servers: str, *arguments: str) -> Result:
@@ -152,6 +157,31 @@ def test_group_of_type_consumer(kafka: RealKafka, topic: str, group: str, java: 
         assert reset.exit_code == 1 and "the current state is Stable" in reset.stderr
     finally:
         member.close()
+
+
+@pytest.mark.parametrize("arguments", [["watch"], ["why", "--watch", "--json"]])
+def test_watch_reports_a_broker_that_is_down(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = EmbeddedBroker(topics={"flights": 1}).start()
+    restarted = EmbeddedBroker(port=int(broker.bootstrap_servers.rpartition(":")[2]))
+    steps = iter([broker.stop, lambda: None, restarted.start, lambda: None])
+
+    def step(_: float) -> None:
+        try:
+            next(steps)()
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(group_watch, "CALL_TIMEOUT_MS", 100)
+    monkeypatch.setattr(why, "time", SimpleNamespace(sleep=step))
+    try:
+        result = run(broker.bootstrap_servers, *arguments[:1], "--group", "g", *arguments[1:])
+    finally:
+        restarted.stop()
+    lines = [line.partition("  ")[2] for line in result.output.splitlines()]
+    assert result.exit_code == 0 and len(lines) == 2
+    assert re.match(r"Unreachable since \d\d:\d\d:\d\d: .*127.0.0.1", lines[0])
+    assert "kafka." not in lines[0] and lines[1] == "The broker responds again."
+    assert "--json" not in arguments or result.stdout == ""
 
 
 def test_unknown_group_is_reported(cluster: Cluster) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from spark_groupsource.errors import NetworkError
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.monitor import group_history, offsets_log
 from spark_groupsource.monitor.group_history import GroupLogReader
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire.group_records import GroupKey, GroupValue, encode_group_value, encode_key
 
 PART = OffsetRange(TopicPartition("__consumer_offsets", 0), 0, 4)
@@ -44,3 +47,24 @@ def test_batches_of_other_groups_are_skipped(codec: int, monkeypatch: pytest.Mon
     assert [len(log.records) for log in found.values()] == [1] and list(found) == ["mine"]
     # a compressed batch must be decoded
     assert decoded == ([2] if codec == 0 else [0, 2])
+
+
+def test_a_failed_read_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = []
+
+    def fetch(_: Any, part: OffsetRange, __: Any) -> Iterator[offsets_log.Batch]:
+        starts.append(part.start)
+        for offset in range(part.start, part.end):
+            if starts == [0] and offset == 2:
+                raise NetworkError("refused")
+            data = batch("mine", 0, offset)
+            yield offsets_log.Batch(0, next(iter(iter_batches(data))), data, -1)
+
+    monkeypatch.setattr(group_history, "fetch_batches", fetch)
+    monkeypatch.setattr(group_history, "log_partitions", lambda *_: [PART.topic_partition])
+    monkeypatch.setattr(group_history, "log_ranges", lambda *_: [PART])
+    cluster: Any = SimpleNamespace(settings=None)
+    reader = GroupLogReader(cluster, None)
+    with pytest.raises(NetworkError):
+        reader.read()
+    assert len(reader.read()["mine"].records) == 4 and starts == [0, 2]

@@ -11,6 +11,7 @@ from support.waiting import wait_until
 import spark_groupsource as gs
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.monitor import group_watch
 from spark_groupsource.notebook import live, terminal
 from spark_groupsource.notebook.live import Watch, html
 from spark_groupsource.notebook.live_view import GroupReader, View, fitted, sparkline, text
@@ -58,6 +59,29 @@ def test_a_group_of_a_broker() -> None:
         assert (view.state, view.members, view.lags, len(view.rows), view.omitted) == ("Empty", 0, (45,), 20, 10)
         assert view.rows[0] == ("flights", "0", "0", "2", "2", "-")
         reader.close()
+
+
+def test_a_broker_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_watch, "CALL_TIMEOUT_MS", 100)
+    with gs.EmbeddedBroker(topics={"flights": 2}) as broker, gs.connect(broker) as cluster:
+        cluster._client.commit("g", {TopicPartition("flights", 0): OffsetAndMetadata(0)})
+        reader = GroupReader(cluster._client.settings, "g")
+        before = reader.read()
+    since = f"Unreachable since {before.at}: "
+    first, second = reader.read(), reader.read()
+    assert first.problem.startswith(since) and second.problem.startswith(f"{since}No Kafka broker is reachable")
+    assert (first.state, first.rows, first.lags) == (before.state, before.rows, before.lags)
+    assert first.read_at == second.read_at == before.at and since in text(first) and since in html(first)
+    reader.close()
+
+
+def test_a_pipe_reports_an_outage_once() -> None:
+    failed = VIEW._replace(problem="Unreachable since 12:00:00: refused after 10 ms")
+    views = iter([VIEW, failed, failed._replace(problem="Unreachable since 12:00:00: reset"), VIEW])
+    piped = Terminal(is_terminal=False)
+    watch_terminal(lambda: next(views), 0.001, piped, rounds=4)
+    lines = [line.partition("  g: ")[2] for line in piped.getvalue().splitlines()]
+    assert lines == [VIEW.condition, failed.condition, VIEW.condition]
 
 
 def test_a_terminal_that_is_redrawn(monkeypatch: pytest.MonkeyPatch) -> None:
