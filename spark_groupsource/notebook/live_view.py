@@ -86,6 +86,8 @@ class GroupReader:
             if self._last is None:
                 raise
             read_at = self._last.at
+            # the calls have waited meanwhile
+            at = f"{datetime.now():%H:%M:%S}"
             return self._last._replace(at=at, problem=failure_text(error, read_at), read_at=read_at)
         limit_calls(self._client)
         if update.completed:
