@@ -22,6 +22,7 @@ from spark_groupsource.cli.groups import (
     consumer_groups,
     group_command_options,
     group_option,
+    missing_group_text,
     print_json,
 )
 from spark_groupsource.cli.tool_form import ReportedError, is_tool_form, print_error, reject_command_line
@@ -146,15 +147,16 @@ def describe(
         described = describe_groups(cluster, chosen)
         missing = [] if all_groups else [name for name in chosen if described[name].state == "Dead"]
         if missing and is_tool_form():
-            name = f"org.apache.kafka.common.errors.GroupIdNotFoundException: Group {missing[0]} not found."
-            raise ReportedError(f"Group {missing[0]!r} does not exist.", name)
+            reason = described[missing[0]].dead_reason or f"Group {missing[0]} not found."
+            name = f"org.apache.kafka.common.errors.GroupIdNotFoundException: {reason}"
+            raise ReportedError(missing_group_text(described[missing[0]]), name)
         existing = [group for group in described.values() if group.state != "Dead"]
         if as_json:
             print_json(row for group in existing for row in _rows(cluster, group, view, with_estimates))
         for group in existing if not as_json else ():
             _show(cluster, group, view, verbose, with_estimates)
     if missing:
-        print_error(f"Consumer group {missing[0]!r} does not exist. Run: groupsource groups list.")
+        print_error(missing_group_text(described[missing[0]]))
 
 
 @click.command("validate-regex")

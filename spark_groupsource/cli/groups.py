@@ -11,7 +11,7 @@ import click
 from spark_groupsource import __version__
 from spark_groupsource.cli.common import HELP, F, cluster_options
 from spark_groupsource.cli.tool_form import JavaLong, ToolGroup, reject_command_line
-from spark_groupsource.client.admin import list_groups
+from spark_groupsource.client.admin import GroupDescription, list_groups
 from spark_groupsource.client.cluster.client import ClusterClient
 
 
@@ -68,6 +68,16 @@ def check_group_options(names: tuple[str, ...], all_groups: bool, action: str) -
         reject_command_line(text, 'Option "[group]" can\'t be used with option "[all-groups]"')
     if not names and not all_groups:
         reject_command_line(text, f"Option [{action}] takes one of these options: [group], [all-groups]")
+
+
+def missing_group_text(group: GroupDescription) -> str:
+    """Returns why a group in state ``Dead`` is not shown."""
+    if "not a consumer group" in group.dead_reason:
+        return (
+            f"Group {group.group_id!r} is not a consumer group. Describe it with kafka-share-groups or "
+            f"kafka-streams-groups."
+        )
+    return f"Consumer group {group.group_id!r} does not exist. Run: groupsource groups list."
 
 
 def consumer_groups(cluster: ClusterClient) -> list[str]:

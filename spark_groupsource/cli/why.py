@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from spark_groupsource.cli.common import F, cluster_options, open_cluster
+from spark_groupsource.cli.groups import missing_group_text
 from spark_groupsource.client.admin import describe_groups
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.errors import GroupSourceError
@@ -106,8 +107,10 @@ def watch(bootstrap: str, command_config: Path | None, group: str) -> None:
 
 def _read(cluster: ClusterClient, group: str) -> GroupHistory:
     found = read_history(cluster, group)
-    if not found.rebalances and describe_groups(cluster, [group])[group].state == "Dead":
-        raise GroupSourceError(f"Consumer group {group!r} does not exist. Run: groupsource groups list.")
+    if not found.rebalances:
+        described = describe_groups(cluster, [group])[group]
+        if described.state == "Dead":
+            raise GroupSourceError(missing_group_text(described))
     return found
 
 

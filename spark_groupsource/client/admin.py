@@ -81,6 +81,9 @@ class GroupDescription(NamedTuple):
     """One group; `protocol` is the assignor; `state` is ``Dead`` for a group that does not exist.
 
     The epochs are those of a group of type ``consumer`` (KIP-848), None for other groups.
+
+    Attributes:
+        dead_reason: why the broker describes no such group, for example because it is a share group.
     """
 
     group_id: str
@@ -91,6 +94,7 @@ class GroupDescription(NamedTuple):
     coordinator: Node
     group_epoch: int | None = None
     target_assignment_epoch: int | None = None
+    dead_reason: str = ""
 
 
 def create_topics(cluster: ClusterClient, topics: Iterable[NewTopic], *, validate_only: bool = False) -> None:
@@ -250,7 +254,8 @@ def _new_protocol_description(
     group: ConsumerGroupDescribeResponse.DescribedGroup, coordinator: Node
 ) -> GroupDescription:
     if group.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
-        return GroupDescription(group.group_id, "Dead", "", "", (), coordinator)
+        reason = group.error_message or ""
+        return GroupDescription(group.group_id, "Dead", "", "", (), coordinator, dead_reason=reason)
     _check(group.error_code, f"Describing group '{group.group_id}'", group.error_message)
     members = tuple(
         MemberDescription(

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from real_kafka import RealKafka
 from support.clusters import Cluster
 from support.java_tools import GROUPS, JavaTools
-from support.members import JavaMember, LibrdkafkaMember
+from support.members import JavaMember, JavaTool, LibrdkafkaMember
 from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
 
@@ -157,6 +157,28 @@ def test_group_of_type_consumer(kafka: RealKafka, topic: str, group: str, java: 
         assert reset.exit_code == 1 and "the current state is Stable" in reset.stderr
     finally:
         member.close()
+
+
+@pytest.mark.slow
+def test_share_group(kafka: RealKafka, topic: str, group: str, java: JavaTools) -> None:
+    servers = kafka.bootstrap_servers
+    create_topic(servers, topic, 1)
+    names = ("--bootstrap-server", servers, "--topic", topic, "--group-id", group)
+    with JavaTool("org.apache.kafka.tools.VerifiableShareConsumer", *names):
+
+        def is_share_group() -> bool:
+            described = java.call(GROUPS, "--bootstrap-server", servers, "--describe", "--group", group)
+            return "is not a consumer group" in described.stdout
+
+        wait_until(is_share_group, "the share group exists")
+        for arguments in ([], ["--members"], ["--state"]):
+            line = ["--describe", "--group", group, *arguments, "--bootstrap-server", servers]
+            expected = java.call(GROUPS, *line)
+            described = CliRunner().invoke(main, ["groups", *line])
+            assert (described.exit_code, described.stdout) == (expected.returncode, expected.stdout)
+        described = run(servers, "describe", "--group", group)
+        assert described.exit_code == 1
+        assert f"Group '{group}' is not a consumer group. Describe it with kafka-share-groups" in described.stderr
 
 
 @pytest.mark.parametrize("arguments", [["watch"], ["why", "--watch", "--json"]])
