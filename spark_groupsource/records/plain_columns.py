@@ -17,7 +17,7 @@ from spark_groupsource.records.arrow_columns import Layout, Selection, columns_s
 from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.records.parser import Bytes, Ints, RecordFields
 
-_MAX_KEPT = 12
+_MAX_KEPT_BYTES = 48 << 20
 _ROUNDED_BYTES = 1 << 20
 _MAX_SKIPPED = 64
 _NO_FIELDS = RecordFields(*[np.empty(0, np.int64)] * len(RecordFields._fields))
@@ -74,16 +74,18 @@ class BufferPool:
 
     def take(self, size: int) -> Bytes:
         """Returns `size` bytes; their content is undefined."""
-        for at in range(len(self._kept)):
+        kept, others = self._kept, []
+        for at in range(len(kept)):
             # referred to by the list and the call; an array that is returned, and each view of it, refer to it, too
-            if sys.getrefcount(self._kept[at]) <= 2 and size <= len(self._kept[at]) <= max(4 * size, _ROUNDED_BYTES):
-                return self._kept[at][:size]
-        free = [at for at in range(len(self._kept)) if sys.getrefcount(self._kept[at]) <= 2]
+            if sys.getrefcount(kept[at]) <= 2:
+                if size <= len(kept[at]) <= max(4 * size, _ROUNDED_BYTES):
+                    return kept[at][:size]
+                others.append(at)
         memory = np.empty(-(-size // _ROUNDED_BYTES) * _ROUNDED_BYTES, np.uint8)
-        if len(self._kept) < _MAX_KEPT:
-            self._kept.append(memory)
-        elif free:
-            self._kept[free[0]] = memory
+        while others and sum(map(len, kept)) + len(memory) > _MAX_KEPT_BYTES:
+            del kept[others.pop()]
+        if sum(map(len, kept)) + len(memory) <= _MAX_KEPT_BYTES:
+            kept.append(memory)
         return memory[:size]
 
 

@@ -146,18 +146,20 @@ def test_batches_that_are_kept_are_not_overwritten():
 
 
 def test_memory_that_nothing_refers_to_is_used_again(monkeypatch):
-    monkeypatch.setattr(plain_columns, "_MAX_KEPT", 2)
+    monkeypatch.setattr(plain_columns, "_MAX_KEPT_BYTES", 4 << 20)
     pool = BufferPool()
-    first = pool.take(1000)
+    first, second, third = pool.take(1000), pool.take(2 << 20), pool.take(2 << 20)
     address = first.ctypes.data
-    second = pool.take(2 << 20)
-    third = pool.take(10)
-    assert len({first.ctypes.data, second.ctypes.data, third.ctypes.data}) == 3
+    assert len({address, second.ctypes.data, third.ctypes.data}) == 3
+    # the third exceeds the limit
+    assert sum(map(len, pool._kept)) == 3 << 20
     view = pa.py_buffer(first.view(np.int64))
     del first, second, third
     assert pool.take(1000).ctypes.data != address
     del view
     assert pool.take(500).ctypes.data == address
-    # free memory of another size is replaced
+    # free memory of other sizes is released
+    assert len(pool.take(4 << 20)) == 4 << 20
+    assert [len(each) for each in pool._kept] == [4 << 20]
     assert len(pool.take(50 << 20)) == 50 << 20
-    assert len(pool._kept) == 2
+    assert pool._kept == []
