@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import logging
 import os
+import re
 import socket
 import stat
 import threading
@@ -35,6 +36,7 @@ _ALERT_WAIT_S = 0.1
 _CLOCK = SystemClock()
 _log = logging.getLogger(__name__)
 _SLOW_LOOKUP_MS = 5_000
+_PROTOCOL = re.compile(r"^[0-9A-Za-z._%-]*://")
 # sun_path of 108 bytes on Linux, 104 elsewhere, with its zero
 _MAX_SOCKET_PATH_BYTES = 103
 
@@ -49,16 +51,20 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_addresses(text: str, setting: str = "kafka.bootstrap.servers") -> tuple[Address, ...]:
+def parse_addresses(
+    text: str, setting: str = "kafka.bootstrap.servers", *, skips_protocol: bool = False
+) -> tuple[Address, ...]:
     """Parses ``host:port,host:port``.
 
+    Args:
+        skips_protocol: whether ``SASL_SSL://`` may precede an address; as in Kafka's Java client it has no effect.
     Raises: ConfigurationError naming the option `setting` if an entry has no host or no port from 0 to 65535.
     """
     addresses = []
     for entry in filter(None, (part.strip() for part in text.split(","))):
-        host, _, port = entry.rpartition(":")
+        host, _, port = (_PROTOCOL.sub("", entry) if skips_protocol else entry).rpartition(":")
         host = host.strip("[]")
-        if not host or not port.isdigit() or int(port) > 65535:
+        if not host or "/" in host or not port.isdigit() or int(port) > 65535:
             raise ConfigurationError(
                 f"Option {setting} must list host:port addresses: {entry!r} is not host:port. "
                 "Give for example localhost:9092."

@@ -98,7 +98,7 @@ class ClientSettings:
             NO_DEFAULT_VALUE,
             "Brokers to connect to first, as host:port separated by commas.",
             aliases=("metadata.broker.list",),
-            parser=lambda name, text: parse_addresses(text, name),
+            parser=lambda name, text: parse_addresses(text, name, skips_protocol=True),
         )
     )
     client_id: str = setting(_CLIENT_ID)

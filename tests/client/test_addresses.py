@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.errors import NetworkError
+from spark_groupsource.errors import ConfigurationError, NetworkError
 from spark_groupsource.model import TopicPartition
 
 
@@ -30,6 +30,24 @@ def has_ipv6() -> bool:
 def broker() -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(topics={"t": [b"1"]}) as running:
         yield running
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("SASL_SSL://kafka.example:9092", "kafka.example:9092"),
+        ("PLAINTEXT://a:1, SSL://[::1]:2,c:3", "a:1,[::1]:2,c:3"),
+        ("http://localhost:9092", "localhost:9092"),
+    ],
+)
+def test_a_protocol_before_an_address_is_skipped(given: str, expected: str) -> None:
+    assert ",".join(map(str, settings(given).bootstrap)) == expected
+
+
+@pytest.mark.parametrize("given", ["https://localhost", "SSL://:9092", "a://b://c:1"])
+def test_an_invalid_address_is_shown_as_it_was_given(given: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"bootstrap.servers must list host:port addresses: '{given}' is not"):
+        settings(given)
 
 
 def dead_address() -> str:
