@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from spark_groupsource.cli.ignored_settings import is_ignored
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings, without_prefix
+from spark_groupsource.config_def import closest
 from spark_groupsource.config_providers import resolve
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.model import bounded_names
@@ -60,6 +61,16 @@ class LazyGroup(CommandGroup):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self.modules)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not ctx.resilient_parsing and name not in self.modules and not name.startswith("-"):
+            suggestion = closest(name, self.modules)
+            if suggestion is not None:
+                ctx.fail(f"No such command {name!r}. Did you mean {suggestion!r}?")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.modules:

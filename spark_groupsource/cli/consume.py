@@ -38,6 +38,9 @@ _JOIN_MS = 1_000
 # offsets of a partition that a member reads before it commits and polls
 _ROUND_OFFSETS = 10_000
 
+# positions of --from and --until
+_EARLIEST, _LATEST = ("earliest", "beginning"), ("latest", "end")
+_NUMBER = re.compile(r"-?\d+")
 # decoded by block
 _BLOCK_FORMATS = ("avro", "protobuf")
 _TEXT = serde("--value-format", "text", None)
@@ -159,7 +162,7 @@ class _ConsumeOptions:
     formatter_config: Path | None
 
     def check(self) -> None:
-        """Raises: click.UsageError for options that exclude each other."""
+        """Raises: click.UsageError for options that exclude each other; ConfigurationError for an invalid position."""
         if self.as_json and "raw" in (self.key_format, self.value_format):
             raise click.UsageError("Format raw is not for --json, which has bytes as base64.")
         if self.group is not None and (self.numbers or self.last):
@@ -168,6 +171,10 @@ class _ConsumeOptions:
             raise click.UsageError("Give either --last or --follow.")
         if self.until is not None and (self.group is not None or self.last or self.follow):
             raise click.UsageError("Option --until is not for --group, --last and --follow.")
+        # before a broker is connected, and also if a group has committed offsets
+        for option, text in (("--from", self.begin), ("--until", self.until)):
+            if text is not None and text not in (*_EARLIEST, *_LATEST) and not _NUMBER.fullmatch(text):
+                _timestamp_ms(0, text, option)
 
     @property
     def formats(self) -> dict[str, str]:
@@ -270,23 +277,23 @@ def start_positions(
     """
     starts = _offsets(cluster, partitions, EARLIEST)
     ends = _offsets(cluster, partitions, LATEST)
-    if begin in ("earliest", "beginning"):
+    if begin in _EARLIEST:
         return starts
-    if begin in ("latest", "end"):
+    if begin in _LATEST:
         return ends
-    if re.fullmatch(r"-?\d+", begin):
+    if _NUMBER.fullmatch(begin):
         requested = {tp: int(begin) + (ends[tp] if begin.startswith("-") else 0) for tp in partitions}
         return {tp: min(max(requested[tp], starts[tp]), ends[tp]) for tp in partitions}
-    found = _offsets(cluster, partitions, _timestamp_ms(cluster, begin, option))
+    found = _offsets(cluster, partitions, _timestamp_ms(cluster.clock.timestamp_ms(), begin, option))
     return {tp: offset if offset >= 0 else ends[tp] for tp, offset in found.items()}
 
 
-def _timestamp_ms(cluster: ClusterClient, begin: str, option: str) -> int:
+def _timestamp_ms(now_ms: int, begin: str, option: str) -> int:
     if re.fullmatch(r"s@\d{1,18}", begin):
         return int(begin[2:])
     back_ms = match_duration_ms(begin[1:]) if begin.startswith("-") else None
     if back_ms is not None:
-        return max(0, cluster.clock.timestamp_ms() - back_ms)
+        return max(0, now_ms - back_ms)
     try:
         return datetime_ms(datetime.fromisoformat(begin.replace("Z", "+00:00")))
     except ValueError:

@@ -98,3 +98,23 @@ def test_bootstrap_servers_of_the_file_are_used(tmp_path: Path) -> None:
 
 def test_last_of_two_values_wins() -> None:
     assert key_values(["a=1", "a=2", "b="], "--config") == {"a": "2", "b": ""}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["grups"], "No such command 'grups'. Did you mean 'groups'?"),
+        (["groups", "descibe"], "No such command 'descibe'. Did you mean 'describe'?"),
+        (["frobnicate"], "No such command 'frobnicate'."),
+    ],
+)
+def test_a_misspelled_command_gets_a_suggestion(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2 and result.stderr.splitlines()[-1] == f"Error: {message}"
+
+
+@pytest.mark.parametrize("option", ["--from", "--until"])
+def test_an_invalid_position_is_reported_without_a_broker(option: str) -> None:
+    line = ["consume", "--bootstrap-server", "127.0.0.1:1", "--topic", "t", option, "soon"]
+    result = CliRunner().invoke(main, line)
+    assert result.exit_code == 1 and f"Option {option} must be earliest, an offset or -N, got 'soon'." in result.stderr
