@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import IO, Any, NamedTuple, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from spark_groupsource.cli.common import LazyGroup, SettingsError, one_line
 from spark_groupsource.config_def import INT64_MAX
@@ -95,6 +96,11 @@ class ToolGroup(LazyGroup):
             ctx.meta[_TOOL_FORM] = True
             args = _with_verb(args)
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        actions = [f"--{action}" for action in ACTIONS] if incomplete.startswith("--") else []
+        found = [CompletionItem(action) for action in actions if action.startswith(incomplete)]
+        return found + super().shell_complete(ctx, incomplete)
 
     def invoke(self, ctx: click.Context) -> Any:
         if not is_tool_form(ctx):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from real_kafka import RealKafka
 from support.clusters import Cluster
@@ -232,3 +233,18 @@ def test_version_has_precedence_as_in_kafkas_tool() -> None:
     for arguments in (["--version"], ["--version", "--list"]):
         result = CliRunner().invoke(main, ["groups", *arguments])
         assert (result.exit_code, result.stdout) == (0, f"{__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("groups de", ["delete", "delete-offsets", "describe"]),
+        ("groups --de", ["--delete", "--delete-offsets", "--describe"]),
+        ("groups --describe --mem", ["--members"]),
+        ("groups describe --mem", ["--members"]),
+    ],
+)
+def test_both_forms_are_completed(words: str, expected: list[str]) -> None:
+    *given, incomplete = words.split()
+    found = ShellComplete(main, {}, "groupsource", "_GROUPSOURCE_COMPLETE").get_completions(given, incomplete)
+    assert sorted(item.value for item in found) == expected
