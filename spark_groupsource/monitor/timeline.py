@@ -427,10 +427,15 @@ class _Builder:
         )
 
     def _all_markers(self, rebalances: Sequence[Rebalance]) -> list[RebalanceMarker]:
-        given = {rebalance.generation: rebalance for rebalance in rebalances}
+        given: dict[int | None, Rebalance] = {rebalance.generation: rebalance for rebalance in rebalances}
         markers = []
         for marker in self._markers:
-            found = given.pop(marker.generation, None) if marker.generation is not None else None
+            if marker.generation is None:
+                marker = _completed(marker, list(given.values()))
+                given.pop(marker.generation, None)
+                found = None
+            else:
+                found = given.pop(marker.generation, None)
             if found is None:
                 repeated = self._repeated.get(marker.generation)
                 slowest = marker.slowest_member and self._client_ids.get(marker.slowest_member, marker.slowest_member)
@@ -464,6 +469,16 @@ _HANDLERS: Mapping[EventKind, Callable[[_Builder, GroupEvent], None]] = {
 
 def _partitions(topics: Mapping[str, Iterable[Any]]) -> set[TopicPartition]:
     return {TopicPartition(topic, number) for topic, numbers in topics.items() for number in numbers}
+
+
+def _completed(marker: RebalanceMarker, rebalances: Sequence[Rebalance]) -> RebalanceMarker:
+    """Returns a marker with the record of its end: the events of the end follow the record."""
+    later = [each for each in rebalances if (each.started_ms or each.completed_ms) >= marker.started_ms]
+    if not later:
+        return marker
+    record = min(later, key=lambda each: each.completed_ms)
+    moved = record.partitions_moved
+    return marker._replace(completed_ms=record.completed_ms, generation=record.generation, partitions_moved=moved)
 
 
 def _reporter(event: GroupEvent) -> tuple[str | None, ...]:

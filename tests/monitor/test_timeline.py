@@ -128,6 +128,20 @@ def test_a_member_reads_when_it_has_received_its_assignment() -> None:
     assert found.members["a"][-1].state is MemberActivity.READING
 
 
+def test_a_record_completes_a_rebalance_whose_last_events_are_not_stored_yet() -> None:
+    first = rebalance(100, 1, {"a": [0], "b": [1]}, ["a", "b"])
+    begun = [event(500, "member_left", "b", 1, reason="closed"), event(500, "rebalance_started", "b", 1, cause="LEFT")]
+    (known,) = rebalances_from_events(first)
+    record = known._replace(
+        generation=2, started_ms=None, completed_ms=900, cause=Cause.LEFT, actor=None, partitions_moved=1
+    )
+    found = timeline("g", [*first, *begun], [known, record]).markers
+    assert [(m.generation, m.started_ms, m.completed_ms, m.partitions_moved) for m in found][1:] == [(2, 500, 900, 1)]
+    # an earlier record is that of another rebalance
+    earlier = record._replace(completed_ms=450)
+    assert [m.generation for m in timeline("g", [*first, *begun], [earlier]).markers] == [1, 2, None]
+
+
 def test_records_of_rebalances_replace_and_add_markers() -> None:
     record = Rebalance(
         "g", 2, Cause.LEFT, "leaving", "", Actor(client_id="a"), 100, 140, Phases(), "b", 1, {}, 4, 0, 0.5, 9, None, {}
