@@ -66,27 +66,44 @@ ReadPlain = Callable[[Bytes, Parts, BatchBases, bool, bool], PlainColumns | None
 class BufferPool:
     """Memory that is used again when nothing refers to it.
 
-    The kernel clears new memory, which takes longer than the copy of the records into it.
+    The kernel clears new memory, which takes longer than the copy of the records into it. Threads may share a pool:
+    what one looks at is not in the pool.
     """
 
     def __init__(self) -> None:
-        self._kept: list[Bytes] = []
+        # each in a list of its own, which refers to it
+        self._kept: list[list[Bytes]] = []
 
     def take(self, size: int) -> Bytes:
         """Returns `size` bytes; their content is undefined."""
-        kept, others = self._kept, []
-        for at in range(len(kept)):
-            # referred to by the list and the call; an array that is returned, and each view of it, refer to it, too
-            if sys.getrefcount(kept[at]) <= 2:
-                if size <= len(kept[at]) <= max(4 * size, _ROUNDED_BYTES):
-                    return kept[at][:size]
-                others.append(at)
-        memory = np.empty(-(-size // _ROUNDED_BYTES) * _ROUNDED_BYTES, np.uint8)
-        while others and sum(map(len, kept)) + len(memory) > _MAX_KEPT_BYTES:
-            del kept[others.pop()]
-        if sum(map(len, kept)) + len(memory) <= _MAX_KEPT_BYTES:
-            kept.append(memory)
-        return memory[:size]
+        others: list[list[Bytes]] = []
+        while (memory := self._next()) is not None:
+            if _is_unused(memory) and size <= len(memory[0]) <= max(4 * size, _ROUNDED_BYTES):
+                break
+            others.append(memory)
+        else:
+            memory = [np.empty(-(-size // _ROUNDED_BYTES) * _ROUNDED_BYTES, np.uint8)]
+            others.sort(key=_is_unused)
+            while others and _is_unused(others[-1]) and _size([*others, memory]) > _MAX_KEPT_BYTES:
+                del others[-1]
+        taken = memory[0][:size]
+        self._kept += [*others, memory] if _size([*others, memory]) <= _MAX_KEPT_BYTES else others
+        return taken
+
+    def _next(self) -> list[Bytes] | None:
+        try:
+            return self._kept.pop()
+        except IndexError:
+            return None
+
+
+def _is_unused(memory: list[Bytes]) -> bool:
+    # referred to by the list and the call; an array that was returned, and each view of it, refer to it, too
+    return sys.getrefcount(memory[0]) <= 2
+
+
+def _size(kept: list[list[Bytes]]) -> int:
+    return sum(len(memory[0]) for memory in kept)
 
 
 class PlainReader:

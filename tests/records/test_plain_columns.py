@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import threading
+from contextlib import suppress
 
 import google_crc32c
 import numpy as np
@@ -152,14 +154,36 @@ def test_memory_that_nothing_refers_to_is_used_again(monkeypatch):
     address = first.ctypes.data
     assert len({address, second.ctypes.data, third.ctypes.data}) == 3
     # the third exceeds the limit
-    assert sum(map(len, pool._kept)) == 3 << 20
+    assert sum(len(each[0]) for each in pool._kept) == 3 << 20
     view = pa.py_buffer(first.view(np.int64))
     del first, second, third
     assert pool.take(1000).ctypes.data != address
     del view
-    assert pool.take(500).ctypes.data == address
+    again = pool.take(500), pool.take(500)
+    assert address in [each.ctypes.data for each in again]
+    del again
     # free memory of other sizes is released
     assert len(pool.take(4 << 20)) == 4 << 20
-    assert [len(each) for each in pool._kept] == [4 << 20]
+    assert [len(each[0]) for each in pool._kept] == [4 << 20]
     assert len(pool.take(50 << 20)) == 50 << 20
     assert pool._kept == []
+
+
+def test_threads_never_get_the_same_memory(monkeypatch):
+    pool, taken = BufferPool(), []
+    pool.take(100)
+    barrier = threading.Barrier(2)
+
+    def wait_for_the_other(*numbers):
+        # after the memory was found unused, before it is returned
+        with suppress(threading.BrokenBarrierError):
+            barrier.wait(0.2)
+        return max(numbers)
+
+    monkeypatch.setattr(plain_columns, "max", wait_for_the_other, raising=False)
+    threads = [threading.Thread(target=lambda: taken.append(pool.take(100))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not np.shares_memory(*taken)
