@@ -1,5 +1,6 @@
-"""Query on Spark clusters: standalone with two workers, and ``local-cluster``."""
+"""Query on Spark clusters: standalone, ``local-cluster``, Spark Connect."""
 
+import json
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from spark_groupsource.client.settings import ClientSettings
 
 SPARK_HOME = Path(pyspark.__file__).parent
 JOB = Path(__file__).with_name("cluster_job.py")
+CONNECT_CLIENT = JOB.with_name("connect_client.py")
 PARTITIONS, RECORDS = 4, 2_000
 # records of one batch: the job is stopped before the end of the topic
 MIN_COMMITTED = 160
@@ -154,3 +156,38 @@ def test_each_worker_of_a_local_cluster_reads_for_a_member(embedded, topic, grou
         (home / entry.name).symlink_to(entry)
     master = "local-cluster[2,1,1024]"
     check_executors(run_drained(tmp_path, master, embedded.bootstrap_servers, topic, group, SPARK_HOME=str(home)))
+
+
+@contextmanager
+def connect_server(directory):
+    """Yields the URL of a server of Spark Connect with two cores."""
+    command = [SPARK_HOME / "bin" / "spark-submit", "--master", "local[2]"]
+    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    for setting in ("grpc.binding.port=0", "grpc.binding.address=127.0.0.1"):
+        command += ["--conf", f"spark.connect.{setting}"]
+    command += ["--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=2", "spark-internal"]
+    # the memory of a daemon is that of this driver, too
+    settings = {"SPARK_HOME": str(SPARK_HOME), "SPARK_DAEMON_MEMORY": "1g"}
+    server = Daemon(directory / "server.log", *command, **settings)
+    try:
+        yield f"sc://127.0.0.1:{server.wait_for(r'SparkConnectService. on port ([0-9]+)')}"
+    finally:
+        stop_process(server.process, 20)
+
+
+def test_client_of_spark_connect_reads_streams_and_drains(embedded, topic, group, tmp_path):
+    create_topic(embedded.bootstrap_servers, topic, PARTITIONS)
+    produce(embedded.bootstrap_servers, topic, [(n % PARTITIONS, None, b"%04d" % n) for n in range(RECORDS)])
+    with connect_server(tmp_path) as remote:
+        command = [sys.executable, CONNECT_CLIENT, remote, embedded.bootstrap_servers, topic, group, tmp_path]
+        path = environment(PYTHONPATH=os.pathsep.join(sys.path))
+        client = subprocess.run(list(map(str, command)), env=path, capture_output=True, text=True, timeout=240)
+    assert client.returncode == 0, client.stderr[-3000:]
+    found = json.loads(client.stdout.splitlines()[-1])
+    assert not found["has_jvm"]
+    assert (found["batch"], found["typed"]) == (RECORDS, f"{RECORDS - 1:04d}")
+    assert found["query"] == ["connected", "running", group] and found["members"] == 2
+    # the drain has committed the last batch, and the query has left the group
+    assert found["rows"] == found["committed"] >= 2 * 40 and found["queries_after"] == 0
+    positions = sorted((row["partition"], row["offset"]) for row in rows(tmp_path))
+    assert positions == sorted(set(positions)) and len(positions) == found["rows"]

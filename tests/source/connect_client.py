@@ -1,0 +1,48 @@
+"""Client of Spark Connect: reads, a table and a drained stream.
+
+connect_client.py REMOTE BOOTSTRAP TOPIC GROUP DIRECTORY
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from pyspark import SparkContext
+from pyspark.sql import DataFrameReader, SparkSession
+from support.waiting import wait_until
+
+from spark_groupsource import stop_gracefully
+
+
+def main(remote: str, bootstrap_servers: str, topic: str, group: str, directory: str) -> None:
+    spark = SparkSession.builder.remote(remote).getOrCreate()
+    found: dict[str, Any] = {}
+
+    def read(**options: str) -> DataFrameReader:
+        return spark.read.format("groupsource").options(**{"kafka.bootstrap.servers": bootstrap_servers, **options})
+
+    found["batch"] = read(subscribe=topic).load().count()
+    found["typed"] = read(subscribe=topic, **{"value.format": "string"}).load().agg({"value": "max"}).first()[0]
+    stream = spark.readStream.format("groupsource").option("kafka.bootstrap.servers", bootstrap_servers)
+    stream = stream.option("kafka.group.id", group).option("subscribe", topic).option("members", "2")
+    rows = stream.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "40").load()
+    writer = rows.select("partition", "offset").writeStream.format("parquet").queryName("connected")
+    writer = writer.option("path", f"{directory}/rows").option("checkpointLocation", f"{directory}/checkpoint")
+    query = writer.trigger(processingTime="200 milliseconds").start()
+    wait_until(lambda: query.lastProgress and query.lastProgress["batchId"] >= 2, "two batches", 60)
+    (row,) = read(table="queries").load().select("query", "state", "group").collect()
+    found["query"] = list(row)
+    found["members"] = read(table="members", group=group).load().count()
+    stop_gracefully(query, 60)
+    found["committed"] = read(table="lag", group=group).load().agg({"current_offset": "sum"}).first()[0]
+    found["queries_after"] = read(table="queries").load().count()
+    found["rows"] = spark.read.parquet(f"{directory}/rows").count()
+    found["has_jvm"] = SparkContext._gateway is not None
+    print(json.dumps(found))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
