@@ -73,7 +73,7 @@ _CLIENT_ID = ConfigKey(
     ConfigType.STRING,
     "groupsource",
     "Name sent with every request; member n of a group sends it with the suffix -n. The default of a streaming query "
-    "is the name of its Spark application, if the command of the driver contains it.",
+    "is the name of its Spark application, or of the Python file that started it, if their commands contain it.",
     kafka_default="",
 )
 _CLIENT_RACK = ConfigKey(

@@ -89,21 +89,33 @@ def application_name(driver: int) -> str:
 
 
 def application_label(driver: int) -> str:
-    """Returns the name of the Spark application, as far as the command of its driver shows it; empty if it does not."""
+    """Returns the name of the Spark application, as far as commands show it: its driver's, or the one that started it.
+
+    It is empty if they do not.
+    """
+    arguments = _command(driver)
+    return label_of_command(arguments, _command(_name_and_parent(driver)[1])) if arguments else ""
+
+
+def _command(pid: int) -> list[str]:
     try:
-        arguments = Path(f"/proc/{driver}/cmdline").read_text(errors="replace").split("\0")
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
     except OSError:
-        return ""
-    return label_of_command(arguments)
+        return []
 
 
-def label_of_command(arguments: Sequence[str]) -> str:
-    """Returns ``spark.app.name``, ``--name`` or the Python file of a driver's command, as a client id."""
+def label_of_command(arguments: Sequence[str], parent: Sequence[str] = ()) -> str:
+    """Returns ``spark.app.name``, ``--name`` or the Python file of a driver's command, as a client id.
+
+    Args:
+        parent: the command that started the driver, as ``python app.py``, whose file is the last choice.
+    """
     if not any("org.apache.spark.deploy." in argument for argument in arguments):
         return ""
     names = [a.partition("=")[2] for a in arguments if a.removeprefix("-D").startswith("spark.app.name=")]
     names += [value for option, value in zip(arguments, arguments[1:]) if option == "--name"]
-    names += [os.path.basename(a).removesuffix(".py") for a in arguments if a.endswith(".py")]
+    script = [a for a in parent[1:] if not a.startswith("-")][:1]
+    names += [os.path.basename(a).removesuffix(".py") for a in (*arguments, *script) if a.endswith(".py")]
     return re.sub(r"[^\w.-]+", "-", names[0], flags=re.ASCII).strip("-")[:_LABEL_LENGTH] if names else ""
 
 
