@@ -167,7 +167,7 @@ def connect_server(directory):
         command += ["--conf", f"spark.connect.{setting}"]
     command += ["--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=2", "spark-internal"]
     # the memory of a daemon is that of this driver, too
-    settings = {"SPARK_HOME": str(SPARK_HOME), "SPARK_DAEMON_MEMORY": "1g"}
+    settings = {"SPARK_HOME": str(SPARK_HOME), "SPARK_DAEMON_MEMORY": "1g", "PYTHONPATH": str(JOB.parents[2])}
     server = Daemon(directory / "server.log", *command, **settings)
     try:
         yield f"sc://127.0.0.1:{server.wait_for(r'SparkConnectService. on port ([0-9]+)')}"
