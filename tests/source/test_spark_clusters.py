@@ -170,7 +170,7 @@ def connect_server(directory):
     settings = {"SPARK_HOME": str(SPARK_HOME), "SPARK_DAEMON_MEMORY": "1g", "PYTHONPATH": str(JOB.parents[2])}
     server = Daemon(directory / "server.log", *command, **settings)
     try:
-        yield f"sc://127.0.0.1:{server.wait_for(r'SparkConnectService. on port ([0-9]+)')}"
+        yield f"sc://127.0.0.1:{server.wait_for(r'(?:SparkConnectService. on port |started at: [^ ]*:)([0-9]+)')}"
     finally:
         stop_process(server.process, 20)
 
