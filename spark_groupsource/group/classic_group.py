@@ -11,7 +11,7 @@ import struct
 from typing import Callable, Collection, Sequence
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError
-from spark_groupsource.group.members import DelayedRequest, Member, Protocols, most_voted
+from spark_groupsource.group.members import DelayedRequest, Member, Protocols, most_voted, protocols_bytes, text_bytes
 from spark_groupsource.group.states import (
     DEAD,
     EMPTY,
@@ -243,15 +243,14 @@ class ClassicGroup:
     @property
     def size_bytes(self) -> int:
         """The approximate memory of the group and its members, without the stored group. O(pending joins)."""
-        size = _GROUP_BYTES + 4 * len(self.group_id) + self._members_bytes
+        size = _GROUP_BYTES + 4 * len(self.group_id) + text_bytes(self.protocol_type or "") + self._members_bytes
         if self.pending_joins:  # few groups have any, and a broker has thousands of groups
             size += sum(_PENDING_JOIN_BYTES + len(member_id) for member_id in self.pending_joins)
         return size
 
     def _count_protocols(self, member: Member, step: int) -> None:
-        data = sum(len(metadata) for _, metadata in member.protocols)
-        names = 4 * len(member.member_id) + len(member.client_id)
-        self._members_bytes += step * (_MEMBER_BYTES + names + data)
+        names = 4 * len(member.member_id) + text_bytes(member.client_id)
+        self._members_bytes += step * (_MEMBER_BYTES + names + protocols_bytes(member.protocols))
         for name in member.protocol_names:
             support = self.protocol_support.get(name, 0) + step
             if support:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import AbstractSet, Iterable, Iterator, Mapping
 
+from spark_groupsource.group.members import text_bytes
 from spark_groupsource.group.pending_transactional_offsets import PendingTransactionalOffsets
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import (
@@ -97,8 +98,8 @@ class GroupStore:
             self.size_bytes += FIRST_OFFSET_BYTES
         # column by column for speed: a transaction may have thousands of offsets
         known = list(map(stored.get, values))
-        self.size_bytes += sum([len(value.metadata) for value in values.values()])
-        self.size_bytes -= sum([len(value.metadata) for value in known if value is not None])
+        self.size_bytes += sum([text_bytes(value.metadata) for value in values.values()])
+        self.size_bytes -= sum([text_bytes(value.metadata) for value in known if value is not None])
         if None in known:
             added = [partition.topic for partition, value in zip(values, known) if value is None]
             self.size_bytes += _OFFSET_BYTES * len(added) + sum(map(len, added))
@@ -131,7 +132,7 @@ class GroupStore:
         if known is None:
             self.size_bytes += offset_bytes(topic_partition, value.metadata)
         else:
-            self.size_bytes += len(value.metadata) - len(known.metadata)
+            self.size_bytes += text_bytes(value.metadata) - text_bytes(known.metadata)
         stored[topic_partition] = value
 
     def offsets_of(self, group_id: str) -> Mapping[TopicPartition, OffsetValue]:
@@ -161,12 +162,16 @@ class GroupStore:
 
 def offset_bytes(topic_partition: TopicPartition, metadata: str) -> int:
     """Returns the approximate memory of a committed or pending offset."""
-    return _OFFSET_BYTES + len(topic_partition.topic) + len(metadata)
+    return _OFFSET_BYTES + len(topic_partition.topic) + text_bytes(metadata)
 
 
 def _group_bytes(group_id: str, value: GroupValue) -> int:
     members = sum(
-        _MEMBER_BYTES + len(each.member_id) + len(each.client_id) + len(each.subscription) + len(each.assignment)
+        _MEMBER_BYTES
+        + text_bytes(each.member_id)
+        + text_bytes(each.client_id)
+        + len(each.subscription)
+        + len(each.assignment)
         for each in value.members
     )
-    return _GROUP_BYTES + 4 * len(group_id) + members
+    return _GROUP_BYTES + 4 * len(group_id) + text_bytes(value.protocol_type) + members

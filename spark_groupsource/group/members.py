@@ -9,6 +9,7 @@ from spark_groupsource.wire.group_records import MemberValue
 
 Protocols = tuple[tuple[str, bytes], ...]
 """Name and metadata of each protocol, in the member's order of preference."""
+_PROTOCOL_BYTES = 250  # of the name, the metadata and the group's count of the members that support it
 
 
 class DelayedRequest(NamedTuple):
@@ -114,6 +115,16 @@ class Member:
 def new_member_id(client_id: str, group_instance_id: str | None, new_uuid: str) -> str:
     """Returns ``<client id>-<uuid>``, or ``<group instance id>-<uuid>`` for a static member."""
     return f"{client_id if group_instance_id is None else group_instance_id}-{new_uuid}"
+
+
+def text_bytes(text: str) -> int:
+    """Returns an upper bound of the memory of the characters of a string: one wide character widens all of them."""
+    return len(text) if text.isascii() else 4 * len(text)
+
+
+def protocols_bytes(protocols: Iterable[tuple[str, bytes]]) -> int:
+    """Returns the approximate memory of the protocols of a member."""
+    return sum(_PROTOCOL_BYTES + text_bytes(name) + len(metadata) for name, metadata in protocols)
 
 
 def most_voted(members: Iterable[Member], candidate_protocols: AbstractSet[str]) -> str:

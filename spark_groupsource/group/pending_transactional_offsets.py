@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Collection, Dict, Iterator
 
+from spark_groupsource.group.members import text_bytes
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import OffsetKey, OffsetValue
 
@@ -71,8 +72,8 @@ class PendingTransactionalOffsets:
             self._producers.setdefault(group_id, set()).add(producer_id)
         topic_partition = TopicPartition(topic, partition)
         known = entries.get(topic_partition)
-        added = _OFFSET_BYTES if known is None else -len(known.value.metadata)
-        self._sizes[producer_id] = self._sizes.get(producer_id, 0) + added + len(value.metadata)
+        added = _OFFSET_BYTES if known is None else -text_bytes(known.value.metadata)
+        self._sizes[producer_id] = self._sizes.get(producer_id, 0) + added + text_bytes(value.metadata)
         self._order += 1
         entries[topic_partition] = _Pending(value, self._order)
 
@@ -90,7 +91,7 @@ class PendingTransactionalOffsets:
             pending = groups[key.group_id].pop(TopicPartition(key.topic, key.partition), None)
             if pending is None:
                 continue
-            self._sizes[producer_id] -= _OFFSET_BYTES + len(pending.value.metadata)
+            self._sizes[producer_id] -= _OFFSET_BYTES + text_bytes(pending.value.metadata)
             if not groups[key.group_id]:
                 del groups[key.group_id]
                 self._remove_producer(key.group_id, producer_id)

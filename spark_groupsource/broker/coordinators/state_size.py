@@ -11,11 +11,19 @@ from typing import Callable, Iterable
 from spark_groupsource.broker.state_budget import StateBudget
 from spark_groupsource.group import GroupShard
 from spark_groupsource.group.group_store import offset_bytes
+from spark_groupsource.group.members import protocols_bytes, text_bytes
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.wire.messages import JoinGroupRequest, OffsetCommitRequest, TxnOffsetCommitRequest
+from spark_groupsource.wire.messages import (
+    JoinGroupRequest,
+    OffsetCommitRequest,
+    SyncGroupRequest,
+    TxnOffsetCommitRequest,
+)
 
-_ADDED_BYTES = 5_000  # of a group with one member, in addition to its metadata
-_MEMBER_METADATA_BYTES = 65_536
+_ADDED_BYTES = 5_000  # of a group with one member, in addition to its protocols
+# known members add protocols and assignments until the limit is exceeded by 1/8
+_GROWTH_SHARE = 8
+_SMALL_PROTOCOLS_BYTES = 1_000  # with these, a known member can always rejoin
 _REJECTIONS_PER_MEASURE = 16
 _MEASURED_AFTER = 64  # the shards are measured when 1/64 of the limit was added
 
@@ -37,46 +45,59 @@ class GroupStateSize:
     def may_add(self, shard: GroupShard, request: object) -> bool:
         """Returns whether a request may add a group, a member, an offset or metadata; counts it if it does.
 
-        A request that adds nothing, for example a commit of known partitions, is accepted above the limit too.
+        A request that adds nothing, for example a commit of known partitions, is accepted above the limit too. What
+        known members add is accepted until the limit is exceeded by 1/8, so that groups can still rebalance.
         """
+        is_known = False
         if isinstance(request, JoinGroupRequest):
-            size = sum(len(each.metadata) for each in request.protocols)
-            if not request.member_id:
-                size += _ADDED_BYTES
-            elif size <= _MEMBER_METADATA_BYTES:
-                return True  # a known member can always rejoin
-            else:
-                size -= _metadata_bytes(shard, request)
+            is_known = bool(request.member_id)
+            size = protocols_bytes((each.name, each.metadata) for each in request.protocols)
+            if is_known and size <= _SMALL_PROTOCOLS_BYTES:
+                return True
+            size += -_protocols_bytes(shard, request) if is_known else _ADDED_BYTES
         elif isinstance(request, (OffsetCommitRequest, TxnOffsetCommitRequest)):
             size = _added_offsets(shard, request)
+        elif isinstance(request, SyncGroupRequest) and request.assignments:
+            is_known = True
+            size = _added_assignments(shard, request)
         else:
             return True
-        if size <= 0:
-            return True
-        if self._is_full:
+        return size <= 0 or self._add(size, self._limit // _GROWTH_SHARE if is_known else 0)
+
+    def _add(self, size: int, excess: int) -> bool:
+        if self._is_full(excess):
             self._rejected += 1
             if self._rejected % _REJECTIONS_PER_MEASURE == 1:
                 self._measure()  # members may have left
-            if self._is_full:
+            if self._is_full(excess):
                 return False
         self._added += size
         if self._added > self._limit // _MEASURED_AFTER:
             self._measure()
         return True
 
-    @property
-    def _is_full(self) -> bool:
-        return self._measured + self._added >= self._limit or self._budget.is_full()
+    def _is_full(self, excess: int) -> bool:
+        return self._measured + self._added >= self._limit + excess or self._budget.is_full(-excess)
 
     def _measure(self) -> None:
         self._measured, self._added = sum(shard.size_bytes for shard in self._shards()), 0
 
 
-def _metadata_bytes(shard: GroupShard, request: JoinGroupRequest) -> int:
-    """Returns the metadata that a member has."""
+def _protocols_bytes(shard: GroupShard, request: JoinGroupRequest) -> int:
+    """Returns the memory of the protocols that a member has, 0 if it is not known."""
     group = shard.groups.get(request.group_id)
     member = None if group is None else group.members.get(request.member_id)
-    return 0 if member is None else sum(len(metadata) for _, metadata in member.protocols)
+    return 0 if member is None else protocols_bytes(member.protocols)
+
+
+def _added_assignments(shard: GroupShard, request: SyncGroupRequest) -> int:
+    """Returns the memory by which the assignments of a leader exceed those that are stored."""
+    group = shard.groups.get(request.group_id)
+    if group is None or request.member_id != group.leader_id:
+        return 0  # the assignments of other members are ignored
+    stored = shard.store.groups.get(request.group_id)
+    known = 0 if stored is None else sum(len(member.assignment) for member in stored.members)
+    return sum(len(each.assignment) for each in request.assignments) - known
 
 
 def _added_offsets(shard: GroupShard, request: OffsetCommitRequest | TxnOffsetCommitRequest) -> int:
@@ -91,6 +112,6 @@ def _added_offsets(shard: GroupShard, request: OffsetCommitRequest | TxnOffsetCo
             known = stored.get((name, partition.partition_index))  # type: ignore[call-overload]
             if known is None:
                 size += offset_bytes(TopicPartition(name, partition.partition_index), metadata)
-            elif len(metadata) > len(known.metadata):
-                size += len(metadata) - len(known.metadata)
+            elif metadata != known.metadata:
+                size += text_bytes(metadata) - text_bytes(known.metadata)
     return size
