@@ -7,8 +7,7 @@ return and which timers to set. Every call takes constant time unless its docstr
 
 from __future__ import annotations
 
-import struct
-from typing import Callable, Collection, Sequence
+from typing import Callable, Collection
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError
 from spark_groupsource.group.members import DelayedRequest, Member, Protocols, most_voted, protocols_bytes, text_bytes
@@ -22,14 +21,14 @@ from spark_groupsource.group.states import (
     GroupState,
     check_transition,
 )
-from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE, decode_subscription
+from spark_groupsource.group.subscribed_topics import subscribed_topics
+from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE
 from spark_groupsource.wire.group_records import GroupValue
 
 NO_GENERATION = -1
 NO_LEADER = ""
 UNKNOWN_MEMBER = ""
 _GROUP_BYTES, _MEMBER_BYTES, _PENDING_JOIN_BYTES = 1_500, 1_000, 500
-_INT16, _INT32 = struct.Struct(">h"), struct.Struct(">i")
 
 
 class ClassicGroup:
@@ -275,7 +274,7 @@ class ClassicGroup:
         self.subscribed_topics = self.compute_subscribed_topics()
 
     def compute_subscribed_topics(self) -> frozenset[str] | None:
-        """Returns the topics of all members under the selected protocol, None if unknown. O(members)."""
+        """Returns the topics of all members under the selected protocol, None if unknown or too many. O(members)."""
         if self.protocol_type != PROTOCOL_TYPE:
             return None
         if not self.members:
@@ -283,8 +282,7 @@ class ClassicGroup:
         if self.protocol_name is None:
             return None
         try:
-            metadata = {member.metadata(self.protocol_name) for member in self.members.values()}
-            return frozenset().union(*map(_subscribed_topics, metadata))
+            return subscribed_topics({member.metadata(self.protocol_name) for member in self.members.values()})
         except RemoteProtocolError:
             return None
 
@@ -332,28 +330,3 @@ class ClassicGroup:
         group.is_loaded = bool(group.members)
         group.subscribed_topics = group.compute_subscribed_topics()
         return group
-
-
-def _subscribed_topics(metadata: bytes) -> Sequence[str]:
-    # as Kafka's coordinator, decodes version 0 of every version: the topics of newer versions are known too
-    if len(metadata) >= 2 and not metadata[0] & 0x80:
-        metadata = b"\x00\x00" + metadata[2:]
-    return _plain_topics(metadata) or decode_subscription(metadata).topics
-
-
-def _plain_topics(metadata: bytes) -> list[str]:
-    """The topics of a subscription of version 0; empty if it is invalid. Groups may have thousands of members."""
-    topics = []
-    try:
-        (count,) = _INT32.unpack_from(metadata, 2)
-        position = 2 + _INT32.size
-        for _ in range(count):
-            start = position + _INT16.size
-            position = start + _INT16.unpack_from(metadata, position)[0]
-            if not start <= position <= len(metadata):
-                return []
-            topics.append(str(metadata[start:position], "utf-8"))
-        (user_data_bytes,) = _INT32.unpack_from(metadata, position)
-    except (struct.error, UnicodeDecodeError):
-        return []
-    return topics if -1 <= user_data_bytes <= len(metadata) - position - _INT32.size else []

@@ -6,6 +6,7 @@ depends on a clock other than the time of the call.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from spark_groupsource.errors import RemoteProtocolError
@@ -24,7 +25,9 @@ from spark_groupsource.wire.group_events import Cause, EventKind, GroupEvent
 from spark_groupsource.wire.member_reasons import CLOSING, bounded_reason, cause_of_join, cause_of_leave
 from spark_groupsource.wire.messages import JoinGroupRequest, LeaveGroupRequest
 
-_MAX_ASSIGNMENT_BYTES = 262_144
+# decoding takes about 10 ms: what is larger is not part of an event
+_MAX_ASSIGNMENT_BYTES, _MAX_ASSIGNED_TOPICS = 131_072, 10_000
+_MAX_SUBSCRIPTION_BYTES, _MAX_SUBSCRIBED_TOPICS = 32_768, 4_000
 _MAX_MEMBERS = 2_000
 _MAX_NAME = 249  # longest name of a topic; client ids and hosts are cut there, too
 
@@ -171,9 +174,10 @@ def add_syncing(builder: OutcomeBuilder, group: ClassicGroup, member: Member) ->
 def add_assigned(builder: OutcomeBuilder, group: ClassicGroup) -> None:
     """Adds the assignment of a Stable group. O(partitions)."""
     detail: dict[str, Any] = {}
-    if sum(len(member.assignment) for member in group.members.values()) <= _MAX_ASSIGNMENT_BYTES:
-        if group.protocol_type == PROTOCOL_TYPE:
-            detail["assignment"] = {member.member_id: _topics(member) for member in group.members.values()}
+    assignments = [member.assignment for member in group.members.values()]
+    is_small = sum(map(len, assignments)) <= _MAX_ASSIGNMENT_BYTES
+    if is_small and group.protocol_type == PROTOCOL_TYPE and sum(map(_count, assignments)) <= _MAX_ASSIGNED_TOPICS:
+        detail["assignment"] = {member.member_id: _topics(member) for member in group.members.values()}
     _add(builder, group, EventKind.ASSIGNED, None, detail)
 
 
@@ -199,12 +203,20 @@ def _name(text: str) -> str:
     return text[:_MAX_NAME]
 
 
+def _count(data: bytes) -> int:
+    """Returns the number of topics of an encoded subscription or assignment."""
+    return int.from_bytes(data[2:6], "big")
+
+
 def _partitions(member: Member) -> list[TopicPartition] | None:
-    """Returns the assignment of a member, None if it is not of the consumer protocol."""
-    if not member.assignment:
+    """Returns the assignment of a member, None if it is not of the consumer protocol or is large."""
+    data = member.assignment
+    if not data:
         return []
+    if len(data) > _MAX_SUBSCRIPTION_BYTES or _count(data) > _MAX_SUBSCRIBED_TOPICS:
+        return None
     try:
-        return list(decode_assignment(member.assignment).partitions)
+        return list(decode_assignment(data).partitions)
     except RemoteProtocolError:
         return None
 
@@ -217,8 +229,19 @@ def _topics(member: Member) -> dict[str, list[int]]:
 
 
 def _subscription(protocols: Protocols) -> Subscription | None:
-    """Returns the subscription of a member's preferred protocol, None if it is not of the consumer protocol."""
+    """Returns the subscription of a member's preferred protocol, None if it is not of the consumer protocol.
+
+    None for a large one: its members rejoin without a known cause.
+    """
+    data = protocols[0][1] if protocols else b""
+    if not data or len(data) > _MAX_SUBSCRIPTION_BYTES or _count(data) > _MAX_SUBSCRIBED_TOPICS:
+        return None
     try:
-        return decode_subscription(protocols[0][1]) if protocols else None
+        return _decoded_subscription(data)
     except RemoteProtocolError:
         return None
+
+
+@lru_cache(maxsize=4)  # the members of a group often have the same one
+def _decoded_subscription(data: bytes) -> Subscription:
+    return decode_subscription(data)
