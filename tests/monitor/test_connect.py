@@ -93,13 +93,13 @@ def test_only_public_names_are_shown() -> None:
     assert "import_module" not in text and "TYPE_CHECKING" not in text
 
 
-def test_connections_are_closed_with_the_last_reference(embedded: Any) -> None:
-    before = embedded.call(lambda _: embedded.connection_count)
-    cluster = gs.connect(embedded)
-    cluster.topics()
-    assert embedded.call(lambda _: embedded.connection_count) > before
-    group = cluster.group("unnamed")
-    del cluster
-    assert len(group.offsets()) == 0
-    del group
-    wait_until(lambda: embedded.call(lambda _: embedded.connection_count) == before, "the connections are closed")
+def test_connections_are_closed_with_the_last_reference() -> None:
+    with gs.EmbeddedBroker() as broker:  # of its own: other tests' connections may end meanwhile
+        cluster = gs.connect(broker)
+        cluster.topics()
+        assert broker.call(lambda _: broker.connection_count) > 0
+        group = cluster.group("unnamed")
+        del cluster
+        assert len(group.offsets()) == 0
+        del group
+        wait_until(lambda: broker.call(lambda _: broker.connection_count) == 0, "the connections are closed")
