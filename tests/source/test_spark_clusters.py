@@ -180,8 +180,8 @@ def test_client_of_spark_connect_reads_streams_and_drains(embedded, topic, group
     produce(embedded.bootstrap_servers, topic, [(n % PARTITIONS, None, b"%04d" % n) for n in range(RECORDS)])
     with connect_server(tmp_path) as remote:
         command = [sys.executable, CONNECT_CLIENT, remote, embedded.bootstrap_servers, topic, group, tmp_path]
-        path = environment(PYTHONPATH=os.pathsep.join(sys.path))
-        client = subprocess.run(list(map(str, command)), env=path, capture_output=True, text=True, timeout=240)
+        variables = environment(PYTHONPATH=os.pathsep.join(sys.path))
+        client = subprocess.run(list(map(str, command)), env=variables, capture_output=True, text=True, timeout=240)
     assert client.returncode == 0, client.stderr[-3000:]
     found = json.loads(client.stdout.splitlines()[-1])
     assert not found["has_jvm"]

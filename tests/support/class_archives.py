@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.util
 import os
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from unittest.mock import patch
 from kafka_jars import UnavailableError, cache_directory, java, kafka_jars
 from real_kafka import RealKafka
 from support import startup
+from support.java_tools import spark_jars
 from support.topics import create_topic, produce
 
 BUILD_TIMEOUT_S = 300
@@ -29,9 +29,7 @@ _APPLICATION = Path(__file__).with_name("class_archive_application.py")
 
 def spark_archive() -> Path | None:
     """The archive for ``spark-submit``, built when it is missing; None where this Java cannot write one."""
-    spec = importlib.util.find_spec("pyspark")
-    assert spec is not None and spec.origin is not None
-    return _archive("spark", Path(spec.origin).with_name("jars").glob("*.jar"), _run_spark)
+    return _archive("spark", spark_jars().glob("*.jar"), _run_spark)
 
 
 def kafka_archive() -> Path | None:

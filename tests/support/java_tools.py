@@ -30,12 +30,17 @@ DELETE_RECORDS = "org.apache.kafka.tools.DeleteRecordsCommand"
 CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 
 
+def spark_jars() -> Path:
+    """Returns the directory of the jars in PySpark's archive."""
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).with_name("jars")
+
+
 @contextmanager
 def java_gateway(jars: Path) -> Iterator[JavaGateway]:
     """Starts a JVM with the jars of a directory on its class path."""
-    spec = importlib.util.find_spec("pyspark")
-    assert spec is not None and spec.origin is not None
-    (py4j_jar,) = (Path(spec.origin).parent / "jars").glob("py4j-*.jar")
+    (py4j_jar,) = spark_jars().glob("py4j-*.jar")
     port, process = launch_gateway(
         classpath=f"{jars}/*",
         jarpath=str(py4j_jar),

@@ -5,11 +5,9 @@ Both are in PySpark's archive: Avro, and Protobuf as a shaded part of ORC.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 from base64 import b64encode
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from py4j.protocol import Py4JJavaError
 from support.avro_strategies import avro_cases
 from support.decoded_values import decode_avro, decode_protobuf, encode_avro, ordered
 from support.examples import scaled
-from support.java_tools import java_gateway, plain_java_errors
+from support.java_tools import java_gateway, plain_java_errors, spark_jars
 from support.protobuf_messages import Schemas
 
 from spark_groupsource.values.avro_resolution import UnresolvedError
@@ -28,9 +26,7 @@ pytestmark = pytest.mark.java
 
 @pytest.fixture(scope="module")
 def jvm():
-    spec = importlib.util.find_spec("pyspark")
-    assert spec is not None and spec.origin is not None
-    with java_gateway(Path(spec.origin).parent / "jars") as gateway:
+    with java_gateway(spark_jars()) as gateway:
         # the fast reader fails for the default of an array in a union
         gateway.jvm.org.apache.avro.generic.GenericData.get().setFastReaderEnabled(False)
         yield gateway.jvm

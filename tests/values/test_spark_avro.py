@@ -6,9 +6,7 @@ PySpark's archive.
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ from pyspark.sql.types import ArrayType, DataType, FloatType, MapType, StructTyp
 from support.avro_strategies import avro_cases
 from support.decoded_values import decode_avro, encode_avro, ordered
 from support.examples import scaled
-from support.java_tools import java_gateway
+from support.java_tools import java_gateway, spark_jars
 
 from spark_groupsource.values.avro_schema import parse_avro_schema
 from spark_groupsource.values.avro_types import spark_type
@@ -28,9 +26,7 @@ pytestmark = pytest.mark.java
 
 @pytest.fixture(scope="module")
 def jvm():
-    spec = importlib.util.find_spec("pyspark")
-    assert spec is not None and spec.origin is not None
-    with java_gateway(Path(spec.origin).parent / "jars") as gateway:
+    with java_gateway(spark_jars()) as gateway:
         yield gateway.jvm
 
 
