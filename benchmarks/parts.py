@@ -20,7 +20,7 @@ from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records import arrow
 from spark_groupsource.records.arrow_columns import MAX_ROWS, Layout, record_batch
 from spark_groupsource.records.parser import NUMPY_PARSER
-from spark_groupsource.records.plain_columns import Parts, PlainReader
+from spark_groupsource.records.plain_columns import PlainReader
 
 _REPEATS = 5
 
@@ -75,8 +75,7 @@ def decoding(view: memoryview, topic_partition: TopicPartition) -> Iterator[tupl
 
     def plain() -> None:
         for group in kept:
-            parts = Parts(group.starts, group.ends, group.counts)
-            PlainReader().read(arrow._read_plain(), group.payload, parts, group.headers, layout)
+            PlainReader().read(arrow._read_plain(), group.payload, group.parts, group.headers, layout)
 
     kept = groups()
     selections = [arrow._select_records(group, layout) for group in kept]

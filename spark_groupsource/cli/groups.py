@@ -75,7 +75,7 @@ def missing_group_text(group: GroupDescription) -> str:
     if "not a consumer group" in group.dead_reason:
         return (
             f"Group {group.group_id!r} is not a consumer group. Describe it with kafka-share-groups or "
-            f"kafka-streams-groups."
+            "kafka-streams-groups."
         )
     return f"Consumer group {group.group_id!r} does not exist. Run: groupsource groups list."
 

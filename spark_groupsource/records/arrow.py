@@ -197,6 +197,10 @@ class _RecordGroup(NamedTuple):
     fields: RecordFields | None = None
     lowest_offset: int = 0
 
+    @property
+    def parts(self) -> Parts:
+        return Parts(self.starts, self.ends, self.counts)
+
     def parsed(self) -> RecordFields:
         """Returns the positions of the fields. Raises: CorruptRecordError."""
         if self.fields is not None:
@@ -377,8 +381,7 @@ def _undecodable(header: BatchHeader, error: CorruptRecordError) -> CorruptRecor
 
 def _decode_group(group: _RecordGroup, layout: Layout) -> Iterator[pa.RecordBatch]:
     if group.parser.parse_batches is not None and group.fields is None:
-        parts = Parts(group.starts, group.ends, group.counts)
-        plain = _plain.read(_read_plain(), group.payload, parts, group.headers, layout)
+        plain = _plain.read(_read_plain(), group.payload, group.parts, group.headers, layout)
         if plain is not None:
             yield plain
             return
