@@ -23,7 +23,7 @@ from spark_groupsource.log_text import escaped
 from spark_groupsource.monitor.arrow_tables import arrow_schema, record_batches
 from spark_groupsource.monitor.definitions import TABLES
 from spark_groupsource.monitor.explanation import Explanation
-from spark_groupsource.monitor.group_watch import GroupWatch, WatchUpdate, failure_text, limit_calls
+from spark_groupsource.monitor.group_watch import BoundedReads, GroupWatch, WatchUpdate, condition_of, failure_text
 from spark_groupsource.monitor.rebalance import Rebalance
 from spark_groupsource.monitor.rebalance_sources import GroupHistory, read_history
 from spark_groupsource.monitor.tables import rebalance_row
@@ -116,25 +116,24 @@ def _read(cluster: ClusterClient, group: str) -> GroupHistory:
 
 def _follow(cluster: ClusterClient, group: str, last: int, is_json: bool) -> None:
     """Prints the last rebalances, then each new one, until interrupted."""
-    follower = GroupWatch(cluster, group)
+    follower, reads = GroupWatch(cluster, group), BoundedReads(cluster)
     try:
-        update = follower.update()
+        update = reads.read(follower.update)
         _print_update(update, update.completed[max(len(update.completed) - last, 0) :], is_json)
-        limit_calls(cluster)
-        read_at, is_failed = _now(), False
+        read_at, failure = _now(), ""
         while True:
             time.sleep(_INTERVAL_S)
             try:
-                update = follower.update()
+                update = reads.read(follower.update)
             except GroupSourceError as error:
-                if not is_failed:
+                if failure != condition_of(error):
                     click.echo(f"{_now()}  {failure_text(error, read_at)}", err=is_json)
-                is_failed = True
+                failure = condition_of(error)
                 continue
             read_at = _now()
-            if is_failed:
+            if failure:
                 click.echo(f"{read_at}  The broker responds again.", err=is_json)
-            is_failed = False
+            failure = ""
             _print_update(update, update.completed, is_json)
     except KeyboardInterrupt:
         return

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Callable, NamedTuple, TypeVar
 
 from spark_groupsource.client.admin import GroupDescription, describe_groups
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import without_prefix
-from spark_groupsource.errors import GroupSourceError, NetworkError
+from spark_groupsource.errors import GroupSourceError, NetworkError, RequestTimeoutError
 from spark_groupsource.log_text import escaped, shortened
 from spark_groupsource.model import bounded_names
 from spark_groupsource.monitor.event_sources import group_events
@@ -18,20 +18,51 @@ from spark_groupsource.monitor.rebalance_sources import GroupHistory, read_histo
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
+T = TypeVar("T")
+
 CALL_TIMEOUT_MS = 5_000
+"""Limit of a call while a cluster responds within half of it."""
 _SAME_MS = 1_000
 _REBALANCING = frozenset({"PreparingRebalance", "CompletingRebalance"})
 
 
-def limit_calls(cluster: ClusterClient) -> None:
-    """Bounds the calls after the first read, so that an outage is reported while it lasts."""
-    cluster.call_timeout_ms = min(CALL_TIMEOUT_MS, cluster.settings.default_api_timeout_ms)
+class BoundedReads:
+    """Bounds the calls of all reads but the first, so that an outage is reported while it lasts.
+
+    The limit follows the responses: it doubles after a read without one, up to default.api.timeout.ms, and is twice
+    the time of a read that succeeded. A cluster that responds slowly is shown slowly.
+    """
+
+    def __init__(self, cluster: ClusterClient) -> None:
+        self._cluster = cluster
+
+    def read(self, function: Callable[[], T]) -> T:
+        """Returns the result of `function`, which reads from the cluster. Raises: as `function`."""
+        cluster = self._cluster
+        started_ms = cluster.clock.now_ms()
+        try:
+            result = function()
+        except RequestTimeoutError:
+            if cluster.call_timeout_ms is not None:
+                self._limit(2 * cluster.call_timeout_ms)
+            raise
+        self._limit(max(CALL_TIMEOUT_MS, 2 * (cluster.clock.now_ms() - started_ms)))
+        return result
+
+    def _limit(self, timeout_ms: int) -> None:
+        self._cluster.call_timeout_ms = min(timeout_ms, self._cluster.settings.default_api_timeout_ms)
+
+
+def condition_of(error: GroupSourceError) -> str:
+    """Returns in words what an error of a read means for the group."""
+    if isinstance(error, RequestTimeoutError):
+        return "Waiting for a response"
+    return "Unreachable" if isinstance(error, NetworkError) else "Not updated"
 
 
 def failure_text(error: GroupSourceError, read_at: str) -> str:
     """Returns why a group could not be read, with the time of its last read."""
-    condition = "Unreachable" if isinstance(error, NetworkError) else "Not updated"
-    return f"{condition} since {read_at}: {shortened(escaped(without_prefix(str(error))), 200)}"
+    return f"{condition_of(error)} since {read_at}: {shortened(escaped(without_prefix(str(error))), 200)}"
 
 
 class WatchUpdate(NamedTuple):

@@ -6,13 +6,13 @@ from collections import deque
 from datetime import datetime
 from typing import NamedTuple, Sequence
 
-from spark_groupsource.client.admin import describe_groups
+from spark_groupsource.client.admin import GroupDescription, describe_groups
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.log_text import escaped, shortened
 from spark_groupsource.monitor.cluster_reads import group_lag
-from spark_groupsource.monitor.group_watch import GroupWatch, failure_text, limit_calls
+from spark_groupsource.monitor.group_watch import BoundedReads, GroupWatch, WatchUpdate, failure_text
 from spark_groupsource.monitor.lag import LagRow
 
 LAG_POINTS = 120
@@ -68,6 +68,7 @@ class GroupReader:
         self._name = group
         self._rebalances: list[str] = []
         self._follower = GroupWatch(self._client, group)
+        self._reads = BoundedReads(self._client)
         self._lags: deque[int] = deque(maxlen=LAG_POINTS)
         self._last: View | None = None
 
@@ -79,9 +80,7 @@ class GroupReader:
         """Returns the view now."""
         at = f"{datetime.now():%H:%M:%S}"
         try:
-            description = describe_groups(self._client, [self._name])[self._name]
-            rows = group_lag(self._client, [description])[self._name]
-            update = self._follower.update()
+            description, rows, update = self._reads.read(self._read)
         except GroupSourceError as error:
             if self._last is None:
                 raise
@@ -89,7 +88,6 @@ class GroupReader:
             # the calls have waited meanwhile
             at = f"{datetime.now():%H:%M:%S}"
             return self._last._replace(at=at, problem=failure_text(error, read_at), read_at=read_at)
-        limit_calls(self._client)
         if update.completed:
             explained = repr(update.history.explain(_SHOWN_REBALANCES)).splitlines()
             self._rebalances = [escaped(line) for line in explained[:_MAX_LINES]]
@@ -101,6 +99,11 @@ class GroupReader:
             [_cells(row) for row in largest], len(rows) - len(largest), shown,
         )  # fmt: skip
         return self._last
+
+    def _read(self) -> tuple[GroupDescription, list[LagRow], WatchUpdate]:
+        description = describe_groups(self._client, [self._name])[self._name]
+        rows = group_lag(self._client, [description])[self._name]
+        return description, rows, self._follower.update()
 
 
 def _cells(row: LagRow) -> tuple[str, ...]:

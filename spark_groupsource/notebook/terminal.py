@@ -41,8 +41,8 @@ def _views(read: Callable[[], View], interval_s: float, rounds: int | None) -> I
 def _print_changes(views: Iterable[View], output: TextIO) -> None:
     previous = None
     for view in views:
-        # one line per outage: the text of its error may differ with each read
-        shown = view._replace(problem="").condition, view.read_at or bool(view.problem)
+        # one line per outage: the text of its error after the condition may differ with each read
+        shown = view._replace(problem="").condition, view.read_at or view.problem.partition(" since ")[0]
         if shown != previous:
             output.write(f"{view.at}  {view.group}: {view.condition}\n")
             output.flush()

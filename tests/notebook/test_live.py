@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 import pytest
+from support.chaos.proxy import Proxy
 from support.waiting import wait_until
 
 import spark_groupsource as gs
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.monitor import group_watch
+from spark_groupsource.net import Address, listen
 from spark_groupsource.notebook import live, terminal
 from spark_groupsource.notebook.live import Watch, html
 from spark_groupsource.notebook.live_view import GroupReader, View, fitted, sparkline, text
 from spark_groupsource.notebook.terminal import watch_terminal
 
 VIEW = View("g", "Stable", 2, "12:00:00", (3, 9, 0), [("flights", "0", "1", "4", "3", "<app>")], 5, ["JOINED: app-0"])
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    proxy = Proxy()
+    yield proxy
+    proxy.close()
 
 
 class Terminal(io.StringIO):
@@ -73,6 +84,29 @@ def test_a_broker_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (first.state, first.rows, first.lags) == (before.state, before.rows, before.lags)
     assert first.read_at == second.read_at == before.at and since in text(first) and since in html(first)
     reader.close()
+
+
+def test_a_cluster_that_responds_slowly_is_shown(monkeypatch: pytest.MonkeyPatch, proxy: Proxy) -> None:
+    monkeypatch.setattr(group_watch, "CALL_TIMEOUT_MS", 100)
+    with listen(Address("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    broker = gs.EmbeddedBroker(port=port, topics={"flights": 1}, config={"advertised.listeners": proxy.address})
+    with broker:
+        proxy.forward_to(f"127.0.0.1:{port}")
+        with gs.connect(proxy.address) as cluster:
+            cluster._client.commit("g", {TopicPartition("flights", 0): OffsetAndMetadata(0)})
+            reader = GroupReader(cluster._client.settings, "g")
+            before = reader.read()
+            broker.produce("flights", range(7))
+            # a round trip takes longer than the limit; private: on a busy machine the first read raises it
+            proxy.delay(0.06)
+            reader._client.call_timeout_ms = 100
+            waiting = list(takewhile(lambda view: view.problem, (reader.read() for _ in range(12))))
+            after = reader.read()
+            reader.close()
+    assert 1 <= len(waiting) < 8
+    assert all(view.problem.startswith(f"Waiting for a response since {before.at}: ") for view in waiting)
+    assert (after.problem, after.lags[-1]) == ("", 7)
 
 
 def test_a_pipe_reports_an_outage_once() -> None:

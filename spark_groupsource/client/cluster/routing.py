@@ -23,6 +23,7 @@ from spark_groupsource.errors import (
     GroupSourceError,
     NetworkError,
     RemoteProtocolError,
+    RequestTimeoutError,
     UnsupportedVersionError,
     as_sentence,
 )
@@ -179,11 +180,12 @@ class Router:
         the retries end after `BOOTSTRAP_TIMEOUT_MS` (plus the time for addresses that do not respond), later after
         `timeout_ms` (default: default.api.timeout.ms).
 
-        Raises: NetworkError with the error of every address; AuthenticationError without a retry.
+        Raises: NetworkError with the error of every address, RequestTimeoutError if one of them has accepted the
+            request; AuthenticationError without a retry.
         """
         retry = self.retry(timeout_ms)
         while True:
-            reasons: dict[Address, str] = {}
+            reasons: dict[Address, GroupSourceError] = {}
             addresses = self._addresses()
             for index, address in enumerate(addresses):
                 if reasons and retry.is_expired:
@@ -197,7 +199,7 @@ class Router:
                     self._reached_once = True
                     return response
                 except (NetworkError, RemoteProtocolError) as error:
-                    reasons[address] = str(error)
+                    reasons[address] = error
             failure = _unreachable(reasons)
             if not self._reached_once and retry.elapsed_ms >= BOOTSTRAP_TIMEOUT_MS:
                 raise failure
@@ -269,7 +271,7 @@ class Router:
         while True:
             node = self.find_coordinator(group_id, retry.remaining_ms)
             if retry.is_expired:
-                raise NetworkError(
+                raise RequestTimeoutError(
                     f"Request to the coordinator of group '{group_id}' failed: the lookup took {retry.elapsed_ms} ms."
                 )
             try:
@@ -461,6 +463,9 @@ class Router:
         self._pool.connection_lost(address)
 
 
-def _unreachable(reasons: dict[Address, str]) -> GroupSourceError:
-    listed = " ".join(reasons.values())
+def _unreachable(reasons: dict[Address, GroupSourceError]) -> NetworkError:
+    listed = " ".join(map(str, reasons.values()))
+    if any(isinstance(reason, RequestTimeoutError) for reason in reasons.values()):
+        # a peer is there, perhaps an overloaded broker
+        return RequestTimeoutError(f"No Kafka broker responded in time: {listed} Check kafka.bootstrap.servers.")
     return NetworkError(f"No Kafka broker is reachable: {listed} Check kafka.bootstrap.servers.")
