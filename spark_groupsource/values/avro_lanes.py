@@ -88,9 +88,11 @@ class Lanes:
 
     def fail(self, mask: Mask, reason: int) -> None:
         """Marks the values as malformed, unless they are already."""
-        if mask.any():
-            self.reason[mask & (self.reason == 0)] = reason
-            self.position[mask] = self.end[mask]
+        lanes = np.flatnonzero(mask)
+        if len(lanes):
+            before = self.reason[lanes]
+            self.reason[lanes] = np.where(before, before, reason)
+            self.position[lanes] = self.end[lanes]
 
     def fail_lane(self, lane: int, reason: int) -> None:
         """Marks one value as malformed, unless it is already."""
@@ -124,13 +126,11 @@ class Lanes:
             raw = low
         else:
             raw, size = self._varint(word)
-        before = self.position.copy()
         self.position += size
         failed = self.position > self.end
         if failed.any():
             self.fail(failed, TRUNCATED)
-            raw = np.where(failed, _u(0), raw)
-            self.position[failed & (before >= self.end)] = self.end[failed & (before >= self.end)]
+            raw[failed] = 0
         return raw
 
     def _varint(self, word: Words) -> tuple[Words, Ints]:
@@ -167,7 +167,7 @@ class Lanes:
 
     def _run(self, length: Ints) -> tuple[Ints, Ints]:
         self.fail((length < 0) | (length > self.end - self.position), LENGTH)
-        length = np.where(self.reason == 0, length, 0)
+        length[np.flatnonzero(self.reason)] = 0
         start = self.position.copy()
         self.position += length
         return start, length

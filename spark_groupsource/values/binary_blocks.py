@@ -43,6 +43,21 @@ def fixed_width(kind: pa.DataType, values: npt.NDArray[Any], valid: Mask | None 
     return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(np.ascontiguousarray(values))])
 
 
+def spread(data: pa.Array, places: Ints, rows: int) -> pa.Array:
+    """Returns an array of `rows` strings: those of `data` at increasing `places`, and nulls elsewhere.
+
+    A null of `data` must have no bytes.
+    """
+    offsets = np.zeros(rows + 1, np.int32)
+    payload, starts, ends = bounds(data)
+    offsets[places + 1] = ends - starts
+    valid = np.zeros(rows, np.bool_)
+    valid[places] = is_valid(data)
+    limits = pa.py_buffer(np.cumsum(offsets, dtype=np.int32))
+    content = pa.py_buffer(payload[starts[0] if len(data) else 0 :])
+    return pa.Array.from_buffers(data.type, rows, [bitmap(valid), limits, content])
+
+
 def as_text(data: pa.Array) -> pa.Array:
     """Returns a binary array as strings, without validation."""
     return pa.Array.from_buffers(pa.string(), len(data), data.buffers(), data.null_count, data.offset)

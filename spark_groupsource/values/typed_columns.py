@@ -14,6 +14,7 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.values.avro_blocks import AvroDecoder
 from spark_groupsource.values.avro_schema import avro_schema
 from spark_groupsource.values.avro_writers import WrittenAvroDecoder
+from spark_groupsource.values.binary_blocks import spread
 from spark_groupsource.values.decoded import Decoded, Decoder
 from spark_groupsource.values.json_blocks import JsonDecoder
 from spark_groupsource.values.options import (
@@ -222,10 +223,17 @@ def _errors_of(found: list[tuple[str, pa.Array, Decoded]]) -> dict[int, Malforme
 def _error_column(errors: Mapping[int, MalformedError], received: Mapping[str, pa.Array], rows: int) -> pa.Array:
     if not errors:
         return pa.nulls(rows, ERROR_TYPE)
-    listed = list(errors)
-    columns = zip(*((*error, received[error.column][row].as_py()) for row, error in errors.items()))
-    children = [pa.array(column, field.type) for column, field in zip(columns, ERROR_TYPE)]
-    entries = pa.StructArray.from_arrays(children, fields=list(ERROR_TYPE))
-    indices = np.full(rows, -1, np.int64)
-    indices[listed] = np.arange(len(listed))
-    return entries.take(pa.array(indices, mask=indices < 0))
+    listed = np.array(list(errors))
+    columns, reasons, schema_ids = zip(*errors.values())
+    given = [pa.array(column, pa.string()) for column in (columns, reasons, schema_ids)]
+    children = [spread(column, listed, rows) for column in (*given, _bytes_of(errors, received))]
+    is_error = np.zeros(rows, np.bool_)
+    is_error[listed] = True
+    return pa.StructArray.from_arrays(children, fields=list(ERROR_TYPE), mask=pa.array(~is_error))
+
+
+def _bytes_of(errors: Mapping[int, MalformedError], received: Mapping[str, pa.Array]) -> pa.Array:
+    """Returns the malformed bytes of each error."""
+    rows = {name: [row for row, error in errors.items() if error.column == name] for name in received}
+    found = pa.concat_arrays([data.take(pa.array(rows[name], pa.int64())) for name, data in received.items()])
+    return found.take(pa.array(np.argsort(np.concatenate(list(rows.values())))))

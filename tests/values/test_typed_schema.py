@@ -149,6 +149,24 @@ def test_modes() -> None:
         converted(select(schema, value_format="json"), *values)
 
 
+def test_errors_of_keys_and_values() -> None:
+    schema = fields(("key", IntegerType()), ("value", POINT)).add(ERROR_FIELD)
+    columns = select(schema, value_format="json", key_format="int", mode="PERMISSIVE")
+    keys = [b"\0", b"\0\0\0\1", b"long key", None, b"\0\0\0\2", b"", b"\0\0\0\3"]
+    values = [b"{}", b'{"id": 1}', b"{", b"[", None, b'{"id": 2}', b"x"]
+    arrays = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
+    given = pa.RecordBatch.from_pydict({**arrays, "offset": pa.array(range(7), pa.int64())})
+    # the first record is left out: the arrays of a batch may begin within their buffers
+    found = columns.typed.converter().convert(given.select(columns.names)[1:], TopicPartition("t", 3))
+    found.validate(full=True)
+    errors = [row and (row["column"], row["schemaId"], row["bytes"]) for row in found["_error"].to_pylist()]
+    assert errors == [
+        None, ("key", None, b"long key"), ("value", None, b"["), None, ("key", None, b""), ("value", None, b"x"),
+    ]  # fmt: skip
+    assert found["key"].to_pylist() == [1, None, None, 2, None, 3]
+    assert [row and row["id"] for row in found["value"].to_pylist()] == [1, None, None, None, 2, None]
+
+
 def test_flattened_fields_and_a_decoded_key() -> None:
     schema = fields(("name", StringType()), ("key", IntegerType()), ("id", LongType()))
     columns = select(schema, value_format="json", value_flatten="true", key_format="int")
