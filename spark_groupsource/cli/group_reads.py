@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from spark_groupsource.cli.common import cluster_options, open_cluster
 from spark_groupsource.cli.group_tables import (
@@ -68,6 +69,18 @@ def _listed(name: str, choices: Sequence[str], text: str | None) -> list[str]:
     return [known[entry] for entry in requested]
 
 
+def _completed(choices: Sequence[str]) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Returns the completion of a comma-separated list; case does not matter."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, comma, last = incomplete.rpartition(",")
+        listed = before.lower().split(",")
+        found = [each for each in choices if each.lower().startswith(last.lower()) and each.lower() not in listed]
+        return [CompletionItem(f"{before}{comma}{each}") for each in found]
+
+    return complete
+
+
 @click.command("list")
 @group_command_options
 @click.option(
@@ -77,6 +90,7 @@ def _listed(name: str, choices: Sequence[str], text: str | None) -> list[str]:
     flag_value=_ALL,
     default=None,
     metavar="[S1,S2]",
+    shell_complete=_completed(_STATES),
     help="Show the state of each group; with names, only groups in these states.",
 )
 @click.option(
@@ -86,6 +100,7 @@ def _listed(name: str, choices: Sequence[str], text: str | None) -> list[str]:
     flag_value=_ALL,
     default=None,
     metavar="[T1,T2]",
+    shell_complete=_completed(_TYPES),
     help="Show the type of each group; with names, only groups of these types: classic, consumer.",
 )
 def list_command(

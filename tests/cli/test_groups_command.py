@@ -242,6 +242,9 @@ def test_version_has_precedence_as_in_kafkas_tool() -> None:
         ("groups --de", ["--delete", "--delete-offsets", "--describe"]),
         ("groups --describe --mem", ["--members"]),
         ("groups describe --mem", ["--members"]),
+        ("groups list --type c", ["Classic", "Consumer"]),
+        ("groups --list --state St", ["Stable"]),
+        ("groups --list --state empty,st", ["empty,Stable"]),
     ],
 )
 def test_both_forms_are_completed(words: str, expected: list[str]) -> None:
