@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from job_support import CONTEXT, Topic, job_session, topic_options
 
+from spark_groupsource.source.signals import jvm_held
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -152,7 +154,8 @@ def main(
     arguments = {"topic": topic.topic, "from": start.isoformat(), "until": end.isoformat(), "to": target}
     progress = Progress(checkpoint, {**arguments, "slice_minutes": slice_minutes})
     signals: list[int] = []
-    with job_session(log_level) as spark:
+    # spark-submit, and every process of a terminal with Ctrl-C, receives the signal in the JVM too
+    with job_session(log_level) as spark, jvm_held(lambda: signals.append(signal.SIGTERM)):
         write = parquet_writer(output) if output else topic_writer(topic, str(to_topic))
         restore = handle_signals(signals)
         try:
@@ -162,11 +165,12 @@ def main(
                     progress.add(part)
         finally:
             restore()
-    done = sum(map(progress.is_done, parts))
-    click.echo(f"Slices done: {done:,} of {len(parts):,}.", err=True)
-    if done < len(parts):
-        click.echo("Stopped by a signal: run the same command to continue.", err=True)
-        raise SystemExit(128 + signals[0])
+        # the JVM of spark-submit prints it
+        done = sum(map(progress.is_done, parts))
+        click.echo(f"Slices done: {done:,} of {len(parts):,}.", err=True)
+        if done < len(parts):
+            click.echo("Stopped by a signal: run the same command to continue.", err=True)
+            raise SystemExit(128 + signals[0])
 
 
 def handle_signals(received: list[int]) -> Callable[[], None]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 from spark_groupsource.source.drain import stop_gracefully
 from spark_groupsource.source.signal_flag import SignalFlag
@@ -41,28 +42,41 @@ def run_until_signal(*queries: StreamingQuery, timeout_s: float = 60.0) -> None:
     if not queries:
         return
     requested = SignalFlag()
-    drained = threading.Event()
-    jvm_exits = threading.Event()
-
-    def hold_jvm() -> None:
-        jvm_exits.set()
-        requested.set()
-        drained.wait()
 
     def handle(signal_number: int, frame: FrameType | None) -> None:
         requested.set()
 
+    with jvm_held(requested.set):
+        previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            _wait(queries, requested)
+            if requested.is_set():
+                for query in queries:
+                    stop_gracefully(query, timeout_s)
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
+def jvm_held(at_signal: Callable[[], None]) -> Iterator[None]:
+    """Calls `at_signal` when the Spark JVM exits by a signal, which it does after the block. Call from the main thread.
+
+    `at_signal` runs in another thread.
+    """
+    ended = threading.Event()
+    jvm_exits = threading.Event()
+
+    def hold_jvm() -> None:
+        jvm_exits.set()
+        at_signal()
+        ended.wait()
+
     remove_hook = _add_jvm_hook(hold_jvm)
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        _wait(queries, requested)
-        if requested.is_set():
-            for query in queries:
-                stop_gracefully(query, timeout_s)
+        yield
     finally:
-        drained.set()
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        ended.set()
         if jvm_exits.is_set():
             _wait_for_jvm_exit()
         else:

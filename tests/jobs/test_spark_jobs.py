@@ -210,6 +210,32 @@ def test_replay_writes_the_range_and_continues_after_a_signal(
         assert written() == [*first, ("20231115T010000.000Z", b"3"), ("20231115T010000.000Z", b"4")]
 
 
+@pytest.mark.spark
+@pytest.mark.slow
+def test_replay_under_spark_submit_ends_after_the_slice_in_progress(embedded: Any, topic: str, tmp_path: Path) -> None:
+    servers = embedded.bootstrap_servers
+    create_topic(servers, topic)
+    send(servers, topic, *((None, n, DAY_MS + n * 60_000) for n in range(300)))
+    command = [str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]", str(JOBS / "replay_range.py")]
+    command += ["--bootstrap-servers", servers, "--topic", topic, "--checkpoint", str(tmp_path / "checkpoint")]
+    command += ["--from", "2023-11-15", "--until", "2023-11-15T05:00", "--slice-minutes", "1"]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    with open(tmp_path / "log", "w") as log:
+        process = start_process([*command, "--output", str(tmp_path / "out")], log, subprocess.STDOUT, environment)
+    try:
+        wait_until((tmp_path / "checkpoint" / "slices.json").exists, "a slice is done", 120)
+        # as Ctrl-C in a terminal does, and service managers do
+        os.killpg(process.pid, signal.SIGTERM)
+        wait_until(lambda: process.poll() is not None, "the job ends", 60)
+    finally:
+        stop_process(process, 5)
+    text = (tmp_path / "log").read_text()
+    assert process.returncode in (143, -15) and "run the same command to continue" in text, text
+    assert "Traceback" not in FLUSH_FAILURE.sub("", text) and "Exception" not in text, text
+    done = len(json.loads((tmp_path / "checkpoint" / "slices.json").read_text())["done"])
+    assert sorted(int(row["value"]) for row in rows_of(tmp_path / "out")) == list(range(done)) and done < 300
+
+
 @pytest.mark.soak
 def test_replay_appends_to_a_topic(spark: Any, servers: str, topic: str, tmp_path: Path) -> None:
     for name in (topic, f"{topic}-again"):
