@@ -104,7 +104,9 @@ def _timeout(member: MemberValue, commits: CommitTimes | None, gap_ms: int, has_
     usual_ms = None if commits is None else _usual_gap_ms(commits)
     # some clients commit in the background, up to one interval after the last poll
     background_ms = min(usual_ms or 0, _BACKGROUND_MS)
-    can_exceed = gap_ms + background_ms >= poll_ms > 0 and member.group_instance_id is None
+    # a client whose rebalance timeout is its session timeout has not sent its poll interval (aiokafka, JoinGroup v0)
+    has_interval = poll_ms > 0 and poll_ms != session_ms and member.group_instance_id is None
+    can_exceed = has_interval and gap_ms + background_ms >= poll_ms
     if not can_expire and not can_exceed:
         return None
     is_session = can_expire and _fits(gap_ms, session_ms, usual_ms)

@@ -191,6 +191,15 @@ def test_a_member_that_does_not_return_after_both_timeouts_has_expired() -> None
     assert history(*quiet, (end_ms + 9_000, (A, again)))[1].cause == "POLL_EXCEEDED"
 
 
+def test_a_rebalance_timeout_that_is_the_session_timeout_is_no_poll_interval() -> None:
+    # a paused process of aiokafka, which continues and joins again
+    paused = B._replace(rebalance_timeout_ms=SESSION_MS)
+    end_ms = 57_000 + SESSION_MS
+    quiet = [(1_000, (A, paused)), *commits(0, 2_000, end_ms), *commits(1, 2_000, 57_000), (end_ms, (A,))]
+    again = paused._replace(member_id="b-2")
+    assert history(*quiet, (end_ms + 4_000, (A, again)))[1].cause == "SESSION_EXPIRED"
+
+
 def test_a_member_that_is_removed_returns_at_once() -> None:
     again = member("b", 1, number=2)
     steady = [BOTH, *commits(0, 2_000, 60_000), *commits(1, 2_000, 60_000)]
