@@ -53,11 +53,13 @@ def expire_some(
 def remove_deleted(
     builder: OutcomeBuilder, groups: ShardGroups, deleted: frozenset[TopicPartition], group_ids: Iterable[str] | None
 ) -> None:
-    """Removes the offsets of deleted partitions in groups, None for all."""
+    """Removes the offsets of deleted partitions in groups, None for all. A group remains, also without offsets."""
     for group_id in groups.store.group_ids() if group_ids is None else group_ids:
         known = groups.store.partitions_of(group_id)
         # an intersection with a view takes the time of all deleted partitions for each of thousands of groups
         found = deleted & known if len(known) > len(deleted) else [each for each in known if each in deleted]
+        if found:
+            groups.group(group_id)  # a simple group exists in memory until its offsets expire
         remove(builder, group_id, found)
 
 

@@ -248,6 +248,15 @@ def test_offsets_of_deleted_partitions_are_removed_from_every_group(context: Gro
 
 
 @pytest.mark.conformance("OM-062")
+def test_a_group_remains_without_the_offsets_of_deleted_partitions(context: GroupContext) -> None:
+    context.commit(1, group="simple")
+    context.settle(context.shard.on_partitions_deleted([TopicPartition("topic", 0)], context.clock.instant()))
+    assert set(context.list()) == {"simple"} and context.state("simple") is EMPTY
+    expire(context)
+    assert context.list() == {}
+
+
+@pytest.mark.conformance("OM-062")
 def test_offsets_of_deleted_partitions_are_removed_during_a_transaction(context: GroupContext) -> None:
     context.commit_in_transaction(1, partitions=(0, 1))
     context.commit(2, partitions=(0,))
