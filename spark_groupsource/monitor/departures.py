@@ -40,6 +40,9 @@ def departure(step: Step, member: MemberValue) -> Departure:
     commits = step.current.record.commits.get(identity(member))
     gap_ms = step.current.joined_ms - last_alive_ms(step.previous, commits)
     timeout = _timeout(member, commits, gap_ms, has_returned)
+    if timeout is Cause.POLL_EXCEEDED and step.has_moved and gap_ms >= member.session_timeout_ms:
+        # the outage has ended the commits, not a long batch; the new coordinator removes members that stay away
+        timeout = Cause.SESSION_EXPIRED
     if timeout is not None:
         return Departure(timeout, has_returned)
     if member.group_instance_id is not None:

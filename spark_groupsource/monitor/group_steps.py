@@ -121,6 +121,12 @@ class Step(NamedTuple):
         """Identities of the members of both."""
         return [name for name in self.current.members if name in self.previous.members]
 
+    @property
+    def has_moved(self) -> bool:
+        """True if the coordinator moved or restarted between the two records."""
+        epochs = (self.previous.record.leader_epoch, self.current.record.leader_epoch)
+        return min(epochs) >= 0 and epochs[0] != epochs[1]
+
 
 class CommitTracker:
     """Collects the commits of one group by the member that owns the partition."""

@@ -176,7 +176,7 @@ def _membership(step: Step) -> _Finding | None:
     new = [m for m in joined if (m.client_id, m.client_host) not in clients]
     back = [m for m in gone if return_ms(step, m) == 0]
     same = Counter((m.client_id, m.client_host) for m in joined) == Counter((m.client_id, m.client_host) for m in gone)
-    if joined and same and _has_moved(step):
+    if joined and same and step.has_moved:
         return _Finding(Cause.COORDINATOR_MOVED, f"Joined again at another coordinator: {_names(joined)}.")
     if gone and _is_changed_protocol(step) and joined and not new:
         return _Finding(Cause.ASSIGNOR_CHANGED, _protocols(step), joined[0])
@@ -217,7 +217,7 @@ def _second_round(step: Step) -> _Finding | None:
 
 
 def _moved_coordinator(step: Step) -> _Finding | None:
-    if not _has_moved(step) or not step.current.members:
+    if not step.has_moved or not step.current.members:
         return None
     return _Finding(Cause.COORDINATOR_MOVED, "Same members at another coordinator.")
 
@@ -249,11 +249,6 @@ _RULES = (
     _moved_coordinator,
     _rejoined_leader,
 )
-
-
-def _has_moved(step: Step) -> bool:
-    epochs = (step.previous.record.leader_epoch, step.current.record.leader_epoch)
-    return min(epochs) >= 0 and epochs[0] != epochs[1]
 
 
 def _is_changed_protocol(step: Step) -> bool:

@@ -267,6 +267,16 @@ def test_join_timed_out_if_the_others_waited_for_the_rebalance_timeout() -> None
     assert found.phases.join_ms == POLL_MS
 
 
+def test_an_outage_of_the_coordinator_is_no_long_batch() -> None:
+    end_ms = 10_000 + POLL_MS + 1_000
+    quiet = [BOTH, *commits(0, 2_000, end_ms), *commits(1, 2_000, 10_000), (end_ms, (A,))]
+    again = (end_ms + 5_000, (A, member("b", 1, number=2)))
+    assert [history(*quiet, again, epochs=epochs)[1].cause for epochs in ((3, 4, 4), (3, 3, 3))] == [
+        "SESSION_EXPIRED",
+        "POLL_EXCEEDED",
+    ]
+
+
 def test_coordinator_moved_if_the_leader_epoch_changed() -> None:
     assert history(BOTH, (9_000, (A, B)), epochs=(3, 4))[-1].cause == "COORDINATOR_MOVED"
     assert history(BOTH, (9_000, (A, B)), epochs=(3, 3))[-1].cause == "LEADER_REJOINED"

@@ -201,8 +201,17 @@ def run_kafka_python(config: dict[str, Any], commands: Commands) -> None:
         metadata_max_age_ms=1_000,
         partition_assignment_strategy=[known[name] for name in config["assignors"]],
     )
-    # long, because a poll that ends while it joins loses the assignment (kafka-python 3.0.12)
-    follow(commands, partial(consumer.poll, timeout_ms=1_000), consumer_actions(consumer))
+
+    def poll() -> None:
+        try:
+            # long, because a poll that ends while it joins loses the assignment (kafka-python 3.0.12)
+            consumer.poll(timeout_ms=1_000)
+        except kafka.errors.KafkaConnectionError as error:
+            # the broker is down: poll raises what its thread for heartbeats has met
+            print(error, file=sys.stderr, flush=True)
+            time.sleep(0.5)
+
+    follow(commands, poll, consumer_actions(consumer))
 
 
 def run_aiokafka(config: dict[str, Any], commands: Commands) -> None:
