@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,6 +74,22 @@ def test_python_blocks_run(page: str, broker: EmbeddedBroker, spark, tmp_path, m
         if block.language == "python" and not block.reason:
             code = "\n" * block.line + block.code.replace(ADDRESS, broker.bootstrap_servers)
             exec(compile(code, str(ROOT / page), "exec"), names)
+
+
+def test_the_options_of_jobs_that_do_not_run_exist() -> None:
+    """Click parses the command lines of the jobs, and reports an option that does not exist or lacks."""
+    parsed = []
+    for block in BLOCKS:
+        if block.reason and block.language == "sh":
+            for line in block.code.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                name = next((word for word in words if word.startswith("jobs/")), "")
+                if name:
+                    command = import_module(Path(name).stem).main
+                    command.make_context(name, words[words.index(name) + 1 :])
+                    parsed.append(name)
+    assert {"jobs/land_parquet.py", "jobs/windowed_aggregates.py", "jobs/upsert_database.py"} <= set(parsed)
+    assert "jobs/replay_range.py" in parsed
 
 
 @pytest.mark.slow
