@@ -67,6 +67,15 @@ def arguments(servers: str, topic: str, group: str, directory: Path) -> list[str
     return [*found, "--checkpoint", str(directory / "checkpoint"), "--available-now"]
 
 
+def submit(job: str, options: list[str], log: Path) -> subprocess.Popen[str]:
+    """Starts a job with spark-submit in a process group of its own."""
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    command = [str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]"]
+    command += ["--conf", "spark.sql.shuffle.partitions=2", str(JOBS / job), *options]
+    with open(log, "a") as out:
+        return start_process(command, out, subprocess.STDOUT, {**environment, "SPARK_LOCAL_IP": "127.0.0.1"})
+
+
 def committed(servers: str, group: str, topic: str) -> int:
     """The committed offset of partition 0; negative without a commit."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": group})
@@ -150,6 +159,37 @@ def test_a_window_is_written_once_when_the_watermark_has_passed_it(
     assert sorted(found) == [(0, "AA", 1, 5.0, 5, 5), (0, "UA", 2, 15.0, 10, 20), (10, "UA", 1, 7.0, 7, 7)]
 
 
+@pytest.mark.spark
+@pytest.mark.soak
+def test_windows_of_a_job_that_is_killed_contain_every_record_once(
+    spark: Any, servers: str, topic: str, group: str, tmp_path: Path
+) -> None:
+    # Kafka deletes records of 2023 otherwise
+    create_topic(servers, topic, config={"retention.ms": "-1"})
+    options = [*arguments(servers, topic, group, tmp_path)[:-1], "--schema", SCHEMA, "--by", "carrier"]
+    options += ["--value", "delay", "--window", "1 minute", "--watermark", "1 minute"]
+    options += ["--output", str(tmp_path / "out")]
+    expected: dict[tuple[int, str], list[int]] = {}
+    values = [({"carrier": ("UA", "AA")[n % 3 == 0], "delay": n % 1_009}, DAY_MS + n * 500) for n in range(6_000)]
+    for value, time in values:
+        expected.setdefault((time // 60_000, str(value["carrier"])), []).append(int(value["delay"]))
+    for number, sent in enumerate((signal.SIGTERM, signal.SIGKILL, signal.SIGTERM)):
+        send(servers, topic, *((None, value, time) for value, time in values[number * 2_000 : (number + 1) * 2_000]))
+        process = submit("windowed_aggregates.py", [*options, "--max-offsets", "200"], tmp_path / "log")
+        try:
+            wait_until(lambda: committed(servers, group, topic) >= number * 2_000 + 600, "the job commits", 120)
+            os.killpg(process.pid, sent)
+            wait_until(lambda: process.poll() is not None, "the job ends", 60)
+        finally:
+            stop_process(process, 5)
+    send(servers, topic, (None, {"carrier": "UA", "delay": 0}, DAY_MS + 86_400_000))
+    windowed_aggregates.main.main([*options, "--available-now"], standalone_mode=False)
+    # Spark reads the files that its sink has committed
+    rows = spark.read.parquet(str(tmp_path / "out")).selectExpr("unix_millis(start)", "carrier", "count", "mean")
+    found = sorted((at // 60_000, carrier, count, round(mean * count)) for at, carrier, count, mean in rows.collect())
+    assert found == sorted((*key, len(delays), sum(delays)) for key, delays in expected.items())
+
+
 @pytest.mark.parametrize("database", KINDS)
 def test_batch_delivered_again_after_a_crash_is_not_applied_twice(
     spark: Any, servers: str, topic: str, group: str, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -216,12 +256,9 @@ def test_replay_under_spark_submit_ends_after_the_slice_in_progress(embedded: An
     servers = embedded.bootstrap_servers
     create_topic(servers, topic)
     send(servers, topic, *((None, n, DAY_MS + n * 60_000) for n in range(300)))
-    command = [str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]", str(JOBS / "replay_range.py")]
-    command += ["--bootstrap-servers", servers, "--topic", topic, "--checkpoint", str(tmp_path / "checkpoint")]
-    command += ["--from", "2023-11-15", "--until", "2023-11-15T05:00", "--slice-minutes", "1"]
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    with open(tmp_path / "log", "w") as log:
-        process = start_process([*command, "--output", str(tmp_path / "out")], log, subprocess.STDOUT, environment)
+    options = ["--bootstrap-servers", servers, "--topic", topic, "--checkpoint", str(tmp_path / "checkpoint")]
+    options += ["--from", "2023-11-15", "--until", "2023-11-15T05:00", "--slice-minutes", "1"]
+    process = submit("replay_range.py", [*options, "--output", str(tmp_path / "out")], tmp_path / "log")
     try:
         wait_until((tmp_path / "checkpoint" / "slices.json").exists, "a slice is done", 120)
         # as Ctrl-C in a terminal does, and service managers do
