@@ -22,7 +22,7 @@ import windowed_aggregates
 from child_processes import start_process, stop_process
 from click import ClickException
 from click.testing import CliRunner
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from job_database import Changes, Database
 from kafka_jars import spark_connector_jars
 from support.databases import KINDS, database_url, rows_of_query
@@ -77,11 +77,16 @@ def submit(job: str, options: list[str], log: Path) -> subprocess.Popen[str]:
 
 
 def committed(servers: str, group: str, topic: str) -> int:
-    """The committed offset of partition 0; negative without a commit."""
+    """The committed offset of partition 0; negative without a commit, and before the coordinator has loaded."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": group})
-    offset: int = consumer.committed([TopicPartition(topic, 0)], 10)[0].offset
-    consumer.close()
-    return offset
+    try:
+        return int(consumer.committed([TopicPartition(topic, 0)], 10)[0].offset)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.NOT_COORDINATOR:
+            raise
+        return -1
+    finally:
+        consumer.close()
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:
