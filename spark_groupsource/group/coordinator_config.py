@@ -11,6 +11,8 @@ from typing import Any
 from spark_groupsource.config_def import INT32_MAX, INT64_MAX, BrokerConfigKey, ConfigType, config_keys, setting
 from spark_groupsource.errors import ConfigurationError
 
+MAX_MEMBERS = 5_000
+
 
 def _group_setting(
     name: str, default: int, doc: str, *, low: int, unit: str = "", type_: ConfigType = ConfigType.INT
@@ -42,7 +44,8 @@ class GroupConfig:
         low=0, unit="ms",
     )
     group_max_size: int = _group_setting(
-        "group.max.size", INT32_MAX, "Largest number of members of one group.", low=1, unit="members"
+        "group.max.size", INT32_MAX, "Largest number of members of one group; 5,000 unless it is set.",
+        low=1, unit="members",
     )
     # A constant in Kafka (`ClassicGroup.NEW_MEMBER_JOIN_TIMEOUT_MS`): a member cannot send heartbeats before its first
     # JoinGroup response, so this limits how long the group keeps a disconnected new member.
@@ -78,6 +81,11 @@ class GroupConfig:
                 f"Option group.min.session.timeout.ms must not exceed group.max.session.timeout.ms="
                 f"{self.group_max_session_timeout_ms}, got {self.group_min_session_timeout_ms}."
             )
+
+    @property
+    def max_members(self) -> int:
+        """The limit of a group; without group.max.size, a size whose rebalance takes one step of some milliseconds."""
+        return MAX_MEMBERS if self.group_max_size == INT32_MAX else self.group_max_size
 
     @property
     def offsets_retention_ms(self) -> int:

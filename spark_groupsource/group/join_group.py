@@ -58,20 +58,20 @@ def join_group(
     builder: OutcomeBuilder, group: ClassicGroup, request: JoinGroupRequest, context: RequestContext
 ) -> None:
     """Handles a JoinGroup, then completes the join phase if all members have joined."""
-    if not _has_capacity(group, request.member_id, builder.config.group_max_size):
+    if not _has_capacity(group, request.member_id, builder.config.max_members):
         _reject(builder, context, ErrorCode.GROUP_MAX_SIZE_REACHED, UNKNOWN_MEMBER)
         if request.member_id in group.pending_joins:
             group.pending_joins.discard(request.member_id)
             builder.cancel_timer(SessionTimer(group.group_id, request.member_id))
         elif request.member_id in group.members:
             removed = remove_member(builder, group, request.member_id)
-            limit = f"group.max.size={builder.config.group_max_size}"
+            limit = f"group.max.size={builder.config.max_members}"
             rebalance_events.add_left(builder, group, Trigger(Cause.UNKNOWN, removed, limit))
             builder.log(
                 "member_kicked",
                 group.group_id,
                 f"Member {request.member_id} is removed from group {group.group_id}: group.max.size is "
-                f"{builder.config.group_max_size}",
+                f"{builder.config.max_members}",
             )
     elif request.member_id == UNKNOWN_MEMBER:
         _join_new(builder, group, request, context)

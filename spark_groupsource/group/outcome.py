@@ -16,7 +16,7 @@ are allowed between the replay and `append_succeeded`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 from spark_groupsource.clock import Instant
 from spark_groupsource.group.commit_records import CommitRecords, LogRecord
@@ -56,10 +56,18 @@ class RequestContext(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The response to the request whose context has `token`; every token gets one response."""
+    """The response to the request whose context has `token`; every token gets one response.
+
+    Attributes: `found`, the response, or a function that builds it: the caller divides the replies to a large group
+    into steps, and each response is built in its step.
+    """
 
     token: object
-    response: ApiMessage
+    found: ApiMessage | Callable[[], ApiMessage]
+
+    @property
+    def response(self) -> ApiMessage:
+        return self.found() if callable(self.found) else self.found
 
 
 class SetTimer(NamedTuple):
@@ -167,8 +175,8 @@ class OutcomeBuilder:
     is_atomic: bool = True
     committed: CommitRecords | None = None
 
-    def reply(self, token: object, response: ApiMessage) -> None:
-        """Adds a response; it is sent when the records of this call are durable."""
+    def reply(self, token: object, response: ApiMessage | Callable[[], ApiMessage]) -> None:
+        """Adds a response, or a function that builds it; it is sent when the records of this call are durable."""
         self.replies.append(Reply(token, response))
 
     def set_timer(self, key: GroupTimer, delay_ms: int) -> None:

@@ -14,7 +14,7 @@ from spark_groupsource.group.classic_group import UNKNOWN_MEMBER, ClassicGroup
 from spark_groupsource.group.members import Member
 from spark_groupsource.group.outcome import OutcomeBuilder
 from spark_groupsource.group.rebalance_events import Trigger
-from spark_groupsource.group.responses import join_error_response, join_success_response, sync_error_response
+from spark_groupsource.group.responses import join_error_response, join_success, sync_error_response
 from spark_groupsource.group.states import COMPLETING_REBALANCE, EMPTY, PREPARING_REBALANCE, STABLE, can_rebalance
 from spark_groupsource.group.timers import JoinTimer, SessionTimer, SyncTimer
 from spark_groupsource.model import bounded_names
@@ -103,7 +103,7 @@ def complete_join(builder: OutcomeBuilder, group: ClassicGroup) -> None:
     for member in group.members.values():
         delayed = group.take_awaiting_join(member)
         if delayed is not None:
-            builder.reply(delayed.token, join_success_response(group, member.member_id))
+            builder.reply(delayed.token, join_success(group, member.member_id))
         member.is_new = False
         builder.set_timer(SessionTimer(group.group_id, member.member_id), member.session_timeout_ms)
         group.add_pending_sync(member.member_id)

@@ -7,8 +7,8 @@ OffsetFetch below version 2 has no top-level error, so a group's error is the er
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Sequence
+from functools import lru_cache, partial
+from typing import Callable, Sequence
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic_group import NO_GENERATION, NO_LEADER, ClassicGroup
@@ -36,38 +36,61 @@ _TxnCommitPartition = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic.TxnOf
 
 def join_success_response(group: ClassicGroup, member_id: str) -> JoinGroupResponse:
     """Returns the current generation; the response to the leader has all members. O(members) for the leader."""
-    is_leader = member_id == group.leader_id
-    return join_response(group, member_id, group.leader_id or NO_LEADER, with_members=is_leader)
+    return join_success(group, member_id)()
+
+
+def join_success(group: ClassicGroup, member_id: str) -> Callable[[], JoinGroupResponse]:
+    """Returns a function that builds the response of `join_success_response` also after the group has changed."""
+    members = _members(group) if member_id == group.leader_id else ()
+    return partial(_joined, *_generation(group), group.leader_id or NO_LEADER, False, member_id, members)
 
 
 def join_response(
     group: ClassicGroup, member_id: str, leader_id: str, *, with_members: bool, skip_assignment: bool = False
 ) -> JoinGroupResponse:
     """Returns the current generation, with `leader_id` as its leader."""
-    protocol_name = group.protocol_name or ""
+    members = _members(group) if with_members else ()
+    return _joined(*_generation(group), leader_id, skip_assignment, member_id, members)
+
+
+def _generation(group: ClassicGroup) -> tuple[int, str | None, str]:
+    return group.generation_id, group.protocol_type, group.protocol_name or ""
+
+
+def _members(group: ClassicGroup) -> list[tuple[str, str | None, bytes]]:
+    """Returns member id, group instance id and metadata of each member."""
+    name = group.protocol_name or ""
+    return [(each.member_id, each.group_instance_id, each.metadata(name)) for each in group.members.values()]
+
+
+def _joined(
+    generation_id: int,
+    protocol_type: str | None,
+    protocol_name: str,
+    leader_id: str,
+    skip_assignment: bool,
+    member_id: str,
+    members: Sequence[tuple[str, str | None, bytes]],
+) -> JoinGroupResponse:
     return new_message(
         JoinGroupResponse,
         throttle_time_ms=0,
         error_code=ErrorCode.NONE,
-        generation_id=group.generation_id,
-        protocol_type=group.protocol_type,
+        generation_id=generation_id,
+        protocol_type=protocol_type,
         protocol_name=protocol_name,
         leader=leader_id,
         skip_assignment=skip_assignment,
         member_id=member_id,
-        members=(
-            [
-                new_struct(
-                    JoinGroupResponse.JoinGroupResponseMember,
-                    member_id=member.member_id,
-                    group_instance_id=member.group_instance_id,
-                    metadata=member.metadata(protocol_name),
-                )
-                for member in group.members.values()
-            ]
-            if with_members
-            else []
-        ),
+        members=[
+            new_struct(
+                JoinGroupResponse.JoinGroupResponseMember,
+                member_id=each,
+                group_instance_id=instance_id,
+                metadata=metadata,
+            )
+            for each, instance_id, metadata in members
+        ],
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 from support.group_context import CONFIG, DELAY_MS, GROUP, RANGE, REBALANCE_MS, SESSION_MS, GroupContext, ResponseHandle
 
 from spark_groupsource.errors import ErrorCode
+from spark_groupsource.group import coordinator_config, responses
 from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, PREPARING_REBALANCE, STABLE
 
 
@@ -183,6 +184,25 @@ def test_full_group_rejects_a_new_member(context: GroupContext) -> None:
     assert context.state() is COMPLETING_REBALANCE
     handle = context.join()
     assert (handle.error, handle.member_id) == (ErrorCode.GROUP_MAX_SIZE_REACHED, "")
+
+
+def test_a_group_has_a_limit_without_group_max_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert coordinator_config.GroupConfig().max_members == 5_000
+    monkeypatch.setattr(coordinator_config, "MAX_MEMBERS", 2)
+    context = GroupContext(replace(CONFIG, group_max_size=coordinator_config.GroupConfig().group_max_size))
+    context.completing(2)
+    assert context.join().error is ErrorCode.GROUP_MAX_SIZE_REACHED
+
+
+def test_responses_to_joins_are_built_when_they_are_sent(context: GroupContext) -> None:
+    joined = context.completing(2)
+    group = context.group()
+    build = [responses.join_success(group, member.member_id) for member in joined]
+    expected = [responses.join_success_response(group, member.member_id).to_dict() for member in joined]
+    context.join()  # starts a rebalance
+    group.remove(joined[1].member_id)
+    assert [each().to_dict() for each in build] == expected
+    assert sorted(len(each["members"]) for each in expected) == [0, 2]
 
 
 @pytest.mark.conformance("GC-005", "JM-008")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
@@ -44,8 +45,8 @@ def test_invariants_hold_and_every_client_joins(part: int) -> None:
 def two_leaders(patch: Patch) -> None:
     patch.setattr(
         rebalance,
-        "join_success_response",
-        lambda group, member_id: join_response(group, member_id, member_id, with_members=True),
+        "join_success",
+        lambda group, member_id: partial(join_response, group, member_id, member_id, with_members=True),
     )
 
 

@@ -192,8 +192,8 @@ class GroupContext:
             self._appended(outcome)
 
     def _reply(self, outcome: Outcome) -> None:
-        for token, response in outcome.replies:
-            self._handles[token].deliver(response)
+        for reply in outcome.replies:
+            self._handles[reply.token].deliver(reply.response)
 
     def send(
         self, request: Any, version: int, *, client_id: str = "client", host: str = "/127.0.0.1"

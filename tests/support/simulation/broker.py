@@ -212,7 +212,8 @@ class Broker:
             self.checks.after(held.cause)
 
     def _reply(self, outcome: Outcome) -> None:
-        for token, response in outcome.replies:
+        for reply in outcome.replies:
+            token, response = reply.token, reply.response
             assert isinstance(token, int)
             waiting = self.waiting.pop(token, None)
             assert waiting is not None, f"second response, or response without a request: {response}"
