@@ -180,8 +180,8 @@ class Router:
         the retries end after `BOOTSTRAP_TIMEOUT_MS` (plus the time for addresses that do not respond), later after
         `timeout_ms` (default: default.api.timeout.ms).
 
-        Raises: NetworkError with the error of every address, RequestTimeoutError if one of them has accepted the
-            request; AuthenticationError without a retry.
+        Raises: NetworkError with the error of every address; RequestTimeoutError if one of them accepts the request
+            and a broker has responded before; AuthenticationError without a retry.
         """
         retry = self.retry(timeout_ms)
         while True:
@@ -200,7 +200,7 @@ class Router:
                     return response
                 except (NetworkError, RemoteProtocolError) as error:
                     reasons[address] = error
-            failure = _unreachable(reasons)
+            failure = _unreachable(reasons, self._reached_once)
             if not self._reached_once and retry.elapsed_ms >= BOOTSTRAP_TIMEOUT_MS:
                 raise failure
             retry.backoff_or_raise(failure)
@@ -463,9 +463,9 @@ class Router:
         self._pool.connection_lost(address)
 
 
-def _unreachable(reasons: dict[Address, GroupSourceError]) -> NetworkError:
+def _unreachable(reasons: dict[Address, GroupSourceError], reached_once: bool) -> NetworkError:
     listed = " ".join(map(str, reasons.values()))
-    if any(isinstance(reason, RequestTimeoutError) for reason in reasons.values()):
-        # a peer is there, perhaps an overloaded broker
-        return RequestTimeoutError(f"No Kafka broker responded in time: {listed} Check kafka.bootstrap.servers.")
+    if reached_once and any(isinstance(reason, RequestTimeoutError) for reason in reasons.values()):
+        # the cluster is there, perhaps overloaded; a first peer may be no broker
+        return RequestTimeoutError(f"No Kafka broker responded in time: {listed}")
     return NetworkError(f"No Kafka broker is reachable: {listed} Check kafka.bootstrap.servers.")
