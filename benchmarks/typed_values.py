@@ -217,9 +217,9 @@ def jars(given: Mapping[str, Path | None]) -> tuple[list[Path], set[str]]:
 
 def row(spark: Any, bootstrap_servers: str, case: Case, arguments: argparse.Namespace, available: set[str]) -> str:
     """Measures a case; returns its row of the table."""
-    ensure(bootstrap_servers, topic(case, arguments.records))
     good = case._replace(malformed="")
-    ensure(bootstrap_servers, topic(good, arguments.records))
+    for each in dict.fromkeys((case, good)):
+        ensure(bootstrap_servers, topic(each, arguments.records))
     if case.malformed:
         rival, other = "groupsource, no malformed values", partial(own, spark, bootstrap_servers, good)
     else:

@@ -27,7 +27,7 @@ from spark_groupsource.group.rebalance_events import Trigger
 from spark_groupsource.group.responses import (
     join_error_response,
     join_response,
-    join_success_response,
+    join_success,
     sync_error_response,
 )
 from spark_groupsource.group.states import (
@@ -162,7 +162,7 @@ def _join_known(
         or (rule.action is GroupAction.RETURN_IF_UNCHANGED_FOLLOWER and group.leader_id != member_id)  # K12
     )
     if is_retry:
-        return builder.reply(context.token, join_success_response(group, member_id))
+        return builder.reply(context.token, join_success(group, member_id))
     if rule.action is GroupAction.AWAIT_JOIN or not unchanged:  # K7, K9, K11
         reason = f"updating metadata for member {member_id} during {group.state.value}"
     else:  # K10

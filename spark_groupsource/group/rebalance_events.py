@@ -208,12 +208,17 @@ def _count(data: bytes) -> int:
     return int.from_bytes(data[2:6], "big")
 
 
+def _is_large(data: bytes) -> bool:
+    """Returns whether decoding the subscription or assignment of one member takes too long."""
+    return len(data) > _MAX_SUBSCRIPTION_BYTES or _count(data) > _MAX_SUBSCRIBED_TOPICS
+
+
 def _partitions(member: Member) -> list[TopicPartition] | None:
     """Returns the assignment of a member, None if it is not of the consumer protocol or is large."""
     data = member.assignment
     if not data:
         return []
-    if len(data) > _MAX_SUBSCRIPTION_BYTES or _count(data) > _MAX_SUBSCRIBED_TOPICS:
+    if _is_large(data):
         return None
     try:
         return list(decode_assignment(data).partitions)
@@ -234,7 +239,7 @@ def _subscription(protocols: Protocols) -> Subscription | None:
     None for a large one: its members rejoin without a known cause.
     """
     data = protocols[0][1] if protocols else b""
-    if not data or len(data) > _MAX_SUBSCRIPTION_BYTES or _count(data) > _MAX_SUBSCRIBED_TOPICS:
+    if not data or _is_large(data):
         return None
     try:
         return _decoded_subscription(data)

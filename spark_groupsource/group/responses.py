@@ -34,13 +34,11 @@ _CommitPartition = _CommitTopic.OffsetCommitResponsePartition
 _TxnCommitPartition = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic.TxnOffsetCommitResponsePartition
 
 
-def join_success_response(group: ClassicGroup, member_id: str) -> JoinGroupResponse:
-    """Returns the current generation; the response to the leader has all members. O(members) for the leader."""
-    return join_success(group, member_id)()
-
-
 def join_success(group: ClassicGroup, member_id: str) -> Callable[[], JoinGroupResponse]:
-    """Returns a function that builds the response of `join_success_response` also after the group has changed."""
+    """Returns a function that builds the response with the current generation, also after the group has changed.
+
+    The response to the leader has all members: O(members).
+    """
     members = _members(group) if member_id == group.leader_id else ()
     return partial(_joined, *_generation(group), group.leader_id or NO_LEADER, False, member_id, members)
 

@@ -17,8 +17,6 @@ _CONFIG = {
 }
 
 
-
-
 @pytest.fixture
 def connection():
     with EmbeddedBroker(config=_CONFIG) as broker, RawConnection(broker.bootstrap_servers) as opened:

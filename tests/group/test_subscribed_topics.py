@@ -58,7 +58,7 @@ def test_an_invalid_subscription_is_an_error(wrong):
         subscribed_topics([wrong, _names(1)])
 
 
-def _longest_step(context: GroupContext, steps) -> float:
+def _longest_step(steps) -> float:
     longest = 0.0
     for step in steps:
         began = time.thread_time()
@@ -87,5 +87,5 @@ def test_members_with_thousands_of_topics_and_partitions_take_a_few_milliseconds
     steps = [lambda data=data: join(data) for data in (topics[1], topics[0], *owned)]
     for assignment in assignments.values():
         steps += [lambda data=assignment: sync(data), *[lambda data=data: join(data) for data in owned]]
-    assert _longest_step(context, steps) < _STEP_S
+    assert _longest_step(steps) < _STEP_S
     assert [event.generation for event in context.events if event.kind is EventKind.ASSIGNED][-1] >= 6
