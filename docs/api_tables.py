@@ -15,6 +15,11 @@ _BEHAVIOR = (
         "Every request gets a response; the client has sent another one and ignores it.",
     ),
     (
+        "A SyncGroup that is pending when another client removes its member gets no response.",
+        "It gets UNKNOWN_MEMBER_ID.",
+        "Every request gets a response.",
+    ),
+    (
         "The first JoinGroup of a group that is rejected leaves an Empty group with a record.",
         "It leaves nothing.",
         "No group was created: ListGroups would show one that no client has joined.",
@@ -45,6 +50,11 @@ _BEHAVIOR = (
         "A Fetch response may end within a batch.",
         "It ends with a whole batch.",
         "Clients drop the partial batch.",
+    ),
+    (
+        "A transactional batch without a producer id is stored.",
+        "It fails its partition with INVALID_RECORD.",
+        "It belongs to no transaction, so no marker ever follows it.",
     ),
     (
         "A batch with an unknown magic fails the whole Produce request.",
