@@ -11,6 +11,8 @@ from spark_groupsource.monitor.findings import Finding, GroupFacts, MemberFacts
 from spark_groupsource.monitor.rebalance import Actor, Cause, Origin, Rebalance
 from spark_groupsource.wire.member_reasons import REJOIN_WITH_MEMBER_ID
 
+_LEFT = ' style="text-align:left"'
+
 
 class Explanation:
     """Why a group rebalanced: sentences about each rebalance and findings over all of them.
@@ -58,16 +60,16 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{_time(r.completed_ms)}</td><td>{r.generation}</td><td>{r.cause.value}</td>"
-            f"<td>{html.escape(escaped(' '.join(self.sentences(r))))}</td></tr>"
+            f'<tr><td style="white-space:nowrap">{_time(r.completed_ms)}</td><td>{r.generation}</td>'
+            f"<td{_LEFT}>{r.cause.value}</td><td{_LEFT}>{html.escape(escaped(' '.join(self.sentences(r))))}</td></tr>"
             for r in self.rebalances
         )
         found = "".join(
             f"<li>{html.escape(escaped(f.text))} <b>{html.escape(escaped(f.advice))}</b></li>" for f in self.findings
         )
-        head = "<tr><th>completed_at</th><th>generation</th><th>cause</th><th>explanation</th></tr>"
+        names = "".join(f"<th{_LEFT}>{name}</th>" for name in ("completed_at", "generation", "cause", "explanation"))
         caption = f"<caption>Rebalances of group {html.escape(escaped(self.group))}</caption>"
-        return f"<table>{caption}<thead>{head}</thead><tbody>{rows}</tbody></table><ul>{found}</ul>"
+        return f"<table>{caption}<thead><tr>{names}</tr></thead><tbody>{rows}</tbody></table><ul>{found}</ul>"
 
 
 def explain(rebalance: Rebalance, facts: GroupFacts) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import Enum
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor.rebalance import Actor, Cause, Rebalance
@@ -98,11 +98,13 @@ class Timeline(NamedTuple):
 
     @property
     def unowned_seconds(self) -> float:
-        """Sum over the partitions of the seconds between two owners. One that owns less than 1 ms is no owner."""
+        """Sum over the partitions of the seconds between two owners, and since the start of one in progress.
+
+        One that owns less than 1 ms is no owner.
+        """
         if not self.partitions:
             return sum(marker.unowned_seconds or 0.0 for marker in self.markers)
-        waits = (wait for periods in self.partitions.values() for wait in periods[:-1] if wait.owner is None)
-        return sum(wait.end_ms - wait.start_ms for wait in waits) / 1000
+        return sum(wait.end_ms - wait.start_ms for wait in self._waits()) / 1000
 
     def unowned_seconds_of(self, marker: RebalanceMarker) -> float:
         """Returns the sum over the partitions of the seconds without an owner that the rebalance began or ended."""
@@ -110,8 +112,17 @@ class Timeline(NamedTuple):
             return marker.unowned_seconds
         start_ms = marker.started_ms
         end_ms = self.end_ms if marker.completed_ms is None else marker.completed_ms
-        waits = (wait for periods in self.partitions.values() for wait in periods[:-1] if wait.owner is None)
-        return sum(w.end_ms - w.start_ms for w in waits if w.start_ms <= end_ms and w.end_ms >= start_ms) / 1000
+        waits = (wait for wait in self._waits() if wait.start_ms <= end_ms and wait.end_ms >= start_ms)
+        return sum(wait.end_ms - wait.start_ms for wait in waits) / 1000
+
+    def _waits(self) -> Iterator[OwnerPeriod]:
+        """Yields the times without an owner, the last one of a partition if a rebalance is in progress.
+
+        A partition without an owner after a rebalance is not assigned: it does not wait.
+        """
+        is_rebalancing = bool(self.markers) and self.markers[-1].completed_ms is None
+        for periods in self.partitions.values():
+            yield from (wait for wait in (periods if is_rebalancing else periods[:-1]) if wait.owner is None)
 
     @property
     def moves(self) -> Mapping[TopicPartition, int]:

@@ -16,6 +16,8 @@ _HATCH_PX = 6
 _MIN_PX = 1.5
 _CHAR_PX = 6.5
 _MANY_MARKS = 40
+# Vega may draw twice as many
+_TICKS = 5
 # so that a mark at the start is drawn whole
 _MARGIN_PX = 5
 # a color that is readable on light and dark pages
@@ -80,7 +82,7 @@ def _chart(picture: Picture, theme: str, datasets: _Datasets) -> Any:
 def _time_axis(picture: Picture, scale: Any, datasets: _Datasets) -> Any:
     """Draws the labels of the time: a panel of its own, because layers would have to agree about them."""
     times = "%H:%M:%S" if picture.end_ms - picture.start_ms > 8_000 else "%H:%M:%S.%L"
-    axis = alt.Axis(tickCount=8, format=times, grid=False)
+    axis = alt.Axis(tickCount=_TICKS, format=times, grid=False, labelOverlap=False, labelFlush=False)
     base = _data(datasets, "time", [{"start": picture.start_ms}, {"start": picture.end_ms}])
     x = alt.X("start:T", scale=scale, title=None, axis=axis)
     return base.mark_point(opacity=0).encode(x=x).properties(height=1)

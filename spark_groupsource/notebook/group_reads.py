@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 def group_timeline(group: Group, samples: Sequence[GroupEvent] = ()) -> Timeline:
     """Reads the timeline of a group: events of the embedded coordinator, else the history in `__consumer_offsets`.
 
-    What applications of this package report is added. Without reports of the lag, it is that of `lag_history`.
+    What applications of this package report is added. Without samples of the lag, it is that of `lag_history`.
 
     Args:
         samples: of the lag, of queries of this driver.
@@ -47,8 +47,8 @@ def group_timeline(group: Group, samples: Sequence[GroupEvent] = ()) -> Timeline
 def _inferred_lag(
     client: ClusterClient, group: str, commits: CommitHistory, events: Sequence[GroupEvent]
 ) -> list[GroupEvent]:
-    """Returns samples of the lag over the time of the events and commits; none if the events have the lag."""
-    if not events or any(event.kind in (EventKind.LAG, EventKind.LAG_SAMPLED) for event in events):
+    """Returns samples of the lag over the time of the events and commits; none if the events have samples."""
+    if not events or any(event.kind is EventKind.LAG_SAMPLED for event in events):
         return []
     times = [event.at_ms for event in events]
     try:

@@ -162,9 +162,10 @@ def _window(timeline: Timeline, generation: int | None) -> tuple[int, int]:
     marker = _marker(timeline, generation)
     ends = [band.end_ms for band in timeline.bands if band.generation == generation]
     starts = [band.start_ms for band in timeline.bands if band.generation == generation]
-    first, last = min([marker.started_ms, *starts]), max([marker.completed_ms or marker.started_ms, *ends])
+    completed_ms = timeline.end_ms if marker.completed_ms is None else marker.completed_ms
+    first, last = min([marker.started_ms, *starts]), max([completed_ms, *ends])
     margin = max((last - first) // 4, 20)
-    return first - margin, last + margin
+    return max(first - margin, timeline.start_ms), max(min(last + margin, timeline.end_ms), last)
 
 
 def _marker(timeline: Timeline, generation: int) -> RebalanceMarker:

@@ -54,6 +54,18 @@ def control_sockets(driver: int, reader: str = "") -> list[Path]:
         return []
 
 
+def is_first_reader(driver: int, subject: str) -> bool:
+    """Returns True for the first reader of an application that asks, so that it alone logs about `subject`."""
+    try:
+        (control_directory(driver) / subject).touch(mode=0o600, exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:
+        # no usable directory for temporary files: each reader logs it
+        return True
+    return True
+
+
 def _remove_stale_sockets(directory: Path) -> None:
     """Removes the sockets of killed readers, one of a previous process with this process id among them."""
     for path in directory.glob("*-*"):

@@ -14,7 +14,7 @@ from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ApplicationEndedError, GroupSourceError, NetworkError
 from spark_groupsource.net import Socket, find_connection, is_closed_by_peer
 from spark_groupsource.source.co_readers import NOT_STARTED, CoReaders, PeerReply
-from spark_groupsource.source.control_socket import ControlServer, control_directory, control_sockets
+from spark_groupsource.source.control_socket import ControlServer, control_directory, control_sockets, is_first_reader
 from spark_groupsource.source.driver_monitor import DriverMonitor, context_directories
 from spark_groupsource.source.driver_process import application_label
 from spark_groupsource.source.group_claims import ClaimedGroup, GroupClaim, claim_group, recorded_query
@@ -218,7 +218,7 @@ class ReaderProcess:
         if options.is_embedded:
             _log.info("%s The embedded broker listens at %s.", self._entity, bootstrap_servers)
             create_subscribed(cluster, options)
-        if not has_unix_socket(os.environ):
+        if not has_unix_socket(os.environ) and is_first_reader(self._driver, "unix_socket"):
             _log.info("%s %s", self._entity, UNIX_SOCKET_HINT)
         ownership: Ownership
         if options.assign is not None:

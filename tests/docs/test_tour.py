@@ -13,6 +13,14 @@ ROOT = Path(__file__).resolve().parents[2]
 # of the test and of a cell: kernels start slowly on a busy machine
 _TOUR_S, _CELL_S = 900, 400
 
+# the last rebalance has ended in the picture, too, and the lag is drawn over the whole time
+PICTURE = """
+drawn = chart.timeline
+assert all(periods[-1].owner for periods in drawn.partitions.values()), drawn.partitions
+assert drawn.markers[-1].cause == "LEFT" and chart.unowned_seconds > 0, drawn.markers
+assert len(drawn.lag) > 10 and drawn.lag[-1][1] == 0, drawn.lag
+"""
+
 
 @pytest.mark.timeout(_TOUR_S)
 @pytest.mark.java
@@ -26,6 +34,8 @@ def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     tour: Any = nbformat.read(ROOT / "docs" / "tour.ipynb", as_version=4)
     assert all(cell.outputs == [] for cell in tour.cells if cell.cell_type == "code")
+    at = next(number for number, cell in enumerate(tour.cells) if "chart.rebalance(" in cell.source)
+    tour.cells.insert(at, nbformat.v4.new_code_cell(PICTURE))
     folder = {"metadata": {"path": str(tmp_path)}}
     client = nbclient.NotebookClient(tour, timeout=_CELL_S, startup_timeout=_CELL_S, resources=folder)
     try:

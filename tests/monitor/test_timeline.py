@@ -80,6 +80,18 @@ def test_an_expired_member_owns_nothing_since_its_last_heartbeat() -> None:
     assert found.members["b"][-2].end_ms == 600
 
 
+def test_partitions_wait_until_now_while_a_rebalance_is_in_progress() -> None:
+    started = [
+        *rebalance(0, 1, {"a": [0], "b": [1]}, ["a", "b"]),
+        event(1000, "member_left", "b"),
+        event(1000, "rebalance_started", "b", cause="LEFT"),
+        event(1400, "batch_wait_started", "a", application="job"),
+    ]
+    found = timeline("g", started)
+    assert found.markers[-1].completed_ms is None
+    assert found.unowned_seconds == found.unowned_seconds_of(found.markers[-1]) == 0.4
+
+
 def test_members_that_retain_partitions() -> None:
     joins = {"a": ["x", "", None], "b": ["x", "", None]}
     found = timeline("g", [

@@ -85,6 +85,10 @@ def test_one_rebalance() -> None:
     assert drawn.title == (
         "Group flight-delays, generation 3: JOINED by app-1, 4 partition-seconds without an owner"
     )
+    # the margins end with the timeline
+    short = sample(rebalances=1)
+    drawn_short = picture(short._replace(start_ms=START + 8_950, end_ms=START + 10_100), 2)
+    assert (drawn_short.start_ms, drawn_short.end_ms) == (START + 8_950, START + 10_100)
     chart = TimelineChart(sample(rebalances=3)).rebalance(3)
     assert repr(chart).splitlines()[0] == drawn.title and len(repr(chart).splitlines()) == 2
     counted = sample(rebalances=3)

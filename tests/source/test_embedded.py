@@ -11,6 +11,7 @@ from support.waiting import wait_until
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.source import embedded
+from spark_groupsource.source.control_socket import control_sockets, is_first_reader
 from spark_groupsource.source.driver_process import driver_pid, private_directory, process_identity
 from spark_groupsource.source.embedded import resolve_bootstrap
 from spark_groupsource.source.reader_process import has_unix_socket
@@ -96,6 +97,13 @@ def test_unix_domain_sockets_are_recognized():
     assert not has_unix_socket({}) and not has_unix_socket({"PYTHON_UNIX_DOMAIN_ENABLED": "False"})
     assert has_unix_socket({"PYTHON_UNIX_DOMAIN_ENABLED": "True"})
     assert has_unix_socket({"PYTHON_WORKER_FACTORY_SOCK_PATH": "/tmp/s"})
+
+
+def test_the_first_reader_of_an_application_logs_for_all(application):
+    assert is_first_reader(application.pid, "unix_socket")
+    assert not is_first_reader(application.pid, "unix_socket")
+    assert is_first_reader(application.pid, "another")
+    assert control_sockets(application.pid) == []
 
 
 def test_driver_is_the_parent_without_a_jvm():

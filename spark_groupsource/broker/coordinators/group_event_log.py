@@ -1,7 +1,9 @@
 """Writes the events of groups to the topic `__group_events`.
 
 Events are kept in memory for `_FLUSH_MS` and appended in one batch, so a request of a group does not wait for the disk,
-and a directory that cannot be written delays no group: its events are dropped. A crash loses the events in memory.
+and a directory that cannot be written delays no group: its events are dropped. A crash loses the events in memory. The
+end of a rebalance is appended after the request that ends it, unless others were within `_FLUSH_MS`: who sees the new
+assignment finds the events of it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from spark_groupsource.broker.coordinators.services import CoordinatorServices
 from spark_groupsource.errors import ApiError, StorageError
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.storage.steps import run_steps
-from spark_groupsource.wire.group_events import GROUP_EVENTS_TOPIC, GroupEvent, encode_event
+from spark_groupsource.wire.group_events import GROUP_EVENTS_TOPIC, EventKind, GroupEvent, encode_event
 
 TOPIC_SETTINGS = {
     "cleanup.policy": "delete",
@@ -31,6 +33,7 @@ _MAX_BYTES_PER_MINUTE = 16_777_216
 _MAX_BUFFERED = 20_000
 _EVENTS_PER_FLUSH, _FLUSH_PAUSE_MS = 100, 1
 _MINUTE_MS = 60_000
+_END = EventKind.ASSIGNED
 
 
 class GroupEventLog:
@@ -40,14 +43,16 @@ class GroupEventLog:
         self._services = services
         self._timer = services.timers.timer(self._flush_some)
         self._buffer: list[GroupEvent] = []
-        self._minute_ends_ms = self._left_bytes = self._dropped = 0
+        self._minute_ends_ms = self._left_bytes = self._dropped = self._flushed_ms = 0
 
     def add(self, events: Sequence[GroupEvent]) -> None:
-        """Takes events, which are appended within 100 ms."""
+        """Takes events, which are appended within 100 ms, after the end of a rebalance mostly at once."""
         if len(self._buffer) >= _MAX_BUFFERED:
             self._dropped += len(events)
             return
-        if not self._buffer:
+        if any(event.kind is _END for event in events):
+            self._timer.set(max(self._services.clock.now_ms(), self._flushed_ms + _FLUSH_MS))
+        elif not self._buffer:
             self._timer.set(self._services.clock.now_ms() + _FLUSH_MS)
         self._buffer += events
 
@@ -62,6 +67,7 @@ class GroupEventLog:
         events, self._buffer = self._buffer[:_EVENTS_PER_FLUSH], self._buffer[_EVENTS_PER_FLUSH:]
         if not events:
             return
+        self._flushed_ms = self._services.clock.now_ms()
         if self._buffer:  # thousands of members may join or leave at once
             self._timer.set(self._services.clock.now_ms() + _FLUSH_PAUSE_MS)
         self._start_minute()
