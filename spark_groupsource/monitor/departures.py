@@ -9,6 +9,7 @@ Source: Kafka `GroupMetadataManager` (expiration of heartbeats; LeaveGroup of a 
 
 from __future__ import annotations
 
+from statistics import median
 from typing import NamedTuple
 
 from spark_groupsource.monitor.group_steps import CommitTimes, GroupGeneration, Step, identity
@@ -142,4 +143,4 @@ def _is_last_commit_explicit(step: Step, commits: CommitTimes | None) -> bool:
     if commits is None or commits.moments < 3:
         return False
     is_recent = step.current.joined_ms - commits.last_ms <= NOTICE_MS
-    return is_recent and commits.last_gap_ms < commits.longest_gap_ms * 0.8
+    return is_recent and commits.last_gap_ms < median(commits.gaps_ms) * 0.8

@@ -15,6 +15,7 @@ from spark_groupsource.wire.group_records import GroupValue, MemberValue
 
 # commits of one request and those of several partitions that follow each other at once are one moment
 _MOMENT_MS = 50
+_GAPS = 8
 NEAR_STEPS = 20
 
 
@@ -24,6 +25,7 @@ class CommitTimes(NamedTuple):
     Attributes:
         moments: number of distinct times.
         last_gap_ms, longest_gap_ms: between the last two moments, and the longest one before these.
+        gaps_ms: the gaps before the last one, the newest `_GAPS` of them.
     """
 
     first_ms: int
@@ -31,6 +33,7 @@ class CommitTimes(NamedTuple):
     moments: int = 1
     last_gap_ms: int = 0
     longest_gap_ms: int = 0
+    gaps_ms: tuple[int, ...] = ()
 
     def add(self, timestamp_ms: int) -> CommitTimes:
         """Returns the times with one more commit."""
@@ -38,7 +41,8 @@ class CommitTimes(NamedTuple):
         if gap_ms <= _MOMENT_MS:
             return self._replace(last_ms=max(self.last_ms, timestamp_ms))
         longest_ms = max(self.longest_gap_ms, self.last_gap_ms)
-        return CommitTimes(self.first_ms, timestamp_ms, self.moments + 1, gap_ms, longest_ms)
+        gaps_ms = (*self.gaps_ms[1 - _GAPS :], self.last_gap_ms) if self.moments > 1 else ()
+        return CommitTimes(self.first_ms, timestamp_ms, self.moments + 1, gap_ms, longest_ms, gaps_ms)
 
 
 class GroupRecord(NamedTuple):

@@ -111,7 +111,8 @@ def _with_reports(step: Step, finding: _Finding, reported: ReportedMembers) -> _
     timeout_ms = max((m.rebalance_timeout_ms for m in step.previous.members.values()), default=0)
     # members are notified by a heartbeat
     tolerance_ms = min(NOTICE_MS, timeout_ms // 10)
-    if first_ms is not None and step.gone and 0 < timeout_ms <= step.current.joined_ms - first_ms + tolerance_ms:
+    join_ms = 0 if first_ms is None or step.has_moved else step.current.joined_ms - first_ms
+    if step.gone and 0 < timeout_ms <= join_ms + tolerance_ms:
         return _timed_out(step, timeout_ms)
     if finding.cause is Cause.REMOVED_BY_OPERATOR and actor is not None and actor.group_instance_id is None:
         # a member that another client has removed reports it after its return: this one was started again
@@ -133,9 +134,12 @@ def _with_reports(step: Step, finding: _Finding, reported: ReportedMembers) -> _
 
 
 def _join_timed_out(step: Step) -> _Finding | None:
-    """A member is gone after a join phase that lasted the rebalance timeout: the others had stopped committing."""
+    """A member is gone after a join phase that lasted the rebalance timeout: the others had stopped committing.
+
+    While the coordinator moves, nobody can commit.
+    """
     previous = step.previous
-    if not step.gone or not step.current.members:
+    if not step.gone or not step.current.members or step.has_moved:
         return None
     timeout_ms = max(m.rebalance_timeout_ms for m in previous.members.values())
     commits = [times for name in step.remaining if (times := step.current.record.commits.get(name)) is not None]
@@ -168,6 +172,22 @@ def _replaced_static(step: Step) -> _Finding | None:
     return _Finding(Cause.STATIC_REPLACED, f"New member id of static member: {_names(replaced)}.", replaced[0])
 
 
+def _second_round(step: Step) -> _Finding | None:
+    """The partitions that the previous rebalance revoked are assigned.
+
+    The members that revoked them have rejoined at once, so another change than this came later.
+    """
+    added = step.current.owners.keys() - step.previous.owners.keys()
+    if not added or step.current.value.protocol_name != COOPERATIVE_STICKY or not added <= step.before.owners.keys():
+        return None
+    revoked = {step.before.owners[tp] for tp in added}
+    if not revoked & step.previous.members.keys():
+        return None
+    actor = next((m for name, m in step.current.members.items() if name in revoked), None)
+    text = f"{len(added)} revoked partitions assigned to their new owners."
+    return _Finding(Cause.COOPERATIVE_SECOND_ROUND, text, actor)
+
+
 def _membership(step: Step) -> _Finding | None:
     joined, gone = step.joined, step.gone
     if not joined and not gone:
@@ -175,8 +195,8 @@ def _membership(step: Step) -> _Finding | None:
     clients = {(m.client_id, m.client_host) for m in step.previous.members.values()}
     new = [m for m in joined if (m.client_id, m.client_host) not in clients]
     back = [m for m in gone if return_ms(step, m) == 0]
-    same = Counter((m.client_id, m.client_host) for m in joined) == Counter((m.client_id, m.client_host) for m in gone)
-    if joined and same and step.has_moved:
+    returned = Counter((m.client_id, m.client_host) for m in joined)
+    if joined and step.has_moved and returned <= Counter((m.client_id, m.client_host) for m in gone):
         return _Finding(Cause.COORDINATOR_MOVED, f"Joined again at another coordinator: {_names(joined)}.")
     if gone and _is_changed_protocol(step) and joined and not new:
         return _Finding(Cause.ASSIGNOR_CHANGED, _protocols(step), joined[0])
@@ -205,17 +225,6 @@ def _changed_assignor(step: Step) -> _Finding | None:
     )
 
 
-def _second_round(step: Step) -> _Finding | None:
-    """The partitions that the previous rebalance revoked are assigned."""
-    added = step.current.owners.keys() - step.previous.owners.keys()
-    if not added or step.current.value.protocol_name != COOPERATIVE_STICKY or not added <= step.before.owners.keys():
-        return None
-    revoked = {step.before.owners[tp] for tp in added}
-    actor = next((m for name, m in step.current.members.items() if name in revoked), None)
-    text = f"{len(added)} revoked partitions assigned to their new owners."
-    return _Finding(Cause.COOPERATIVE_SECOND_ROUND, text, actor)
-
-
 def _moved_coordinator(step: Step) -> _Finding | None:
     if not step.has_moved or not step.current.members:
         return None
@@ -241,10 +250,10 @@ def _rejoined_leader(step: Step) -> _Finding | None:
 _RULES = (
     _join_timed_out,
     _replaced_static,
+    _second_round,
     _membership,
     _changed_subscription,
     _changed_assignor,
-    _second_round,
     _changed_partitions,
     _moved_coordinator,
     _rejoined_leader,

@@ -16,7 +16,8 @@ from spark_groupsource.monitor.history_events import events_of_history
 from spark_groupsource.monitor.lag_history import CommitHistory, lag_events
 from spark_groupsource.monitor.rebalance_sources import read_history
 from spark_groupsource.monitor.selection import NameSelection
-from spark_groupsource.monitor.timeline import Timeline, timeline
+from spark_groupsource.monitor.timeline import timeline
+from spark_groupsource.monitor.timeline_values import Timeline
 from spark_groupsource.notebook.cluster import Cluster, Group, connect
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.monitor.timeline import Timeline
+from spark_groupsource.monitor.timeline_values import Timeline
 from spark_groupsource.notebook.cluster import Group
 from spark_groupsource.notebook.group_reads import file_timelines, group_timeline, lag_samples, query_group
 from spark_groupsource.notebook.layout import clock_text, duration_text, headline, picture

@@ -210,6 +210,9 @@ def test_a_member_that_is_removed_returns_at_once() -> None:
     ]
     # a member that is closed commits before it leaves
     assert history(*steady, (58_500, 1), (60_000, (A, again)))[-1].cause == "LEFT"
+    # the usual time between commits counts, not a longer one on a busy broker
+    late = [(BOTH), *commits(0, 2_000, 60_000), *commits(1, 2_000, 30_000), *commits(1, 33_500, 60_000)]
+    assert history(*late, (60_000, (A, again)))[-1].cause == "REMOVED_BY_OPERATOR"
     # several members may have the same client id
     twin = member("b", 2, number=7)
     assert history((1_000, (A, B, twin)), (60_000, (A, twin, again)))[-1].cause == "JOINED"
@@ -267,6 +270,16 @@ def test_join_timed_out_if_the_others_waited_for_the_rebalance_timeout() -> None
     assert found.phases.join_ms == POLL_MS
 
 
+def test_an_outage_of_the_coordinator_is_no_join_timeout() -> None:
+    c = member("c", 1)
+    end_ms = 60_000 + POLL_MS
+    events = [BOTH, *commits(0, 2_000, 59_000), *commits(1, 2_000, 61_000), (end_ms, (A, c))]
+    assert history(*events, epochs=(3, 4))[-1].cause == "JOINED"
+    gone = [record(1, A, B)._replace(leader_epoch=3), record(400, A, c)._replace(leader_epoch=4)]
+    waited = ReportedMembers(first_join_ms={400: 400_000 - POLL_MS})
+    assert list(group_rebalances("g", gone, waited))[-1].cause == "JOINED"
+
+
 def test_an_outage_of_the_coordinator_is_no_long_batch() -> None:
     end_ms = 10_000 + POLL_MS + 1_000
     quiet = [BOTH, *commits(0, 2_000, end_ms), *commits(1, 2_000, 10_000), (end_ms, (A,))]
@@ -283,6 +296,11 @@ def test_coordinator_moved_if_the_leader_epoch_changed() -> None:
     again = (member("a", 0, number=2), member("b", 1, number=2))
     assert history(BOTH, (9_000, again), epochs=(3, 4))[-1].cause == "COORDINATOR_MOVED"
     assert history(BOTH, (9_000, (A, B, member("c"))), epochs=(3, 4))[-1].cause == "JOINED"
+    # a member that is back, while another one is not yet
+    first, second = (A, member("b", 1, number=2)), (A, member("b", number=2), member("c", 1, number=2))
+    three = (1_000, (A, B, member("c", 2)))
+    found = history(three, (9_000, first), (12_000, second), epochs=(3, 4, 4))
+    assert [each.cause for each in found] == ["JOINED", "COORDINATOR_MOVED", "JOINED"]
     # several members may have the same client id
     twins = (member("a", 0, number=3), member("a", 1, number=4))
     again = (member("a", 0, number=5), member("a", 1, number=6))

@@ -12,7 +12,8 @@ from support.examples import scaled
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor.event_rebalances import rebalances_from_events
 from spark_groupsource.monitor.rebalance import Actor, Cause, Phases, Rebalance
-from spark_groupsource.monitor.timeline import MemberActivity, Phase, timeline
+from spark_groupsource.monitor.timeline import timeline
+from spark_groupsource.monitor.timeline_values import MemberActivity, Phase
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
 

@@ -13,7 +13,7 @@ import pytest
 import spark_groupsource as gs
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.monitor.timeline import (
+from spark_groupsource.monitor.timeline_values import (
     MemberActivity,
     MemberPeriod,
     OwnerPeriod,

@@ -161,7 +161,8 @@ def judge(observed: Sequence[Observed]) -> list[Judged]:
         for injection in each.injections:
             window = [r for r in history if injection.from_ms <= r.completed_ms <= injection.to_ms]
             for actual, wanted in paired(injection, window, each.is_cooperative, each.reasons):
-                if injection.action == "restart_broker" and {actual.generation - 1, actual.generation - 2} & expired:
+                recent = range(actual.generation - 3, actual.generation)
+                if injection.action == "restart_broker" and not expired.isdisjoint(recent):
                     # by the report of a member, which could not commit in time, and came back
                     wanted = [*wanted, Expected("POLL_EXCEEDED", None), Expected("JOINED", None)]
                 for source in SOURCES:
@@ -199,7 +200,9 @@ def paired(
             yield actual, [expected[at]]
             at += 1
         elif is_cooperative and actual.moves:
-            yield actual, second
+            # the leader may learn of the partitions of two topics one after the other
+            is_metadata = "cached metadata has changed" in reasons.get(actual.generation, "")
+            yield actual, [*second, *([Expected("PARTITIONS_CHANGED", None)] * is_metadata)]
     if at != len(expected) or (len(window) != at and not is_cooperative):
         causes = [r.cause.value for r in window]
         print(f"{injection.group} {injection.action}: {causes}, expected {[each.cause for each in expected]}")
