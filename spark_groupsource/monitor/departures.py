@@ -40,7 +40,7 @@ def departure(step: Step, member: MemberValue) -> Departure:
     has_returned = returned_ms is not None
     commits = step.current.record.commits.get(identity(member))
     gap_ms = step.current.joined_ms - last_alive_ms(step.previous, commits)
-    timeout = _timeout(member, commits, gap_ms, has_returned)
+    timeout = _timeout(step, member, has_returned)
     if timeout is Cause.POLL_EXCEEDED and step.has_moved and gap_ms >= member.session_timeout_ms:
         # the outage has ended the commits, not a long batch; the new coordinator removes members that stay away
         timeout = Cause.SESSION_EXPIRED
@@ -80,7 +80,8 @@ def return_ms(step: Step, member: MemberValue) -> int | None:
 def _is_rolling_restart(step: Step, member: MemberValue) -> bool:
     """True if other members, too, are gone and have returned in one of the rebalances just before or after.
 
-    Each is started again once: a member that was gone just before is not part of the restart.
+    Each is started again once: a member that was gone just before is not part of the restart, nor one that a timeout
+    has removed.
     """
     own = (member.client_id, member.client_host)
     near = [
@@ -91,7 +92,8 @@ def _is_rolling_restart(step: Step, member: MemberValue) -> bool:
     if any(own == (m.client_id, m.client_host) for other in near if other in step.earlier for m in other.gone):
         return False
     for at, other in enumerate(near):
-        gone = {(m.client_id, m.client_host) for m in other.gone if m.group_instance_id is None} - {own}
+        closed = [m for m in other.gone if m.group_instance_id is None and _timeout(other, m, True) is None]
+        gone = {(m.client_id, m.client_host) for m in closed} - {own}
         # the step in which it returned is the same or one of the next
         following = [each for each in (*near[at:], step) if each.current.joined_ms >= other.current.joined_ms]
         soon = [s for s in following if s.current.joined_ms - other.current.joined_ms <= _RETURN_MS]
@@ -100,8 +102,10 @@ def _is_rolling_restart(step: Step, member: MemberValue) -> bool:
     return False
 
 
-def _timeout(member: MemberValue, commits: CommitTimes | None, gap_ms: int, has_returned: bool) -> Cause | None:
+def _timeout(step: Step, member: MemberValue, has_returned: bool) -> Cause | None:
     """Returns the timeout that removed a member; None if none has elapsed, or if the member committed too rarely."""
+    commits = step.current.record.commits.get(identity(member))
+    gap_ms = step.current.joined_ms - last_alive_ms(step.previous, commits)
     session_ms, poll_ms = member.session_timeout_ms, member.rebalance_timeout_ms
     can_expire = gap_ms >= session_ms
     # the poll timer of a static member does not make it leave

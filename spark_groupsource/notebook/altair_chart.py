@@ -7,7 +7,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 import altair as alt
 
-from spark_groupsource.notebook.layout import Picture, Row, Segment, clock_text
+from spark_groupsource.notebook.layout import Picture, Row, Segment, clock_text, tick_times
 from spark_groupsource.notebook.svg import THEMES
 
 _WIDTH = 780
@@ -18,6 +18,7 @@ _CHAR_PX = 6.5
 _MANY_MARKS = 40
 # Vega may draw twice as many
 _TICKS = 5
+_SHORT_MS, _SHORT_TICKS = 8_000, 6
 # so that a mark at the start is drawn whole
 _MARGIN_PX = 5
 # a color that is readable on light and dark pages
@@ -81,8 +82,10 @@ def _chart(picture: Picture, theme: str, datasets: _Datasets) -> Any:
 
 def _time_axis(picture: Picture, scale: Any, datasets: _Datasets) -> Any:
     """Draws the labels of the time: a panel of its own, because layers would have to agree about them."""
-    times = "%H:%M:%S" if picture.end_ms - picture.start_ms > 8_000 else "%H:%M:%S.%L"
-    axis = alt.Axis(tickCount=_TICKS, format=times, grid=False, labelOverlap=False, labelFlush=False)
+    axis = alt.Axis(tickCount=_TICKS, format="%H:%M:%S", grid=False, labelOverlap=False, labelFlush=False)
+    if picture.end_ms - picture.start_ms <= _SHORT_MS:
+        # Vega leaves out times that are no whole seconds
+        axis.values, axis.format = list(tick_times(picture.start_ms, picture.end_ms, _SHORT_TICKS)), "%H:%M:%S.%L"
     base = _data(datasets, "time", [{"start": picture.start_ms}, {"start": picture.end_ms}])
     x = alt.X("start:T", scale=scale, title=None, axis=axis)
     return base.mark_point(opacity=0).encode(x=x).properties(height=1)

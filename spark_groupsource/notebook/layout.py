@@ -20,6 +20,10 @@ from spark_groupsource.monitor.timeline_values import (
 MAX_ROWS = 60
 _LEGEND_OWNERS = 12
 _LABEL_CHARS = 22
+_TICK_STEPS_MS = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 120_000, 300_000, 600_000,
+    900_000, 1_800_000, 3_600_000, 7_200_000, 14_400_000, 43_200_000, 86_400_000,
+)  # fmt: skip
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 # Okabe and Ito, then Tol's muted colors: distinguishable with every kind of color blindness
@@ -147,6 +151,13 @@ def clock_text(at_ms: float) -> str:
     at = _EPOCH + timedelta(milliseconds=at_ms)
     text = at.strftime("%H:%M:%S")
     return f"{text}.{at.microsecond // 1000:03d}" if at.microsecond >= 1000 else text
+
+
+def tick_times(start_ms: int, end_ms: int, most: int) -> Sequence[int]:
+    """Returns the times of the labels of an axis: multiples of a round duration, at most one more than `most`."""
+    span = end_ms - start_ms
+    step = next((each for each in _TICK_STEPS_MS if span / each <= most), -(-span // most))
+    return range(-(-start_ms // step) * step, end_ms + 1, step)
 
 
 def duration_text(ms: float) -> str:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from html import escape
 from typing import Iterable, Iterator, NamedTuple, Sequence
 
-from spark_groupsource.notebook.layout import Picture, Row, Segment, clock_text
+from spark_groupsource.notebook.layout import Picture, Row, Segment, clock_text, tick_times
 
 _LEFT, _RIGHT, _WIDTH = 176, 20, 980
 _CHAR_PX = 6.3
 _MIN_PX = 1.5
 _MANY_MARKS = 40
-_TICK_STEPS_MS = (
-    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 120_000, 300_000, 600_000,
-    900_000, 1_800_000, 3_600_000, 7_200_000, 14_400_000, 43_200_000, 86_400_000,
-)  # fmt: skip
+_TICKS = 9
 
 
 class Theme(NamedTuple):
@@ -190,14 +187,10 @@ def _height(point: tuple[float, float]) -> float:
 
 
 def _axis(scale: _Scale, top: float, y: float) -> Iterator[str]:
-    span = scale.end_ms - scale.start_ms
-    step = next((s for s in _TICK_STEPS_MS if span / s <= 9), -(-span // 9))
-    at_ms = -(-scale.start_ms // step) * step
-    while at_ms <= scale.end_ms:
+    for at_ms in tick_times(scale.start_ms, scale.end_ms, _TICKS):
         x = scale.x(at_ms)
         yield _line(x, x, top + 40, y + 4, 0.1)
         yield _text(x, y + 17, clock_text(at_ms), 'font-size="10.5" text-anchor="middle"')
-        at_ms += step
     yield _line(_LEFT, _WIDTH - _RIGHT, y, y, 0.4)
 
 

@@ -227,6 +227,10 @@ def test_members_that_return_one_after_the_other_are_started_again() -> None:
     # each once: a second departure is another event
     removed = [*both, (75_000, (A, c_again)), (77_000, (A, member("b", 1, number=3), c_again))]
     assert history(*steady, *removed, *commits(1, 68_000, 75_000))[-2].cause == "REMOVED_BY_OPERATOR"
+    # one whose session has expired was not started again: SESSION_MS after its last commit, 20 s before the other
+    expired = [(1_000, (A, B, c)), *commits(0, 2_000, 120_000), *commits(1, 2_000, 100_000), *commits(2, 2_000, 50_000)]
+    back = [(94_000, (A, B)), (96_000, (A, B, c_again)), (102_000, (A, again, c_again))]
+    assert [each.cause for each in history(*expired, *back)[1:]] == ["SESSION_EXPIRED", "JOINED", "REMOVED_BY_OPERATOR"]
     later = [(at_ms + 40_000, members) for at_ms, members in both[2:]]
     found = history(*steady, *both[:2], *commits(0, 62_000, 105_000), *commits(2, 62_000, 105_000), *later)
     assert [each.cause for each in found[1::2]] == ["REMOVED_BY_OPERATOR", "REMOVED_BY_OPERATOR"]

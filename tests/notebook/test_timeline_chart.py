@@ -23,7 +23,7 @@ from spark_groupsource.monitor.timeline_values import (
     Timeline,
 )
 from spark_groupsource.notebook import timeline_chart
-from spark_groupsource.notebook.layout import MAX_ROWS, clock_text, duration_text, picture
+from spark_groupsource.notebook.layout import MAX_ROWS, clock_text, duration_text, picture, tick_times
 from spark_groupsource.notebook.timeline_chart import TimelineChart
 
 START = 1_795_348_800_000
@@ -96,6 +96,14 @@ def test_one_rebalance() -> None:
     assert counted.unowned_seconds_of(unknown) == 4
     with pytest.raises(KeyError, match="Generation 9 is not in the timeline of group 'flight-delays'"):
         picture(sample(), 9)
+
+
+def test_times_of_the_axis() -> None:
+    for span_ms, step_ms in ((5, 1), (1_185, 200), (7_000, 2_000), (60_000, 10_000), (86_400_000, 14_400_000)):
+        times = list(tick_times(START + 7, START + 7 + span_ms, 6))
+        assert {after - before for before, after in zip(times, times[1:])} == {step_ms} and 3 <= len(times) <= 7
+        assert all(at_ms % step_ms == 0 and START + 7 <= at_ms <= START + 7 + span_ms for at_ms in times)
+    assert list(tick_times(START, START, 6)) == [START]
 
 
 def test_many_partitions_are_folded_to_those_that_moved() -> None:
