@@ -212,8 +212,9 @@ def _eager_moves(rebalances: Sequence[Rebalance], facts: GroupFacts) -> _Result:
     stops = [r for r in rebalances if r.members >= _MANY_MEMBERS and r.unowned_seconds]
     if count:
         affected = sum(1 for _, number in exchanged if number)
-        text = f"Assignor {facts.protocol} exchanged {count:,} partitions between members that remained, in {affected} "
-        text += f"of {len(rebalances)} rebalances, and every member stopped reading."
+        partitions = f"{count:,} partition{'' if count == 1 else 's'}"
+        text = f"Assignor {facts.protocol} exchanged {partitions} between members that remained, in {affected} of "
+        text += f"{len(rebalances)} rebalances, and every member stopped reading."
     elif len(stops) > 1:
         seconds = sum(r.unowned_seconds or 0 for r in stops)
         text = f"Assignor {facts.protocol} is eager: every member stopped reading in {len(stops)} rebalances of up to "

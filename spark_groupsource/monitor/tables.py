@@ -144,7 +144,9 @@ def _offsets(cluster: ClusterClient, query: TableQuery) -> Iterator[Row]:
 
 
 def _lag(cluster: ClusterClient, query: TableQuery) -> Iterator[Row]:
-    lags = group_lag(cluster, list(existing_groups(cluster, query.group).values()), query.topic)
+    found_lags = group_lag(cluster, list(existing_groups(cluster, query.group).values()), query.topic)
+    # the command line has Kafka's order, by member
+    lags = {group: sorted(rows, key=lambda row: row.topic_partition) for group, rows in found_lags.items()}
     wanted = query.columns.intersection(ESTIMATES)
     more = estimates(cluster, lags, wanted) if wanted else None
     for group_id, rows in lags.items():

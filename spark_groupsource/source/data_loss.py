@@ -37,12 +37,14 @@ class DataLossPolicy:
     def deleted(self, positions: Offsets) -> None:
         """Reports partitions that no longer exist; `positions` are the next offsets to read."""
         if positions:
-            self._report(self._deleted_class, f"{bounded_names(positions)} was deleted; {_first_position(positions)}.")
+            message = f"{bounded_names(positions)} {_was(positions)} deleted; {_first_position(positions)}."
+            self._report(self._deleted_class, message)
 
     def recreated(self, positions: Offsets) -> None:
         """Reports partitions of a topic that was deleted and created again."""
         if positions:
-            message = f"{bounded_names(positions)} was deleted and recreated; {_first_position(positions)}."
+            event = f"{bounded_names(positions)} {_was(positions)} deleted and recreated"
+            message = f"{event}; {_first_position(positions)}."
             self._report(self._deleted_class, message)
 
     def deleted_before_read(self, expected: OffsetRange) -> None:
@@ -120,6 +122,10 @@ class DataLossPolicy:
             message,
             self._reader,
         )
+
+
+def _was(positions: Offsets) -> str:
+    return "was" if len(positions) == 1 else "were"
 
 
 def _first_position(positions: Offsets) -> str:

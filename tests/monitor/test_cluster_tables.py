@@ -170,6 +170,8 @@ def test_members_and_groups_equal_kafkas_tool(
             coordinator, node = row["coordinator"].split()
             assert tool("--state") == [[group, coordinator, node, row["assignment_strategy"], "Stable", "2"]]
             assert (row["state"], row["members"]) == ("Stable", 2) and row["generation"] >= 1
+            # by partition, and not by member as in Kafka's tool
+            assert [row["partition"] for row in read(client, "lag", group)] == [0, 1, 2]
             names = ["group", "topic", "partition", "current_offset", "log_end_offset", "lag"]
             names += ["consumer_id", "host", "client_id"]
             assert sorted(tool()) == sorted([str(row[name]) for name in names] for row in read(client, "lag", group))
