@@ -220,6 +220,6 @@ def test_producer_splits_records_into_batches(client: ClusterClient, cluster: An
 def test_record_that_is_too_large_raises(client: ClusterClient, cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     producer = BatchProducer(client)
-    with pytest.raises(BrokerError, match=f"Produce to {topic}-0.*MESSAGE_TOO_LARGE"):
+    with pytest.raises(BrokerError, match=f"Produce to {topic}-0.*MESSAGE_TOO_LARGE.*Increase max.message.bytes"):
         producer.send_batches(topic, 0, [Record(None, b"x" * 2_000_000, 1)])
     assert producer.send_batches(topic, 0, [Record(None, b"x", 1)]) == 0, "the next one is not held back"
