@@ -46,7 +46,7 @@ _STYLE = """
 .gs-watch table{border-collapse:collapse;margin:6px 0;font:inherit;color:inherit}
 .gs-watch td,.gs-watch th{padding:2px 10px;text-align:right;border-bottom:1px solid rgba(128,128,128,.25)}
 .gs-watch td:first-child,.gs-watch th:first-child,.gs-watch td:last-child,.gs-watch th:last-child{text-align:left}
-.gs-watch svg{display:block}.gs-watch pre{margin:4px 0;font-size:12px;white-space:pre-wrap}
+.gs-watch svg{display:block}.gs-watch pre{margin:4px 0;font-size:12px;white-space:pre-wrap;word-break:normal}
 """
 _SCRIPT = """
 export default { render({ model, el }) {
