@@ -8,7 +8,8 @@ _IGNORED = frozenset(
     {
         *REJECTED_SETTINGS,
         *(
-            "acks auto.include.jmx.reporter batch.size bootstrap.controllers buffer.memory compression.gzip.level "
+            "acks auto.include.jmx.reporter auto.register.schemas batch.size bootstrap.controllers buffer.memory "
+            "compression.gzip.level "
             "compression.lz4.level compression.type compression.zstd.level delivery.timeout.ms "
             "enable.idempotence enable.metrics.push key.serializer linger.ms max.block.ms "
             "max.in.flight.requests.per.connection max.request.size metadata.max.idle.ms metadata.recovery.strategy "
@@ -22,7 +23,10 @@ _IGNORED = frozenset(
     }
 )
 _KNOWN = frozenset({name for key in ACCEPTED_SETTINGS.values() for name in (key.name, *key.aliases)})
+# basic.auth, bearer.auth and schema.registry are settings of Confluent's serializers
 _IGNORED_PREFIXES = (
+    "basic.auth.",
+    "bearer.auth.",
     "confluent.",
     "metrics.",
     "sasl.client.callback.",

@@ -34,22 +34,20 @@ from spark_groupsource.source.position_spec import (
     parse_timestamps,
 )
 from spark_groupsource.source.secret_options import resolve_references
-from spark_groupsource.source.source_option import BATCH, BOTH, STREAM, QueryKind, SourceOption
+from spark_groupsource.source.source_option import (
+    BATCH,
+    BOTH,
+    STREAM,
+    UNSUPPORTED_OPTIONS,
+    WRITING_HINT,
+    QueryKind,
+    SourceOption,
+)
 from spark_groupsource.source.value_options import TLS_PREFIXES, VALUE_OPTIONS, value_options
 from spark_groupsource.values.options import ValueOptions
 
 # placeholder for the address of an embedded broker that is not started yet
 UNRESOLVED = "localhost:9092"
-
-
-WRITING_HINT = 'groupsource only reads. Write with format("kafka"), the sink of Spark\'s Kafka connector.'
-
-UNSUPPORTED_OPTIONS: Mapping[str, str] = {
-    "path": "The source reads topics, not paths: use subscribe, subscribePattern or assign.",
-    "topic": f"It selects rows of a table (option table); use subscribe to read topics. {WRITING_HINT}",
-    "group": "It selects rows of a table (option table). Use kafka.group.id for the group of a query.",
-}
-"""Lower-case names of options that are rejected, each with the reason."""
 
 
 def _positive(name: str, doc: str, unit: str, **more: Any) -> Any:
@@ -493,6 +491,7 @@ __all__ = [
     "LATEST",
     "OPTIONS",
     "UNSUPPORTED_OPTIONS",
+    "WRITING_HINT",
     "SourceOption",
     "SourceOptions",
     "is_embedded",

@@ -1,9 +1,9 @@
-"""Definition of one option of the source."""
+"""Definition of one option of the source; options that are rejected."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Mapping
 
 from spark_groupsource.config_def import ConfigKey
 
@@ -12,6 +12,22 @@ QueryKind = Literal["stream", "batch"]
 STREAM: frozenset[QueryKind] = frozenset({"stream"})
 BATCH: frozenset[QueryKind] = frozenset({"batch"})
 BOTH = STREAM | BATCH
+
+WRITING_HINT = 'groupsource only reads. Write with format("kafka"), the sink of Spark\'s Kafka connector.'
+
+_UNITY_CATALOG = "Databricks passes credentials of Unity Catalog to its own Kafka source only."
+
+UNSUPPORTED_OPTIONS: Mapping[str, str] = {
+    "path": "The source reads topics, not paths: use subscribe, subscribePattern or assign.",
+    "topic": f"It selects rows of a table (option table); use subscribe to read topics. {WRITING_HINT}",
+    "group": "It selects rows of a table (option table). Use kafka.group.id for the group of a query.",
+    "databricks.servicecredential": (
+        f"{_UNITY_CATALOG} Set kafka.security.protocol, kafka.sasl.mechanism and kafka.sasl.jaas.config of the "
+        "provider instead."
+    ),
+    "databricks.servicecredential.scope": f"{_UNITY_CATALOG} Remove it.",
+}
+"""Lower-case names of options that are rejected, each with the reason."""
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,33 @@ client.id=ccloud-python-client-1
 """,
         {"sasl_mechanism": "PLAIN", "username": "KEY", "password": "SECRET"},
     ),
+    "Confluent Cloud, Java with Schema Registry": (
+        """
+bootstrap.servers=pkc-abc12.us-east-1.aws.confluent.cloud:9092
+security.protocol=SASL_SSL
+sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required username='KEY' password='SECRET';
+sasl.mechanism=PLAIN
+client.dns.lookup=use_all_dns_ips
+session.timeout.ms=45000
+acks=all
+schema.registry.url=https://psrc-abc12.us-east-2.aws.confluent.cloud
+basic.auth.credentials.source=USER_INFO
+basic.auth.user.info=REGISTRY_KEY:SECRET
+""",
+        {"sasl_mechanism": "PLAIN", "username": "KEY", "password": "SECRET"},
+    ),
+    "Confluent Cloud, example with escaped characters": (
+        r"""
+ssl.endpoint.identification.algorithm=https
+sasl.mechanism=PLAIN
+request.timeout.ms=20000
+bootstrap.servers=pkc-abc12.us-east-1.aws.confluent.cloud\:9092
+retry.backoff.ms=500
+sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required username\="KEY" password\="SECRET";
+security.protocol=SASL_SSL
+""",
+        {"sasl_mechanism": "PLAIN", "username": "KEY", "password": "SECRET"},
+    ),
     "Confluent Cloud, OAuth": (
         """
 bootstrap.servers=pkc-abc12.us-east-1.aws.confluent.cloud:9092
@@ -126,16 +153,40 @@ sasl.client.callback.handler.class=software.amazon.msk.auth.iam.IAMClientCallbac
 """,
         {"sasl_mechanism": "AWS_MSK_IAM", "token_source": MskSource("eu-central-1")},
     ),
+    "AWS MSK IAM, README of the library": (
+        """
+bootstrap.servers=b-1.demo.abc123.c2.kafka.eu-central-1.amazonaws.com:9098
+# Sets up TLS
+security.protocol = SASL_SSL
+
+sasl.mechanism = AWS_MSK_IAM
+
+sasl.jaas.config = software.amazon.msk.auth.iam.IAMLoginModule required awsProfileName="<Credential Profile Name>";
+
+sasl.client.callback.handler.class = software.amazon.msk.auth.iam.IAMClientCallbackHandler
+""",
+        {"sasl_mechanism": "AWS_MSK_IAM", "token_source": MskSource("eu-central-1", "<Credential Profile Name>")},
+    ),
+    "AWS MSK IAM on Databricks": (
+        """
+bootstrap.servers=b-1.demo.abc123.c2.kafka.us-west-2.amazonaws.com:9098
+sasl.mechanism=AWS_MSK_IAM
+sasl.jaas.config=shadedmskiam.software.amazon.msk.auth.iam.IAMLoginModule required;
+security.protocol=SASL_SSL
+sasl.client.callback.handler.class=shadedmskiam.software.amazon.msk.auth.iam.IAMClientCallbackHandler
+""",
+        {"sasl_mechanism": "AWS_MSK_IAM", "token_source": MskSource("us-west-2")},
+    ),
     "AWS MSK IAM with a role": (
         """
 bootstrap.servers=boot-abc.c1.kafka-serverless.us-east-1.amazonaws.com:9098
 security.protocol=SASL_SSL
 sasl.mechanism=AWS_MSK_IAM
 sasl.jaas.config=software.amazon.msk.auth.iam.IAMLoginModule required \
-awsRoleArn="arn:aws:iam::123456789012:role/msk_client_role" awsStsRegion="us-west-2";
+awsRoleArn="arn:aws:iam::123456789012:role/msk_client_role" awsRoleSessionName="producer" awsStsRegion="us-west-2";
 sasl.client.callback.handler.class=software.amazon.msk.auth.iam.IAMClientCallbackHandler
 """,
-        {"token_source": MskSource("us-east-1", "", "arn:aws:iam::123456789012:role/msk_client_role")},
+        {"token_source": MskSource("us-east-1", "", "arn:aws:iam::123456789012:role/msk_client_role", "producer")},
     ),
     "AWS MSK IAM by OAUTHBEARER": (
         """
@@ -177,6 +228,18 @@ sasl.username=app@my-project.iam.gserviceaccount.com
 sasl.password=ewogICJ0eXBlIjogInNlcnZpY2VfYWNjb3VudCJ9
 """,
         {"username": "app@my-project.iam.gserviceaccount.com"},
+    ),
+    "Aiven, SASL": (
+        """
+bootstrap.servers=demo.aivencloud.com:24960
+security.protocol=SASL_SSL
+sasl.mechanism=SCRAM-SHA-256
+sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required username="avnadmin" password="SECRET";
+ssl.truststore.type=JKS
+ssl.truststore.location=client.truststore.jks
+ssl.truststore.password=SECRET
+""",
+        {"sasl_mechanism": "SCRAM-SHA-256", "username": "avnadmin", "tls.ca_file": "client.truststore.jks"},
     ),
     "Aiven, client certificate": (
         """
@@ -253,6 +316,38 @@ sasl.oauthbearer.token.endpoint.url=file:///var/run/secrets/kafka/token
 }
 
 REJECTED: dict[str, tuple[str, str]] = {
+    "Azure Event Hubs, MirrorMaker sample with an own handler": (
+        """
+bootstrap.servers=mynamespace.servicebus.windows.net:9093
+client.id=mirror_maker_producer
+security.protocol=SASL_SSL
+sasl.mechanism=OAUTHBEARER
+sasl.jaas.config=org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;
+sasl.login.callback.handler.class=CustomAuthenticateCallbackHandler
+connections.max.idle.ms=180000
+metadata.max.age.ms=180000
+""",
+        "names CustomAuthenticateCallbackHandler, a class in Java.*Set kafka.sasl.oauthbearer.token.endpoint.url",
+    ),
+    "Confluent Platform, token of a user": (
+        """
+bootstrap.servers=kafka:9092
+sasl.mechanism=OAUTHBEARER
+security.protocol=SASL_PLAINTEXT
+sasl.login.callback.handler.class=io.confluent.kafka.clients.plugins.auth.token.TokenUserLoginCallbackHandler
+""",
+        "names TokenUserLoginCallbackHandler, a class in Java.*Set kafka.sasl.oauthbearer.token.endpoint.url",
+    ),
+    "Strimzi, OAuth by environment variables": (
+        """
+bootstrap.servers=my-cluster-kafka-bootstrap:9093
+security.protocol=SASL_SSL
+sasl.mechanism=OAUTHBEARER
+sasl.jaas.config=org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;
+sasl.login.callback.handler.class=io.strimzi.kafka.oauth.client.JaasClientOauthLoginCallbackHandler
+""",
+        "is OAUTHBEARER without a token source. Set kafka.sasl.oauthbearer.token.endpoint.url",
+    ),
     "Azure Event Hubs, sample with an own handler": (
         """
 bootstrap.servers=mynamespace.servicebus.windows.net:9093

@@ -55,6 +55,8 @@ def test_each_option_has_a_row_of_its_own():
         ({"maxBytesPerTrigger": "1 parsec"}, "maxBytesPerTrigger must be .*, got '1 parsec'"),
         ({"rebalanceListener": "no-class"}, "must be module:Class"),
         ({"path": "/x"}, "not paths"),
+        ({"databricks.serviceCredential": "c"}, "not supported.* Set kafka.security.protocol, "),
+        ({"databricks.serviceCredential.scope": "s"}, "serviceCredential.scope is not supported.* Remove it"),
         # a character class of Java that Python does not have
         ({"subscribe": None, "subscribePattern": r"\p{Lower}+"}, "must be a regular expression of Python's re"),
         ({"assign": '{"t":[0]}'}, "Exactly one of .* got subscribe and assign"),
