@@ -2,7 +2,7 @@
 
     PYTHONPATH=jobs:tests python tests/chaos/hostile.py --minutes 10
     PYTHONPATH=jobs:tests python tests/chaos/hostile.py --kafka                # a real Apache Kafka, for comparison
-    PYTHONPATH=jobs:tests python tests/chaos/hostile.py --document docs/security.md    # both, and writes the page
+    PYTHONPATH=jobs:tests python tests/chaos/hostile.py --document docs/security.md    # both, and writes its tables
     PYTHONPATH=jobs:tests python tests/chaos/hostile.py --bootstrap HOST:PORT [--pid PID]
 
 Every attack runs at least once, in random order, and again until the time is up. Printed are, for each attack, the
@@ -27,7 +27,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import google_crc32c
-from kafka_jars import KAFKA_VERSION
 from support.attacked_brokers import AttackedBroker, embedded, kafka, running
 from support.attacks import ATTACKS, Outcome, Target
 from support.chaos.neighbors import KINDS, Neighbors
@@ -271,7 +270,8 @@ def _measure(options: argparse.Namespace, is_kafka: bool, runs: list[Run]) -> No
 def _document(options: argparse.Namespace, runs: list[Run]) -> None:
     """Measures the memory of the bounds and runs the attacks on both brokers.
 
-    The page gets each bound when it is measured, and the attacks in every case, with what was measured until then.
+    The page gets each bound when it is measured, and the attacks in every case, with what was measured until then. Only
+    its tables are replaced: what is written about them may have to be changed by hand.
     """
     measure_all(options.bounds if options.bounds is not None else BOUNDS, options.document)
     try:
@@ -279,20 +279,7 @@ def _document(options: argparse.Namespace, runs: list[Run]) -> None:
         _measure(options, True, runs)
     finally:
         rows = [run.rows for run in runs] + [{}, {}]
-        write_attacks(options.document, _introduction(options, runs), rows[0], rows[1])
-
-
-def _introduction(options: argparse.Namespace, runs: list[Run]) -> str:
-    exceeded = _exceeded(runs[0].rows, LIMIT_MS, LIMIT_MB) if runs else []
-    limits = "Every wait and the memory were within the limits" if not exceeded else "Not within the limits: "
-    return (
-        f"Written by `hostile.py --minutes {options.minutes:g} --seed {options.seed} --document`, on {os.cpu_count()} "
-        f"cores; Kafka is {KAFKA_VERSION} with a heap of 512 MB. {limits}{'; '.join(exceeded)}. A note says that an "
-        "attack stopped the broker, or how long no new client was served until another broker was started. The first "
-        'row shows how long clients wait without an attack. "Refused" counts closed connections and rejected requests. '
-        "The attacks follow one another on one broker, in random order, and the state that they leave, up to its "
-        "bounds, stays."
-    )
+        write_attacks(options.document, rows[0], rows[1])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -303,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--without", nargs="*", default=[], metavar="ATTACK")
     parser.add_argument("--pause-s", type=float, help="after each attack; default: 10 on a real Kafka, else 0")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--document", type=Path, metavar="FILE", help="run on both brokers, write the sections of FILE")
+    where.add_argument("--document", type=Path, metavar="FILE", help="run on both brokers, write the tables of FILE")
     where.add_argument("--kafka", action="store_true", help="a real Apache Kafka, fetched for it")
     where.add_argument("--bootstrap", metavar="HOST:PORT", help="a running broker of one node")
     parser.add_argument("--bounds", nargs="*", metavar="NAME", help="bounds measured for --document; default: all")

@@ -13,7 +13,7 @@ import pytest
 from support.attacked_brokers import AttackedBroker
 from support.attacks import Outcome, Target
 from support.chaos.neighbors import KINDS, Reading
-from support.hostile_report import ATTACKS_TITLE, BOUNDS_TITLE, FUZZ, IDLE, BoundCost, Row, write_attacks, write_bounds
+from support.hostile_report import ATTACKS_TABLE, BOUNDS_TABLE, FUZZ, IDLE, BoundCost, Row, write_attacks, write_bounds
 
 TESTS = Path(__file__).parents[1]
 
@@ -107,33 +107,55 @@ def test_a_broker_that_was_started_before_is_not_replaced(monkeypatch, tmp_path)
     assert sorted(row.runs for row in run.rows.values()) == [0, 0, 1, 1] and len(FakeNeighbors.brokers) == 1
 
 
-def test_the_page_is_written_with_what_was_measured(tmp_path):
+def _comments(name: str) -> tuple[str, str]:
+    return f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+
+
+def _table(page: str, name: str) -> tuple[str, str]:
+    """A table of the page, and the page without it."""
+    begin, end = _comments(name)
+    assert page.count(begin) == page.count(end) == 1
+    before, _, rest = page.partition(begin)
+    table, _, after = rest.partition(end)
+    return table, before + begin + end + after
+
+
+def test_only_the_tables_of_the_page_are_replaced(tmp_path):
     page = tmp_path / "security.md"
     before = (TESTS.parent / "docs" / "security.md").read_text()
     page.write_text(before)
     rows = {IDLE: Row(), "tags_4mb": Row(), "many_groups": Row()}
     rows[IDLE].add(READING, 0)
     rows["tags_4mb"].add(READING, 2)
-    write_attacks(page, "Introduction.", rows, {})
-    after = page.read_text()
-    head = before.partition(ATTACKS_TITLE)[0]
-    attacks, _, costs = after.removeprefix(head).partition(BOUNDS_TITLE)
-    assert after.startswith(head) and attacks.startswith(f"{ATTACKS_TITLE}\n\nIntroduction.\n\n| attack |")
+    write_attacks(page, rows, {})
+    attacks, rest = _table(page.read_text(), ATTACKS_TABLE)
+    assert rest == _table(before, ATTACKS_TABLE)[1]
+    assert attacks.startswith("\n| attack |")
     assert "| no attack | 7 ms | 80 MB | 0 | not measured |  |  |\n" in attacks
     assert attacks.endswith("| 2 | not measured |  |  |\n\nNot measured: 9,000 groups of one member.\n\n")
-    assert costs == before.partition(BOUNDS_TITLE)[2]
+    write_bounds(page, [BoundCost("new", 60, 90, 85)], ["new"])
+    bounds, rest = _table(page.read_text(), BOUNDS_TABLE)
+    assert _table(rest, ATTACKS_TABLE)[1] == _table(_table(before, BOUNDS_TABLE)[1], ATTACKS_TABLE)[1]
+    assert bounds.endswith("|---|--:|--:|--:|\n| new | 60 MB | 90 MB | 85 MB |\n\n")
 
 
 def test_the_rows_of_bounds_that_were_not_measured_stay(tmp_path):
     page = tmp_path / "security.md"
-    page.write_text(f"# Title\n\n{BOUNDS_TITLE}\n\n| bound | before |\n|---|--:|\n| first | 1 MB |\n| old | 2 MB |\n")
+    begin, end = _comments(BOUNDS_TABLE)
+    page.write_text(
+        f"# Title\n\n{begin}\n| bound | before |\n|---|--:|\n| first | 1 MB |\n| old | 2 MB |\n\n{end}\nText.\n"
+    )
     write_bounds(page, [BoundCost("second", 60, 90, 85)], ["second", "third", "first"])
-    assert page.read_text().endswith("|---|--:|--:|--:|\n| second | 60 MB | 90 MB | 85 MB |\n| first | 1 MB |\n")
+    expected = f"|---|--:|--:|--:|\n| second | 60 MB | 90 MB | 85 MB |\n| first | 1 MB |\n\n{end}\nText.\n"
+    assert page.read_text().endswith(expected)
 
 
 def test_the_page_is_written_when_the_run_is_interrupted(monkeypatch, tmp_path):
     page = tmp_path / "security.md"
-    page.write_text(f"# Title\n\n{ATTACKS_TITLE}\n\nold\n\n{BOUNDS_TITLE}\n\nold\n\n## Next\n\ntext\n")
+    (attacks_begin, attacks_end), (bounds_begin, bounds_end) = _comments(ATTACKS_TABLE), _comments(BOUNDS_TABLE)
+    head = f"# Title\n\nBy hand, seed 1.\n\n{attacks_begin}"
+    tail = f"{attacks_end}\n{bounds_begin}\nold bounds\n\n{bounds_end}\n## Next\n\ntext\n"
+    page.write_text(f"{head}\nold attacks\n\n{tail}")
 
     def measure(options, is_kafka, runs):
         runs.append(hostile.Run(options, tmp_path))
@@ -145,9 +167,8 @@ def test_the_page_is_written_when_the_run_is_interrupted(monkeypatch, tmp_path):
     monkeypatch.setattr(hostile, "_measure", measure)
     monkeypatch.setattr(os, "nice", lambda value: None)
     with pytest.raises(KeyboardInterrupt):
-        hostile.main(["--document", str(page), "--bounds"])
+        hostile.main(["--document", str(page), "--minutes", "0", "--seed", "2", "--bounds"])
     text = page.read_text()
-    assert "| no attack | 7 ms | 80 MB | 0 | not measured |  |  |" in text
-    # no bound was measured: that section stays
-    assert text.count("old") == 1 and f"{BOUNDS_TITLE}\n\nold\n" in text
-    assert text.startswith(f"# Title\n\n{ATTACKS_TITLE}\n\n") and text.endswith("## Next\n\ntext\n")
+    assert "| no attack | 7 ms | 80 MB | 0 | not measured |  |  |" in text and "old attacks" not in text
+    # no bound was measured: that table stays, and all that is written by hand
+    assert text.startswith(head) and text.endswith(tail)

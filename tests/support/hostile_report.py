@@ -1,4 +1,4 @@
-"""Tables of attacks and bounds, and their sections of docs/security.md."""
+"""Tables of attacks and bounds, also those of docs/security.md."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _LABELS = {
     "fill_all_bounds": "all bounds of memory filled at the same time",
     **{name: text for name, (_, text) in STATE_ATTACKS.items()},
 }
-ATTACKS_TITLE, BOUNDS_TITLE = "## Measured attacks", "## Memory of each bound"
+ATTACKS_TABLE, BOUNDS_TABLE = "hostile.py attacks", "full_bounds.py bounds"
+"""Names of the tables in the page: each is between two comments, and only the table is replaced."""
 _ATTACKS_HEADER = """\
 | attack | embedded: longest wait | memory | refused | Kafka: longest wait | memory | refused |
 |---|--:|--:|--:|--:|--:|--:|"""
@@ -93,8 +94,8 @@ def print_table(rows: Mapping[str, Row]) -> None:
     print(f"worst {worst_ms:.0f} ms, peak {max(row.peak_mb for row in rows.values()):.0f} MB", flush=True)
 
 
-def write_attacks(path: Path, introduction: str, embedded: Mapping[str, Row], kafka: Mapping[str, Row]) -> None:
-    """Replaces the section of the attacks with what was measured, which may be a part of them; nothing: it stays."""
+def write_attacks(path: Path, embedded: Mapping[str, Row], kafka: Mapping[str, Row]) -> None:
+    """Replaces the table of attacks with what was measured, which may be a part of them; nothing: it stays."""
     nothing = Row()
     attacks = [
         f"| {_LABELS[name]} |{row.cells}{kafka.get(name, nothing).cells}" for name, row in embedded.items() if row.runs
@@ -103,22 +104,29 @@ def write_attacks(path: Path, introduction: str, embedded: Mapping[str, Row], ka
     ending = f"\n\nNot measured: {'; '.join(not_measured)}." if not_measured else ""
     if attacks:
         table = "\n".join([_ATTACKS_HEADER, *attacks])
-        path.write_text(_replaced(path.read_text(), ATTACKS_TITLE, f"{introduction}\n\n{table}{ending}"))
+        path.write_text(_replaced(path.read_text(), ATTACKS_TABLE, f"{table}{ending}"))
 
 
 def write_bounds(path: Path, costs: Iterable[BoundCost], order: Sequence[str]) -> None:
     """Replaces the rows of the bounds that were measured; `order`: the descriptions of all bounds."""
     text = path.read_text()
-    section = text.partition(f"{BOUNDS_TITLE}\n")[2].partition("\n## ")[0]
+    section = _parts(text, BOUNDS_TABLE)[1]
     rows = {line.split("|")[1].strip(): line for line in section.splitlines() if line.startswith("|")}
     rows |= {cost.description: cost.row for cost in costs}
     table = "\n".join([_BOUNDS_HEADER, *(rows[each] for each in order if each in rows)])
-    path.write_text(_replaced(text, BOUNDS_TITLE, f"`full_bounds.py` fills each bound of a new broker.\n\n{table}"))
+    path.write_text(_replaced(text, BOUNDS_TABLE, table))
 
 
-def _replaced(text: str, title: str, section: str) -> str:
-    """The page with the section under `title` replaced, up to the next title."""
-    before, found, rest = text.partition(f"{title}\n")
-    assert found, f"The page has no section {title!r}."
-    _, following, after = rest.partition("\n## ")
-    return f"{before}{title}\n\n{section}\n{following}{after}"
+def _replaced(text: str, name: str, table: str) -> str:
+    """The page with another table between its comments."""
+    before, _, after = _parts(text, name)
+    return f"{before}\n{table}\n\n{after}"
+
+
+def _parts(text: str, name: str) -> tuple[str, str, str]:
+    """The page until after the first comment of a table, the table, and the page from the second comment."""
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    before, found, rest = text.partition(begin)
+    table, found_end, after = rest.partition(end)
+    assert found and found_end, f"The page has no table between the comments of {name!r}."
+    return before + begin, table, end + after
