@@ -99,7 +99,8 @@ def test_secrets_that_spark_shows_are_known(options: dict[str, str], names: list
 
 ROOT = Path(__file__).parents[2]
 APPLICATION = '''
-import sys, traceback
+import json, sys, traceback
+from urllib.request import urlopen
 import spark_groupsource as gs
 from pyspark.sql import SparkSession
 
@@ -113,7 +114,7 @@ config = {
 }
 broker = gs.EmbeddedBroker(config=config, topics={"t": [b"1", b"2"]}).start()
 spark = (
-    SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    SparkSession.builder.master("local[1]").config("spark.ui.enabled", "true").config("spark.ui.port", "0")
     .config("spark.eventLog.enabled", "true").config("spark.eventLog.dir", directory)
     .config("spark.eventLog.compress", "false").config("spark.eventLog.logStageExecutorMetrics", "true").getOrCreate()
 )
@@ -128,6 +129,11 @@ def options(password):
         "kafka.ssl.keystore.key": "${directory:%s:key.pem}" % tls.rpartition("/")[0],
     }
 
+def show_ui(path):
+    with urlopen(spark.sparkContext.uiWebUrl + path) as page:
+        print(f"page {path}", page.read().decode())
+
+spark.sparkContext.setLogLevel("INFO")
 for password in ("hush-password", "hush-wrong"):
     stream = spark.readStream.format("groupsource").options(**options(password)).load()
     stream.explain(True)
@@ -147,6 +153,16 @@ for password in ("hush-password", "hush-wrong"):
         print(batch.count(), "rows")
     except Exception:
         traceback.print_exc()
+    show_ui(f"/StreamingQuery/statistics/?id={query.runId}")
+application = f"/api/v1/applications/{spark.sparkContext.applicationId}"
+executions = json.loads(urlopen(spark.sparkContext.uiWebUrl + application + "/sql").read())
+assert executions
+for execution in executions:
+    show_ui(f"/SQL/execution/?id={execution['id']}")
+for page in ("jobs", "stages", "SQL", "StreamingQuery", "environment", "executors"):
+    show_ui(f"/{page}/")
+for resource in ("sql?details=true&planDescription=true", "environment", "jobs", "stages"):
+    show_ui(f"{application}/{resource}")
 spark.stop()
 broker.stop()
 '''
@@ -155,7 +171,7 @@ broker.stop()
 @pytest.mark.slow
 @pytest.mark.spark
 def test_spark_shows_no_secrets(tmp_path: Path) -> None:
-    """Plans, progress, event log, standard error and exceptions, with a right and a wrong password."""
+    """Plans, progress, event log, UI, logs and exceptions, with a right and a wrong password."""
     directory = tmp_path / "events"
     directory.mkdir()
     for name, text in (
@@ -178,6 +194,8 @@ def test_spark_shows_no_secrets(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     assert "2 records" in run.stdout and "2 rows" in run.stdout
     assert run.stderr.count("Authentication of user 'ann'") >= 2
+    # the pages show plans of the source
+    assert run.stdout.count("page /SQL/execution/") >= 2 and run.stdout.count("groupsource") >= 10
     files = [path for path in directory.rglob("*") if path.is_file()]
     assert files
     shown = {"output": run.stdout, "errors": run.stderr, **{path.name: path.read_text() for path in files}}

@@ -1,7 +1,7 @@
 """TLS certificates for tests: EC keys made with openssl, valid until 2126.
 
 `CA` has signed `SERVER` (localhost, 127.0.0.1), `OTHER_NAME` (other.example) and `CLIENT`; `STRANGER` is self-signed,
-as is `EXPIRED` (localhost, 127.0.0.1), which was valid until 2020.
+as are `RENEWED` (localhost, 127.0.0.1) and `EXPIRED` (the same), which was valid until 2020.
 All but the authority have the key `KEY`; `ENCRYPTED_KEY` is the same with the password keypass.
 """
 
@@ -97,6 +97,18 @@ XBCjPTA7MBoGA1UdEQQTMBGCCWxvY2FsaG9zdIcEfwAAATAdBgNVHQ4EFgQUg6kI
 O89KDbZ5uJhIqvgCtau9xeUwCgYIKoZIzj0EAwIDRwAwRAIgKvzEPmr8sPuCIfa2
 5bLufEfUUGAIl56oPlpZTJbjvswCIDKJyKS4QkHPd08NITp//E6Gshq+wsT85rtk
 EmXO9PFj
+-----END CERTIFICATE-----
+"""
+
+RENEWED = """\
+-----BEGIN CERTIFICATE-----
+MIIBQzCB6qADAgECAgECMAoGCCqGSM49BAMCMBIxEDAOBgNVBAMMB3JlbmV3ZWQw
+IBcNMjYxMTIyMDAwMDAwWhgPMjEyNjEwMjkwMDAwMDBaMBIxEDAOBgNVBAMMB3Jl
+bmV3ZWQwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAAQKnRhJKJqI4CQAM/YwtZW+
+Ea63pyJpghAGACp8UN7ZRwk/QdHoiC5lKFye8kRNaWcVwkfdwMWo5vMjwMGoP1wQ
+oy8wLTAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwDwYDVR0TAQH/BAUwAwEB
+/zAKBggqhkjOPQQDAgNIADBFAiArHYgrWRsBEkhywI2igR/1IrT57Rk7kiej4UlD
+D6sEMQIhAP1DBoNn8Puw/sZZ3+JjbwWDCJ0O8735MAAgBqP2L0MF
 -----END CERTIFICATE-----
 """
 
