@@ -37,7 +37,7 @@ CLIENT_CERTIFICATE = (
     "that the broker trusts (ssl.client.auth)."
 )
 ClientAuth = Literal["none", "requested", "required"]
-"""Whether a listener asks for the certificate of a client (ssl.client.auth)."""
+"""Whether a listener requests the certificate of a client (ssl.client.auth)."""
 STORE_TYPES = ("PEM", "PKCS12", "JKS")
 """The accepted values of `ssl.keystore.type` and `ssl.truststore.type`."""
 

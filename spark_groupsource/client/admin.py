@@ -361,17 +361,19 @@ def _member(
     )
 
 
-def _call_controller(cluster: ClusterClient, request: Any, asked: str, answered: str) -> list[Any]:
+def _call_controller(cluster: ClusterClient, request: Any, topics_field: str, results_field: str) -> list[Any]:
     """Sends a request to the controller; returns the results of its topics.
 
     Retries while the controller moves, and topics that exceed the quota of controller mutations (KIP-599).
 
-    Args: `asked`, the field of the request with the topics or their names; `answered`, that of the response.
+    Args:
+        topics_field: the field of the request that has the topics or their names.
+        results_field: the field of the response that has the results.
     """
     retry = cluster.retry()
     found: list[Any] = []
     while True:
-        results = getattr(cluster.call_controller(request, retry.remaining_ms), answered)
+        results = getattr(cluster.call_controller(request, retry.remaining_ms), results_field)
         code = ErrorCode.NOT_CONTROLLER
         if all(each.error_code != code for each in results):
             code = ErrorCode.THROTTLING_QUOTA_EXCEEDED
@@ -380,7 +382,8 @@ def _call_controller(cluster: ClusterClient, request: Any, asked: str, answered:
             if not throttled:
                 return found
             request = copy(request)
-            setattr(request, asked, [t for t in getattr(request, asked) if getattr(t, "name", t) in throttled])
+            topics = getattr(request, topics_field)
+            setattr(request, topics_field, [t for t in topics if getattr(t, "name", t) in throttled])
         retry.backoff_or_raise(BrokerError(code, "Request to the controller"))
 
 

@@ -136,7 +136,7 @@ def _with_reports(step: Step, finding: _Finding, reported: ReportedMembers) -> _
 def _join_timed_out(step: Step) -> _Finding | None:
     """A member is gone after a join phase that lasted the rebalance timeout: the others had stopped committing.
 
-    While the coordinator moves, nobody can commit.
+    While the coordinator moves, no member can commit.
     """
     previous = step.previous
     if not step.gone or not step.current.members or step.has_moved:

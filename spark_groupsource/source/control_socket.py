@@ -55,7 +55,7 @@ def control_sockets(driver: int, reader: str = "") -> list[Path]:
 
 
 def is_first_reader(driver: int, subject: str) -> bool:
-    """Returns True for the first reader of an application that asks, so that it alone logs about `subject`."""
+    """Returns True for the first caller among the readers of an application, so that it alone logs about `subject`."""
     try:
         (control_directory(driver) / subject).touch(mode=0o600, exist_ok=False)
     except FileExistsError:

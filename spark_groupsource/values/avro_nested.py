@@ -307,7 +307,7 @@ class _Positions:
         return at
 
     def take(self) -> tuple[Ints, Lanes]:
-        """Returns the lane of each item, and the items as lanes; begins anew."""
+        """Returns the lane of each item, and the items as lanes; removes them."""
         lane, begin, first = np.array(self._owners, np.int64).reshape(-1, 3).T
         counts = np.diff(first, append=len(self.ends))
         owners, base = np.repeat(lane, counts), np.repeat(begin, counts)

@@ -60,7 +60,7 @@ _BLANK = np.isin(np.arange(256), list(b" \t\r\n"))
 # quotients of integers up to 2^53 and powers of ten up to 10^22 are exact
 _EXACT = 1 << 53
 _POWERS = np.array([10.0**each for each in range(23)])
-# fields of a row whose keys are remembered
+# fields of a row whose keys are cached
 _FIELDS = 64
 _MAX_DIGITS, _MAX_NUMBER_BYTES = 18, 40
 

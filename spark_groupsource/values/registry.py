@@ -31,7 +31,7 @@ _MAX_BYTES = 16 * 1024 * 1024
 _MAX_REFERENCES = 1_000
 _NOT_FOUND = 404
 _UNAUTHORIZED = (401, 403)
-# requests that another attempt does not change; 408 and 429 ask for one
+# codes of requests that are not repeated; 408 and 429 are repeated
 _INVALID = (400, 405, 406, 409, 410, 422)
 # codes in the body of the responses: subject, version, schema not found; a proxy's 404 has none
 _UNKNOWN_CODES = (40401, 40402, 40403)

@@ -69,7 +69,7 @@ def described(connection: RawConnection, transactional_id: str) -> Any:
     return found
 
 
-class Refusal:
+class FailingAppends:
     """Makes the next `count` appends to the transaction log fail with a code."""
 
     def __init__(self, broker: EmbeddedBroker, code: ErrorCode, count: int = 1) -> None:
@@ -77,14 +77,14 @@ class Refusal:
         self._append = append = Partition.append_from_coordinator
         left = [count]
 
-        def refuse(partition: Partition, *arguments: Any) -> Any:
+        def append_or_raise(partition: Partition, *arguments: Any) -> Any:
             left[0] -= partition is log
             if partition is log and left[0] >= 0:
-                raise ApiError(code, "refused")
+                raise ApiError(code, "rejected")
             return append(partition, *arguments)
 
         self._broker = broker
-        self._replace(refuse)
+        self._replace(append_or_raise)
 
     def end(self) -> None:
         self._replace(self._append)
@@ -171,9 +171,9 @@ def test_a_failed_append_changes_nothing_and_is_an_error_of_the_coordinator(
 ):
     producer = begun(connection, topic, group)
     before = value_of(broker, group)
-    refusal = Refusal(broker, code, 2)
+    failing = FailingAppends(broker, code, 2)
     assert (producer.end(True), producer.add(topic, 1)) == (returned, [returned])
-    refusal.end()
+    failing.end()
     assert value_of(broker, group) == before
     assert producer.end(True) is NONE
     assert value_of(broker, group).status is COMPLETE_COMMIT
@@ -182,9 +182,9 @@ def test_a_failed_append_changes_nothing_and_is_an_error_of_the_coordinator(
 @pytest.mark.conformance("TC-052")
 def test_failed_appends_of_an_abort_do_not_raise_the_epoch_repeatedly(broker, connection, topic, group):
     producer = begun(connection, topic, group)
-    refusal = Refusal(broker, ErrorCode.NOT_ENOUGH_REPLICAS, 2)
+    failing = FailingAppends(broker, ErrorCode.NOT_ENOUGH_REPLICAS, 2)
     errors = [producer.init() for _ in range(3)]
-    refusal.end()
+    failing.end()
     not_available = ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert errors == [not_available, not_available, ErrorCode.CONCURRENT_TRANSACTIONS]
     assert value_of(broker, group).producer_epoch == producer.epoch + 1
@@ -194,13 +194,13 @@ def test_failed_appends_of_an_abort_do_not_raise_the_epoch_repeatedly(broker, co
 def test_a_failed_append_of_a_timeout_does_not_raise_the_epoch_and_is_retried(broker, connection, topic, group):
     producer = RawTransactions(connection, group, timeout_ms=1_000)
     wait_until(lambda: producer.init() is NONE, "the coordinator is loaded")
-    refusal = Refusal(broker, ErrorCode.NOT_ENOUGH_REPLICAS, 1)
+    failing = FailingAppends(broker, ErrorCode.NOT_ENOUGH_REPLICAS, 1)
     assert producer.add(topic, 0) == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
-    refusal.end()
+    failing.end()
     assert producer.add(topic, 0) == [NONE]
-    refusal = Refusal(broker, ErrorCode.NOT_ENOUGH_REPLICAS, 1)
+    failing = FailingAppends(broker, ErrorCode.NOT_ENOUGH_REPLICAS, 1)
     wait_until(lambda: value_of(broker, group).status not in (ONGOING, PREPARE_ABORT), "the transaction is aborted")
-    refusal.end()
+    failing.end()
     assert value_of(broker, group).producer_epoch == producer.epoch + 1
 
 
@@ -211,9 +211,9 @@ def test_a_failed_append_of_a_timeout_does_not_raise_the_epoch_and_is_retried(br
 def test_an_id_whose_tombstone_is_not_stored_remains(broker, connection, group):
     producer = RawTransactions(connection, group)
     wait_until(lambda: producer.init() is NONE, "the coordinator is loaded")
-    refusal = Refusal(broker, ErrorCode.NOT_ENOUGH_REPLICAS, 1_000)
+    failing = FailingAppends(broker, ErrorCode.NOT_ENOUGH_REPLICAS, 1_000)
     expire(broker)
-    refusal.end()
+    failing.end()
     assert value_of(broker, group).status is EMPTY
     expire(broker)
     assert value_of(broker, group) is None

@@ -74,7 +74,7 @@ def test_commit_marker_after_the_abort_has_no_effect(context: GroupContext) -> N
 
 @pytest.mark.conformance("GC-106")
 def test_marker_affects_one_partition_of_the_offsets_topic() -> None:
-    one, other = GroupContext(), GroupContext()  # two partitions of the group log
+    one, other = GroupContext(), GroupContext()  # two partitions of __consumer_offsets
     one.commit_in_transaction(1)
     other.commit_in_transaction(2)
     one.end_transaction(7, True)

@@ -2,8 +2,8 @@
 
 Events are kept in memory for `_FLUSH_MS` and appended in one batch, so a request of a group does not wait for the disk,
 and a directory that cannot be written delays no group: its events are dropped. A crash loses the events in memory. The
-end of a rebalance is appended after the request that ends it, unless others were within `_FLUSH_MS`: who sees the new
-assignment finds the events of it.
+end of a rebalance is appended after the request that ends it, unless others were within `_FLUSH_MS`: a client that sees
+the new assignment finds its events.
 """
 
 from __future__ import annotations

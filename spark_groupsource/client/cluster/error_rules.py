@@ -41,7 +41,7 @@ LIST_OFFSETS = ErrorRules(
     },
     others=Action.RETRY,
 )
-"""A leader that fails in a way that the client does not know is asked again, as by Kafka's consumer."""
+"""Requests to leaders: an error code that the client does not know is retried, as by Kafka's consumer."""
 
 LEADER_EPOCHS = ErrorRules(
     {ErrorCode.TOPIC_AUTHORIZATION_FAILED: Action.RAISE, ErrorCode.UNSUPPORTED_VERSION: Action.RAISE},

@@ -18,12 +18,12 @@ def http_json(
 ) -> dict[str, Any]:
     """Returns the object of a JSON response; errors as of `http_text`."""
     try:
-        answer = json.loads(http_text(url, headers, body, timeout_ms, ca_file))
+        response = json.loads(http_text(url, headers, body, timeout_ms, ca_file))
     except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
+        response = None
+    if not isinstance(response, dict):
         raise AuthenticationError(f"Requesting {url} failed: the response is not a JSON object. Check the URL.")
-    return answer
+    return response
 
 
 def http_text(

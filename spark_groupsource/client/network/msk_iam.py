@@ -100,10 +100,10 @@ def _of_botocore(profile: str, role_arn: str, role_session: str, region: str) ->
     try:
         session = botocore.session.Session(profile=profile or None)
         if role_arn:
-            answer = session.create_client("sts", region_name=region).assume_role(
+            response = session.create_client("sts", region_name=region).assume_role(
                 RoleArn=role_arn, RoleSessionName=role_session or "spark-groupsource"
             )["Credentials"]
-            return AwsCredentials(answer["AccessKeyId"], answer["SecretAccessKey"], answer["SessionToken"])
+            return AwsCredentials(response["AccessKeyId"], response["SecretAccessKey"], response["SessionToken"])
         credentials = session.get_credentials()
         if credentials is None:
             return None
@@ -153,8 +153,8 @@ def _of_container(environment: Mapping[str, str]) -> AwsCredentials | None:
     if path:
         with open(path, encoding="utf-8") as file:
             token = file.read().strip()
-    answer = http_json(url, {"Authorization": token} if token else {}, None, 2_000)
-    return AwsCredentials(answer["AccessKeyId"], answer["SecretAccessKey"], answer.get("Token", ""))
+    response = http_json(url, {"Authorization": token} if token else {}, None, 2_000)
+    return AwsCredentials(response["AccessKeyId"], response["SecretAccessKey"], response.get("Token", ""))
 
 
 def _of_instance() -> AwsCredentials | None:
@@ -164,7 +164,7 @@ def _of_instance() -> AwsCredentials | None:
         session = http_text(f"{_INSTANCE_URL}api/token", lifetime, None, 1_000, method="PUT")
         headers = {"X-aws-ec2-metadata-token": session}
         role = http_text(f"{_INSTANCE_URL}meta-data/iam/security-credentials/", headers, None, 1_000).strip()
-        answer = http_json(f"{_INSTANCE_URL}meta-data/iam/security-credentials/{role}", headers, None, 1_000)
+        response = http_json(f"{_INSTANCE_URL}meta-data/iam/security-credentials/{role}", headers, None, 1_000)
     except (AuthenticationError, NetworkError):
         return None
-    return AwsCredentials(answer["AccessKeyId"], answer["SecretAccessKey"], answer.get("Token", ""))
+    return AwsCredentials(response["AccessKeyId"], response["SecretAccessKey"], response.get("Token", ""))

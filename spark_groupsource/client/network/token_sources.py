@@ -43,11 +43,11 @@ class EndpointSource:
             "Content-Type": "application/x-www-form-urlencoded",
             "Accept": "application/json",
         }
-        answer = http_json(self.url, headers, urlencode(fields).encode(), self.connect_timeout_ms, self.ca_file)
-        value = answer.get("access_token") or answer.get("id_token")
+        response = http_json(self.url, headers, urlencode(fields).encode(), self.connect_timeout_ms, self.ca_file)
+        value = response.get("access_token") or response.get("id_token")
         if not isinstance(value, str):
             raise AuthenticationError(f"Requesting a token from {self.url} failed: the response has no access_token.")
-        seconds = answer.get("expires_in")
+        seconds = response.get("expires_in")
         expires_ms = now_ms + int(float(seconds) * 1000) if seconds and value.count(".") != 2 else None
         return token_of(value, now_ms, expires_ms, self.extensions)
 
@@ -168,9 +168,9 @@ def _google_credentials(now_ms: int) -> tuple[str, str, int]:
         import urllib3
     except ImportError:
         headers = {"Metadata-Flavor": "Google"}
-        answer = http_json(_METADATA_URL + "token", headers, None, 5_000)
+        response = http_json(_METADATA_URL + "token", headers, None, 5_000)
         account = http_text(_METADATA_URL + "email", headers, None, 5_000)
-        return str(answer["access_token"]), account.strip(), now_ms + int(answer.get("expires_in", 3600)) * 1000
+        return str(response["access_token"]), account.strip(), now_ms + int(response.get("expires_in", 3600)) * 1000
     try:
         credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
         credentials.refresh(google.auth.transport.urllib3.Request(urllib3.PoolManager()))

@@ -117,7 +117,7 @@ CREATE_TOPICS = [
     Case("a name that looks like another", create("x.y_z", validate=True)),
     Case("a topic with a dot", create("p.q")),
     Case("the same with a line", create("p_q")),
-    Case("the group log", create("__consumer_offsets", full=True)),
+    Case("__consumer_offsets", create("__consumer_offsets", full=True)),
     Case("nothing", create()),
     Case("with replicas", create("returned", partitions=-1, replicas=-1, assignments=((0, [1]), (1, [1])))),
     Case("replicas and numbers", create("bad", partitions=1, replicas=1, assignments=((0, [1]),))),
