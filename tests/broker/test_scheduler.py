@@ -123,18 +123,18 @@ def broker():
 @pytest.mark.slow
 def test_pipelined_requests_run_round_robin_with_other_clients(broker):
     """The other client is served after a few of the pipelined requests, which take seconds."""
-    beat = bytes(encode_request(HeartbeatRequest(group_id="g", generation_id=1, member_id="m"), 3, 1, "c"))
+    heartbeat = bytes(encode_request(HeartbeatRequest(group_id="g", generation_id=1, member_id="m"), 3, 1, "c"))
     slow = bytes(encode_request(MetadataRequest(topics=None, allow_auto_topic_creation=False), 4, 1, "c"))
     with RawConnection(broker.bootstrap_servers) as busy, RawConnection(broker.bootstrap_servers) as neighbor:
         create_topic(busy, "wide", partitions=200)
         for _ in range(2):  # the first heartbeat creates the coordinator's topic
-            neighbor.send(beat)
+            neighbor.send(heartbeat)
             assert neighbor.read_frame()
         busy.send(slow * 300)
         waits_ms = []
         for _ in range(9):
             started_ns = monotonic_ns()
-            neighbor.send(beat)
+            neighbor.send(heartbeat)
             assert neighbor.read_frame()
             waits_ms.append((monotonic_ns() - started_ns) / 1e6)
         assert sorted(waits_ms)[4] < 100

@@ -162,7 +162,7 @@ def rejoined(
 
 def second_round(reason: str | None) -> Callable[[Scenario, Owned, Owned], str]:
     def run(scenario: Scenario, a: Owned, b: Owned) -> str:
-        # first round: partition 1 is taken from its owner, and given to nobody
+        # first round: partition 1 is taken from its owner, and assigned to no member
         scenario.rejoin(a, reason="cached metadata has changed", protocols=subscription(owned=partitions(0, 1)))
         scenario.rejoin(b, reason="group is already rebalancing", protocols=subscription(owned=partitions(2, 3)))
         scenario.assign(a._replace(numbers=(0,)), b)

@@ -213,7 +213,7 @@ def test_producers_that_are_verified_replace_no_producers(monkeypatch):
     partitions = [ProducerStateManager(count) for _ in range(2)]
     for states in partitions:
         states.update(_of_producer(1), 0)
-        for number in range(10, 20):  # ids that nobody assigned
+        for number in range(10, 20):  # ids that were not assigned
             states.start_verification(_of_producer(number), False, 1)
     assert [list(states.entries()) for states in partitions] == [[1], [1]]
     assert (count.total, count.verifying) == (2, 4)  # the second partition has one of its own
