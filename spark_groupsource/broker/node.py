@@ -35,7 +35,7 @@ from spark_groupsource.storage.catalog import (
 )
 from spark_groupsource.storage.cleaner import LogCleaner
 from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.log_manager import CreationSteps, LogManager, NewTopic
+from spark_groupsource.storage.log_manager import CreationSteps, LogManager, TopicPlan
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.steps import StorageSteps, run_steps
@@ -206,12 +206,12 @@ class Broker:
         self, name: str, partition_count: int, settings: Mapping[str, str | None]
     ) -> CreationSteps:
         """As `create_topic`, in steps between which other requests may run."""
-        (created,) = yield from self.create_topics_steps([NewTopic(name, partition_count, settings)])
+        (created,) = yield from self.create_topics_steps([TopicPlan(name, partition_count, settings)])
         if isinstance(created, ApiError):
             raise created
         return created
 
-    def create_topics_steps(self, new: Sequence[NewTopic]) -> StorageSteps[list[TopicEntry | ApiError]]:
+    def create_topics_steps(self, new: Sequence[TopicPlan]) -> StorageSteps[list[TopicEntry | ApiError]]:
         """Creates topics in steps, with one write for all; returns the topic or the error of each."""
         created = yield from self.partitions.create_topics_steps(
             new, lambda topic: self._check_partition_limit(topic.name, topic.partition_count)

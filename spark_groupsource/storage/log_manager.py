@@ -35,8 +35,8 @@ MAX_SETTINGS_BYTES = 1_048_576
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
-class NewTopic(NamedTuple):
-    """A topic to be created."""
+class TopicPlan(NamedTuple):
+    """A topic to be created: its name, partitions and settings."""
 
     name: str
     partition_count: int
@@ -213,13 +213,13 @@ class LogManager:
         self, name: str, partition_count: int, settings: Mapping[str, str | None]
     ) -> CreationSteps:
         """As `create_topic`, in steps."""
-        (created,) = yield from self.create_topics_steps([NewTopic(name, partition_count, settings)])
+        (created,) = yield from self.create_topics_steps([TopicPlan(name, partition_count, settings)])
         if isinstance(created, ApiError):
             raise created
         return created
 
     def create_topics_steps(
-        self, new: Sequence[NewTopic], check: Callable[[NewTopic], None] = lambda topic: None
+        self, new: Sequence[TopicPlan], check: Callable[[TopicPlan], None] = lambda topic: None
     ) -> StorageSteps[list[TopicEntry | ApiError]]:
         """Creates topics in steps; durable at the end, with one write for all of them.
 
@@ -249,7 +249,7 @@ class LogManager:
                 self._changing.discard(entry.name)
         return [failed.get(each.name, each) if isinstance(each, TopicEntry) else each for each in results]
 
-    def _reserve(self, topic: NewTopic) -> TopicEntry:
+    def _reserve(self, topic: TopicPlan) -> TopicEntry:
         """Returns the entry of a new topic, whose name cannot be used until it is released. Raises: ApiError."""
         self.check_new_topic(topic.name, topic.partition_count, topic.settings)
         explicit = {key: value for key, value in topic.settings.items() if value is not None}

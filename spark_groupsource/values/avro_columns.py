@@ -22,7 +22,7 @@ _INT_LIMIT = 1 << 31
 _LONG_MAX = (1 << 63) - 1
 
 
-class Node(Protocol):
+class AvroNode(Protocol):
     """Reads one type."""
 
     def read(self, lanes: Lanes) -> pa.Array | None:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_groupsource.values import avro_lanes as reasons
-from spark_groupsource.values.avro_columns import Bytes, Node
+from spark_groupsource.values.avro_columns import AvroNode, Bytes
 from spark_groupsource.values.avro_lanes import Lanes
 from spark_groupsource.values.avro_scan import MAX_EMPTY_ITEMS, DamagedValueError, read_block_count, read_long
 from spark_groupsource.values.binary_blocks import Ints
@@ -23,7 +23,7 @@ _FEW_LANES = 150
 _PIECE = 1 << 16
 
 
-class Record:
+class RecordNode:
     """A record.
 
     Args:
@@ -32,7 +32,7 @@ class Record:
     """
 
     def __init__(
-        self, fields: Sequence[tuple[str, Node]], defaults: Mapping[str, pa.Array], kind: pa.DataType | None
+        self, fields: Sequence[tuple[str, AvroNode]], defaults: Mapping[str, pa.Array], kind: pa.DataType | None
     ) -> None:
         self._kind = kind
         self._fields = fields
@@ -61,10 +61,10 @@ class Branch(NamedTuple):
     """A branch of the writer's union, and the member of the struct that it becomes; empty without."""
 
     member: str
-    node: Node
+    node: AvroNode
 
 
-class Union:
+class UnionNode:
     """A union.
 
     In Spark it is its only type other than null, the wider of two numbers, or a struct of its members.
@@ -105,10 +105,10 @@ class Union:
         return pa.StructArray.from_arrays(columns, fields=list(self._kind), mask=pa.array(~present))
 
 
-class Member:
+class MemberNode:
     """A type that is one member of the reader's union; `name` is empty for one that is not selected."""
 
-    def __init__(self, name: str, node: Node, kind: pa.DataType) -> None:
+    def __init__(self, name: str, node: AvroNode, kind: pa.DataType) -> None:
         self._name = name
         self._node = node
         self._kind = kind
@@ -147,7 +147,7 @@ class _Items:
             self.keys += [key] if key is not None else []
 
 
-class Array:
+class ArrayNode:
     """An array, or a map, whose items are a key and a value.
 
     Every step reads the next item of all arrays that have one. When few have one, their items are found one by one,
@@ -157,7 +157,7 @@ class Array:
         is_empty: whether the items have no bytes.
     """
 
-    def __init__(self, item: Node, is_map: bool, is_empty: bool, kind: pa.DataType | None) -> None:
+    def __init__(self, item: AvroNode, is_map: bool, is_empty: bool, kind: pa.DataType | None) -> None:
         self._kind = kind
         self._item = item
         self._key = Bytes(None if kind is None else pa.string()) if is_map else None

@@ -9,9 +9,9 @@ from typing import Callable, Mapping
 
 import pyarrow as pa
 
-from spark_groupsource.values.avro_columns import Boolean, Bytes, Enum, Fixed, Float, Integer, Mismatch, Node, Null
+from spark_groupsource.values.avro_columns import AvroNode, Boolean, Bytes, Enum, Fixed, Float, Integer, Mismatch, Null
 from spark_groupsource.values.avro_defaults import default_value
-from spark_groupsource.values.avro_nested import Array, Branch, Member, Record, Union
+from spark_groupsource.values.avro_nested import ArrayNode, Branch, MemberNode, RecordNode, UnionNode
 from spark_groupsource.values.avro_schema import AvroField, AvroType, nullable_branch
 
 _PROMOTIONS: Mapping[str, tuple[str, ...]] = {
@@ -29,7 +29,7 @@ class UnresolvedError(ValueError):
     """The writer's schema cannot be read as the reader's; the message is the reason."""
 
 
-def resolved(writer: AvroType, reader: AvroType, kind: pa.DataType | None, path: str = "value") -> Node:
+def resolved(writer: AvroType, reader: AvroType, kind: pa.DataType | None, path: str = "value") -> AvroNode:
     """Returns the node that reads values of the writer.
 
     Args:
@@ -43,7 +43,8 @@ def resolved(writer: AvroType, reader: AvroType, kind: pa.DataType | None, path:
         return _from_union(writer, reader, kind, path)
     if reader.kind == "union":
         branch = _to_union(writer, reader, kind, path)
-        return Member(branch.member, branch.node, kind) if _is_struct(reader) and writer.kind != "null" else branch.node
+        is_member = _is_struct(reader) and writer.kind != "null"
+        return MemberNode(branch.member, branch.node, kind) if is_member else branch.node
     if not _fits(writer, reader):
         raise _mismatch(writer, reader, path)
     return _SELECTED[writer.kind](writer, reader, kind, path)
@@ -80,7 +81,7 @@ def _unitless(logical: str) -> str:
     return logical.rpartition("-")[0] if logical.endswith(tuple(_NANOS)) else logical
 
 
-def _integer(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Node:
+def _integer(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> AvroNode:
     # the number of a writer without unit has that of the reader
     unit = writer.logical if reader.logical and writer.logical else reader.logical
     written = next((nanos for suffix, nanos in _NANOS.items() if unit.endswith(suffix)), 0)
@@ -91,20 +92,20 @@ def _integer(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -
     return Integer(writer.kind == "int", max(written // target, 1), max(target // written, 1), kind)
 
 
-def _enum(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Node:
+def _enum(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> AvroNode:
     places = {symbol: place for place, symbol in enumerate(reader.symbols)}
     other = places.get(reader.default, -1)
     return Enum([places.get(symbol, other) for symbol in writer.symbols], reader.symbols, kind)
 
 
-def _array(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Node:
+def _array(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> AvroNode:
     assert writer.items is not None and reader.items is not None
     is_map = writer.kind == "map"
     item = resolved(writer.items, reader.items, kind.item_type if is_map else kind.value_type, f"{path}.element")
-    return Array(item, is_map, _is_empty(writer.items), kind)
+    return ArrayNode(item, is_map, _is_empty(writer.items), kind)
 
 
-def _record(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Node:
+def _record(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> AvroNode:
     selected = {field.name: field.type for field in kind}
     known = {field.name: field for field in writer.fields}
     source: dict[str, AvroField] = {}
@@ -125,7 +126,7 @@ def _record(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) ->
         else:
             inner = f"{path}.{target.name}".removeprefix("value.")
             fields.append((target.name, resolved(written.type, target.type, selected[target.name], inner)))
-    return Record(fields, defaults, kind)
+    return RecordNode(fields, defaults, kind)
 
 
 def _default(field: AvroField, kind: pa.DataType, path: str) -> pa.Array:
@@ -142,7 +143,7 @@ def _is_struct(union: AvroType) -> bool:
     return nullable_branch(union) is None and any(each.kind != "null" for each in union.branches)
 
 
-def _from_union(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Node:
+def _from_union(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> AvroNode:
     is_struct = reader.kind == "union" and _is_struct(reader)
     branches, problems = [], []
     for branch in writer.branches:
@@ -156,7 +157,7 @@ def _from_union(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str
             branches.append(Branch("", Mismatch(kind)))
     if len(problems) == len(branches):
         raise problems[0]
-    return Union(branches, is_struct, kind)
+    return UnionNode(branches, is_struct, kind)
 
 
 def _to_union(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Branch:
@@ -185,15 +186,15 @@ def _to_union(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) 
 _OTHER = "-"
 
 
-def _skipped(writer: AvroType) -> Node:
+def _skipped(writer: AvroType) -> AvroNode:
     """Returns the node of a type that is not selected."""
     kind = writer.kind
     if kind == "record":
-        return Record([("", _skipped(field.type)) for field in writer.fields], {}, None)
+        return RecordNode([("", _skipped(field.type)) for field in writer.fields], {}, None)
     if kind == "union":
-        return Union([Branch("", _skipped(each)) for each in writer.branches], False, None)
+        return UnionNode([Branch("", _skipped(each)) for each in writer.branches], False, None)
     if writer.items is not None:
-        return Array(_skipped(writer.items), kind == "map", _is_empty(writer.items), None)
+        return ArrayNode(_skipped(writer.items), kind == "map", _is_empty(writer.items), None)
     if kind == "enum":
         return Enum(range(len(writer.symbols)), writer.symbols, None)
     return _SCALARS[kind](writer, None)
@@ -206,7 +207,7 @@ def _is_empty(avro: AvroType) -> bool:
     return avro.kind == "null" or (avro.kind == "fixed" and avro.size == 0)
 
 
-_SCALARS: Mapping[str, Callable[[AvroType, pa.DataType | None], Node]] = {
+_SCALARS: Mapping[str, Callable[[AvroType, pa.DataType | None], AvroNode]] = {
     "null": lambda writer, kind: Null(kind),
     "boolean": lambda writer, kind: Boolean(kind),
     "float": lambda writer, kind: Float(4, kind),
@@ -219,11 +220,11 @@ _SCALARS: Mapping[str, Callable[[AvroType, pa.DataType | None], Node]] = {
 }
 
 
-def _scalar(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Node:
+def _scalar(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> AvroNode:
     return _SCALARS[writer.kind](writer, kind)
 
 
-_SELECTED: Mapping[str, Callable[[AvroType, AvroType, pa.DataType, str], Node]] = {
+_SELECTED: Mapping[str, Callable[[AvroType, AvroType, pa.DataType, str], AvroNode]] = {
     **dict.fromkeys(_SCALARS, _scalar),
     "int": _integer,
     "long": _integer,

@@ -13,7 +13,7 @@ import pyarrow as pa
 from spark_groupsource.values import avro_lanes as reasons
 from spark_groupsource.values.avro_lanes import PADDING, Lanes, Words, slices
 from spark_groupsource.values.binary_blocks import Ints, Mask, as_text, fixed_width, invalid_text
-from spark_groupsource.values.protobuf_fields import Fields, Found, Layout
+from spark_groupsource.values.protobuf_fields import FieldLayout, Fields, Found
 from spark_groupsource.values.protobuf_scan import DELIMITED, FIXED32, FIXED64, GROUP, VARINT
 from spark_groupsource.values.protobuf_schema import ProtoField, ProtoMessage
 
@@ -46,7 +46,7 @@ class Message:
         self._kind = kind
         selected = {field.name: field.type for field in kind}
         known = {each.name: each for each in message.fields}
-        self._layout = Layout(
+        self._layout = FieldLayout(
             {each.number: _wires(each) for each in message.fields},
             {each.number: each.oneof for each in message.fields if each.oneof is not None},
         )

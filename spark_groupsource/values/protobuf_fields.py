@@ -48,7 +48,7 @@ class Found(NamedTuple):
     number: Words
 
 
-class Layout(NamedTuple):
+class FieldLayout(NamedTuple):
     """What the fields of a message may be.
 
     Attributes:
@@ -68,7 +68,7 @@ class Fields:
         last: oneof -> number of the field that each lane sets last, 0 without.
     """
 
-    def __init__(self, lanes: Lanes, layout: Layout) -> None:
+    def __init__(self, lanes: Lanes, layout: FieldLayout) -> None:
         self._lanes = lanes
         self._layout = layout
         self.found: dict[int, list[Found]] = {}

@@ -1,4 +1,4 @@
-"""Limits of modules: lines, lines per function, words of first lines."""
+"""Limits of modules: lines, function lines, first lines, class names."""
 
 from __future__ import annotations
 
@@ -73,3 +73,13 @@ def test_first_lines_have_at_most_12_words() -> None:
 def test_a_long_function_is_found() -> None:
     text = "class A:\n    def f(self):\n" + "        pass\n" * 50 + "\n    def g(self):\n" + "        pass\n" * 49
     assert list(long_functions(text)) == [("f", 51)]
+
+
+def test_names_of_public_classes_are_unique() -> None:
+    """A search for a class finds one."""
+    files: dict[str, list[str]] = {}
+    for file in FILES:
+        if file.is_relative_to(ROOT / "spark_groupsource"):
+            for name in re.findall(r"^class ([A-Z]\w*)", file.read_text("utf-8"), re.MULTILINE):
+                files.setdefault(name, []).append(file.relative_to(ROOT).as_posix())
+    assert {name: found for name, found in files.items() if len(found) > 1} == {}

@@ -16,7 +16,7 @@ from support.power_loss import Disk, write_state
 from spark_groupsource.errors import StorageError
 from spark_groupsource.storage import catalog
 from spark_groupsource.storage.catalog import PRODUCER_ID_BLOCK_SIZE, TopicCatalog, TopicEntry
-from spark_groupsource.storage.log_manager import NewTopic
+from spark_groupsource.storage.log_manager import TopicPlan
 from spark_groupsource.storage.steps import run_steps
 
 
@@ -149,7 +149,7 @@ def test_topics_of_one_request_are_written_once_and_their_files_by_the_first_rec
     with FileOperations(tmp_path, operations.append):
         broker = LogBroker(tmp_path)
         operations.clear()
-        run_steps(broker.logs.create_topics_steps([NewTopic(f"t{number}", 5, {}) for number in range(200)]))
+        run_steps(broker.logs.create_topics_steps([TopicPlan(f"t{number}", 5, {}) for number in range(200)]))
         kinds = [kind for kind, *_ in operations]
         assert kinds.count("flush") == 1 and "mkdir" not in kinds and len(kinds) < 10
         operations.clear()

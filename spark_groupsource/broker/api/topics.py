@@ -21,7 +21,7 @@ from spark_groupsource.storage.catalog import (
     UNLISTED_TOPICS,
     TopicEntry,
 )
-from spark_groupsource.storage.log_manager import NewTopic
+from spark_groupsource.storage.log_manager import TopicPlan
 from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.storage.topic_config import TOPIC_FIELDS, TOPIC_SETTINGS
 from spark_groupsource.wire.fast_structs import constructor
@@ -161,7 +161,7 @@ def _auto_create(broker: Broker, names: Sequence[str]) -> StorageSteps[dict[str,
     if not broker.config.auto_create_topics_enable:
         return {}
     errors: dict[str, ErrorCode] = {}
-    new: list[NewTopic] = []
+    new: list[TopicPlan] = []
     for number, name in enumerate(names, 1):
         if name not in broker.partitions.topics and len(new) < _MAX_CREATED_BY_METADATA:
             try:
@@ -169,7 +169,7 @@ def _auto_create(broker: Broker, names: Sequence[str]) -> StorageSteps[dict[str,
                     yield from _create_internal(broker, name)
                 else:
                     broker.partitions.check_name(name)
-                    new.append(NewTopic(name, broker.config.num_partitions, {}))
+                    new.append(TopicPlan(name, broker.config.num_partitions, {}))
             except ApiError as error:
                 errors[name] = error.code
         if number % _NAMES_PER_STEP == 0:
@@ -268,7 +268,7 @@ def create_topics(broker: Broker, context: ApiRequestContext, request: CreateTop
     # a duplicate name is an error, with one entry in the response
     distinct = {topic.name: topic for topic in request.topics}
     outcomes: dict[str, TopicEntry | ApiError] = {}
-    new: list[NewTopic] = []
+    new: list[TopicPlan] = []
     for number, topic in enumerate(distinct.values(), 1):
         try:
             if named[topic.name] > 1:
@@ -282,7 +282,7 @@ def create_topics(broker: Broker, context: ApiRequestContext, request: CreateTop
                 known = {name: value for name, value in settings.items() if value is not None}
                 outcomes[topic.name] = TopicEntry(topic.name, uuid.uuid4(), count, known)
             else:
-                new.append(NewTopic(topic.name, count, settings))
+                new.append(TopicPlan(topic.name, count, settings))
             counted += count
         except ApiError as error:
             outcomes[topic.name] = error.without_traceback()
