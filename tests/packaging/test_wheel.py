@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +68,11 @@ def test_installing_the_package_does_not_install_pyspark(wheel: Wheel) -> None:
 
 def test_the_version_is_the_one_of_the_package(wheel: Wheel) -> None:
     assert wheel.version == spark_groupsource.__version__
+
+
+def test_pyspark_finds_the_installed_data_source(tmp_path: Path) -> None:
+    """PySpark imports each module pyspark_* of the directories of sys.path, also of an editable installation."""
+    script = "import pkgutil; print([module.name for module in pkgutil.iter_modules()])"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    found = subprocess.check_output([sys.executable, "-c", script], cwd=tmp_path, env=environment)
+    assert b"'pyspark_groupsource'" in found
