@@ -26,7 +26,10 @@ _CONFIG = {
 
 
 class KafkaCluster:
-    """Brokers that are KRaft controllers, too; a context manager. With three nodes, one may be down."""
+    """Brokers that are KRaft controllers, too; a context manager. With three nodes, one may be down.
+
+    Node N is in the rack ``rack-N``.
+    """
 
     def __init__(self, nodes: int = 3, config: Mapping[str, str] | None = None) -> None:
         controllers = {number: free_address() for number in range(1, nodes + 1)}
@@ -37,6 +40,7 @@ class KafkaCluster:
             client = free_address()
             own = {
                 "node.id": str(number),
+                "broker.rack": f"rack-{number}",
                 "controller.quorum.voters": voters,
                 "listeners": f"PLAINTEXT://{client},CONTROLLER://{controller}",
             }
