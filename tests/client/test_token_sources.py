@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+import types
 from base64 import b64decode, urlsafe_b64decode
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +57,11 @@ def test_opaque_token_expires_by_the_response(endpoint: Endpoint) -> None:
     source = token_sources.EndpointSource(endpoint.url, "a b", "c/d", is_urlencoded=True)
     assert source.request(NOW_MS) == Token("opaque", NOW_MS + 60_000)
     assert b64decode(endpoint.requests[0][1].removeprefix("Basic ")) == b"a%20b:c%2Fd"
+
+
+def test_audience_is_part_of_the_request(endpoint: Endpoint) -> None:
+    token_sources.EndpointSource(endpoint.url, "me", "hush", "s", audience="kafka").request(int(time.time() * 1000))
+    assert endpoint.requests[0][2] == {"grant_type": ["client_credentials"], "scope": ["s"], "audience": ["kafka"]}
 
 
 def test_google_token_of_the_metadata_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +135,35 @@ def test_places_of_aws_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/x")
     with pytest.raises(AuthenticationError, match="AWS_WEB_IDENTITY_TOKEN_FILE, which needs the package botocore"):
         find_credentials("", "", "", "eu-west-1")
+
+
+def test_role_is_assumed_with_external_id_in_the_region_of_sts(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    class Session:
+        def __init__(self, profile: str | None) -> None:
+            calls.append(profile)
+
+        def create_client(self, name: str, region_name: str) -> Session:
+            calls.append((name, region_name))
+            return self
+
+        def assume_role(self, **given: str) -> Any:
+            calls.append(given)
+            return {"Credentials": {"AccessKeyId": "A", "SecretAccessKey": "B", "SessionToken": "C"}}
+
+    session = types.ModuleType("botocore.session")
+    session.Session = Session  # type: ignore[attr-defined]
+    botocore = types.ModuleType("botocore")
+    botocore.session = session  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "botocore", botocore)
+    monkeypatch.setitem(sys.modules, "botocore.session", session)
+    source = token_sources.MskSource("eu-west-1", "p", "arn:r", "me", "orders", "us-west-2")
+    token = source.request(NOW_MS)
+    url = urlsafe_b64decode(token.value + "=" * (-len(token.value) % 4)).decode()
+    assert "kafka.eu-west-1.amazonaws.com" in url and "X-Amz-Credential=A%2F" in url
+    role = {"RoleArn": "arn:r", "RoleSessionName": "me", "ExternalId": "orders"}
+    assert calls == ["p", ("sts", "us-west-2"), role]
 
 
 # --- refresh ---

@@ -62,14 +62,18 @@ def presigned_token(region: str, credentials: AwsCredentials, now_ms: int) -> tu
     return urlsafe_b64encode(url.encode()).decode().rstrip("="), (now_ms // 1000 + _LIFETIME_S) * 1000
 
 
-def find_credentials(profile: str, role_arn: str, role_session: str, region: str) -> AwsCredentials:
+def find_credentials(
+    profile: str, role_arn: str, role_session: str, region: str, external_id: str = ""
+) -> AwsCredentials:
     """Returns the credentials of this machine: those of botocore if it is installed, else of the usual places.
 
     These are the environment, the profile, the container and the instance, in this order.
 
+    Args:
+        region: where a role is assumed (STS), with `external_id` if its trust policy requires one.
     Raises: AuthenticationError if there are none; ConfigurationError where botocore is needed.
     """
-    found = _of_botocore(profile, role_arn, role_session, region)
+    found = _of_botocore(profile, role_arn, role_session, region, external_id)
     if found is None and role_arn:
         raise ConfigurationError(
             "Option kafka.sasl.jaas.config has awsRoleArn, which needs the package botocore. Install it on the driver "
@@ -92,7 +96,9 @@ def find_credentials(profile: str, role_arn: str, role_session: str, region: str
     return found
 
 
-def _of_botocore(profile: str, role_arn: str, role_session: str, region: str) -> AwsCredentials | None:
+def _of_botocore(
+    profile: str, role_arn: str, role_session: str, region: str, external_id: str
+) -> AwsCredentials | None:
     try:
         import botocore.session
     except ImportError:
@@ -100,9 +106,10 @@ def _of_botocore(profile: str, role_arn: str, role_session: str, region: str) ->
     try:
         session = botocore.session.Session(profile=profile or None)
         if role_arn:
-            response = session.create_client("sts", region_name=region).assume_role(
-                RoleArn=role_arn, RoleSessionName=role_session or "spark-groupsource"
-            )["Credentials"]
+            role = {"RoleArn": role_arn, "RoleSessionName": role_session or "spark-groupsource"}
+            if external_id:
+                role["ExternalId"] = external_id
+            response = session.create_client("sts", region_name=region).assume_role(**role)["Credentials"]
             return AwsCredentials(response["AccessKeyId"], response["SecretAccessKey"], response["SessionToken"])
         credentials = session.get_credentials()
         if credentials is None:

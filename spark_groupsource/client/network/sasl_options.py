@@ -41,6 +41,25 @@ _ENDPOINT_HINT = (
     "kafka.sasl.login.callback.handler.class=module:function of a function in Python that returns a token."
 )
 
+_STATIC_KEYS = (
+    "Set the environment variables AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN on the driver and "
+    "the executors instead."
+)
+_REJECTED_JAAS_OPTIONS: Mapping[str, str] = {
+    "awsRoleAccessKeyId": _STATIC_KEYS,
+    "awsRoleSecretAccessKey": _STATIC_KEYS,
+    "awsRoleSessionToken": _STATIC_KEYS,
+    "oauth.access.token": f"Write the token to a file and set kafka.{_ENDPOINT}=file:///PATH.",
+    "oauth.refresh.token": _ENDPOINT_HINT,
+    "oauth.refresh.token.location": _ENDPOINT_HINT,
+    "oauth.password.grant.username": _ENDPOINT_HINT,
+    "oauth.client.assertion": _ENDPOINT_HINT,
+    "oauth.client.assertion.location": _ENDPOINT_HINT,
+    "oauth.ssl.keystore.location": "Use a token endpoint without client certificates.",
+    "ssl.keystore.location": "Use a token endpoint without client certificates.",
+}
+"""Options of login modules that change the identity, with what to do; others without effect here are ignored."""
+
 
 def _text(name: str, doc: str, *aliases: str) -> ConfigKey:
     return ConfigKey(name, ConfigType.STRING, None, doc, parser=lambda _, text: text.strip(), aliases=aliases)
@@ -176,7 +195,21 @@ def read_jaas(text: str) -> JaasConfig:
         name: re.sub(r"\\(.)", r"\1", value[1:-1]) if value[:1] in ('"', "'") else value
         for name, value in _JAAS_OPTION.findall(text)
     }
+    _check_jaas_options(options)
     return JaasConfig(module, options)
+
+
+def _check_jaas_options(options: Mapping[str, str]) -> None:
+    rejected = next((name for name in options if name in _REJECTED_JAAS_OPTIONS), None)
+    if rejected is not None:
+        raise ConfigurationError(
+            f"Option kafka.sasl.jaas.config has {rejected}, which is not supported. {_REJECTED_JAAS_OPTIONS[rejected]}"
+        )
+    if options.get("tokenauth", "").lower() == "true":
+        raise ConfigurationError(
+            "Option kafka.sasl.jaas.config has tokenauth, which is not supported: delegation tokens. Use the name and "
+            "the password of a SCRAM user."
+        )
 
 
 def parse_jaas(text: str) -> tuple[tuple[str, ...], str, str]:
@@ -294,6 +327,8 @@ def _msk(given: _Given) -> TokenSource:
         given.jaas.get("awsProfileName", ""),
         given.jaas.get("awsRoleArn", ""),
         given.jaas.get("awsRoleSessionName", ""),
+        given.jaas.get("awsRoleExternalId", ""),
+        given.jaas.get("awsStsRegion", ""),
     )
 
 
@@ -306,6 +341,8 @@ def _endpoint(given: _Given) -> TokenSource:
             f"Option kafka.sasl.oauthbearer.jwt.retriever.class names {retriever}, which is not supported. "
             f"{_ENDPOINT_HINT}"
         )
+    if not url and jaas.get("oauth.access.token.location"):
+        return FileSource(jaas["oauth.access.token.location"], given.extensions())
     if not url:
         return _unsecured(given)
     if url.startswith("file:"):
@@ -328,15 +365,31 @@ def _endpoint(given: _Given) -> TokenSource:
             "kafka.sasl.jaas.config."
         )
     return EndpointSource(
-        url,
+        # without a scheme, librdkafka requests by HTTP
+        url if "://" in url else f"http://{url}",
         client_id,
         secret,
         values.get("sasl.oauthbearer.scope") or jaas.get("scope") or jaas.get("oauth.scope") or "",
         given.extensions(),
-        values.get("https.ca.location"),
+        values.get("https.ca.location") or _endpoint_authorities(jaas),
         bool(values.get("sasl.oauthbearer.header.urlencode")),
         int(values.get("sasl.login.connect.timeout.ms", 10_000)),
+        jaas.get("oauth.audience", ""),
     )
+
+
+def _endpoint_authorities(jaas: Mapping[str, str]) -> str | None:
+    """Returns the trust store of the token endpoint that a login module of Strimzi or Kafka names; None without one."""
+    for prefix in ("oauth.ssl.truststore", "ssl.truststore"):
+        path = jaas.get(f"{prefix}.location")
+        if path and jaas.get(f"{prefix}.type", "").upper() != "PEM":
+            raise ConfigurationError(
+                f"Option kafka.sasl.jaas.config has {prefix}.location, which is supported for PEM files alone. Set "
+                "kafka.https.ca.location to a PEM file of the authorities of the token endpoint."
+            )
+        if path:
+            return path
+    return None
 
 
 def _unsecured(given: _Given) -> TokenSource:

@@ -32,12 +32,14 @@ class EndpointSource:
     ca_file: str | None = None
     is_urlencoded: bool = False
     connect_timeout_ms: int = 10_000
+    audience: str = ""
 
     def request(self, now_ms: int) -> Token:
         user, secret = self.client_id, self.client_secret
         if self.is_urlencoded:
             user, secret = quote(user, safe=""), quote(secret, safe="")
-        fields = {"grant_type": "client_credentials", **({"scope": self.scope} if self.scope else {})}
+        fields = {"grant_type": "client_credentials"}
+        fields |= {name: value for name, value in (("scope", self.scope), ("audience", self.audience)) if value}
         headers = {
             "Authorization": "Basic " + b64encode(f"{user}:{secret}".encode()).decode(),
             "Content-Type": "application/x-www-form-urlencoded",
@@ -126,18 +128,27 @@ class UnsecuredSource:
 
 @dataclass(frozen=True)
 class MskSource:
-    """AWS MSK IAM: a URL that is signed with the credentials of this machine."""
+    """AWS MSK IAM: a URL that is signed with the credentials of this machine.
+
+    Attributes:
+        region: of the cluster; `sts_region`: where the role is assumed, by default the same.
+    """
 
     region: str
     profile: str = ""
     role_arn: str = ""
     role_session: str = ""
+    role_external_id: str = ""
+    sts_region: str = ""
 
     def request(self, now_ms: int) -> Token:
         # most clients do not need it
         from spark_groupsource.client.network.msk_iam import find_credentials, presigned_token
 
-        credentials = find_credentials(self.profile, self.role_arn, self.role_session, self.region)
+        sts_region = self.sts_region or self.region
+        credentials = find_credentials(
+            self.profile, self.role_arn, self.role_session, sts_region, self.role_external_id
+        )
         value, expires_ms = presigned_token(self.region, credentials, now_ms)
         return token_of(value, now_ms, expires_ms)
 
