@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ CONNECT_CLIENT = JOB.with_name("connect_client.py")
 PARTITIONS, RECORDS = 4, 2_000
 # records of one batch: the job is stopped before the end of the topic
 MIN_COMMITTED = 160
+PID_NAMESPACE = ("--pid", "--fork", "--kill-child", "--mount-proc")
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(500)]
 
@@ -59,8 +61,21 @@ class Daemon:
         return wait_until(found, f"{pattern} in {self.log.name}", timeout_s, 0.1).group(1)
 
 
+def in_container(directory, command, *namespaces):
+    """Returns a command in namespaces of its own, for which all but `directory` is read-only."""
+    read_only = f"mount --bind {directory} {directory} && mount -o remount,bind,ro /"
+    return ["unshare", "--mount", *namespaces, "sh", "-c", f"{read_only} && exec {shlex.join(map(str, command))}"]
+
+
+def can_isolate():
+    try:
+        return subprocess.run([*in_container("/mnt", ["true"], *PID_NAMESPACE)], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
 @contextmanager
-def standalone(directory):
+def standalone(directory, in_containers=False):
     """Yields the URL of a master with two workers of one core each."""
     spark_class = SPARK_HOME / "bin" / "spark-class"
     daemons = []
@@ -72,7 +87,11 @@ def standalone(directory):
         temporary.mkdir()
         settings = {"SPARK_HOME": SPARK_HOME, "TMPDIR": temporary, "SPARK_LOCAL_DIRS": temporary}
         settings = {key: str(value) for key, value in settings.items()}
-        daemons.append(Daemon(directory / f"{name}.log", spark_class, *command, **settings))
+        words = [spark_class, *command]
+        if in_containers and role.startswith("worker"):
+            words = in_container(directory, words, *PID_NAMESPACE)
+            settings["JAVA_TOOL_OPTIONS"] = f"-Djava.io.tmpdir={temporary}"
+        daemons.append(Daemon(directory / f"{name}.log", *words, **settings))
         return daemons[-1]
 
     try:
@@ -85,16 +104,20 @@ def standalone(directory):
         yield master
     finally:
         for daemon in reversed(daemons):
-            stop_process(daemon.process, 20)
+            # unshare ignores SIGTERM while it waits for its child
+            stop_process(daemon.process, 0 if in_containers else 20)
 
 
-def submit(directory, master, *arguments, **settings):
+def submit(directory, master, *arguments, in_containers=False, **settings):
     command = [Path(sys.executable).parent / "spark-submit", "--master", master, "--driver-memory", "512m"]
     # the environment has the options of short-lived JVMs for the driver alone
     options = f"executor.extraJavaOptions={os.environ['SPARK_SUBMIT_OPTS']}"
     for setting in ("ui.enabled=false", "cores.max=2", "executor.cores=1", "executor.memory=512m", options):
         command += ["--conf", f"spark.{setting}"]
-    return Daemon(directory / "job.log", *command, JOB, *arguments, directory, **settings)
+    command += [JOB, *arguments, directory]
+    if in_containers:
+        command = in_container(directory, command)
+    return Daemon(directory / "job.log", *command, **settings)
 
 
 def rows(directory):
@@ -145,6 +168,20 @@ def test_each_worker_of_a_standalone_cluster_reads_for_a_member(embedded, topic,
         found = run_drained(tmp_path, master, embedded.bootstrap_servers, topic, group)
     check_executors(found)
     assert {Path(row["executor"]).relative_to(tmp_path).parts[0] for row in found} == {"worker-1", "worker-2"}
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not can_isolate(), reason="namespaces need unshare and its permissions")
+def test_workers_in_pid_namespaces_of_their_own_with_a_read_only_root(embedded, topic, group, tmp_path):
+    temporary = tmp_path / "driver-tmp"
+    temporary.mkdir()
+    with standalone(tmp_path, in_containers=True) as master:
+        settings = {"TMPDIR": str(temporary), "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={temporary}"}
+        servers = embedded.bootstrap_servers
+        found = run_drained(tmp_path, master, servers, topic, group, in_containers=True, **settings)
+    check_executors(found)
+    # a warning about a control socket that the reader process could not open, for example
+    assert "WARNING [" not in (tmp_path / "job.log").read_text()
 
 
 @pytest.mark.soak
