@@ -11,7 +11,8 @@ from spark_groupsource.monitor.findings import Finding, GroupFacts, MemberFacts
 from spark_groupsource.monitor.rebalance import Actor, Cause, Origin, Rebalance
 from spark_groupsource.wire.member_reasons import REJOIN_WITH_MEMBER_ID
 
-_LEFT = ' style="text-align:left"'
+_LEFT = ' style="text-align:left;padding:2px 8px"'
+_TIME = ' style="text-align:left;padding:2px 8px;white-space:nowrap"'
 
 
 class Explanation:
@@ -60,7 +61,7 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f'<tr><td style="white-space:nowrap">{_time(r.completed_ms)}</td><td>{r.generation}</td>'
+            f"<tr><td{_TIME}>{_time(r.completed_ms)}</td><td{_LEFT}>{r.generation}</td>"
             f"<td{_LEFT}>{r.cause.value}</td><td{_LEFT}>{html.escape(escaped(' '.join(self.sentences(r))))}</td></tr>"
             for r in self.rebalances
         )

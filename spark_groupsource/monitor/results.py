@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _SHOWN_ROWS = 20
 _CELL_CHARS = 80
-_LEFT, _RIGHT = ' style="text-align:left"', ' style="text-align:right"'
+# notebooks differ in what they add to a table
+_LEFT, _RIGHT = ' style="text-align:left;padding:2px 8px"', ' style="text-align:right;padding:2px 8px"'
 
 
 class Result:
@@ -97,7 +98,7 @@ class Result:
         return "\n".join([*texts, *self._rest()])
 
     def _repr_html_(self) -> str:
-        head = "".join(f'<th style="text-align:left">{html.escape(name)}</th>' for name in self._table.column_names)
+        head = "".join(f"<th{_LEFT}>{html.escape(name)}</th>" for name in self._table.column_names)
         styles = [_RIGHT if _is_number(field.type) else _LEFT for field in self._table.schema]
         body = "".join(
             f"<tr>{''.join(f'<td{style}>{html.escape(cell)}</td>' for style, cell in zip(styles, row))}</tr>"

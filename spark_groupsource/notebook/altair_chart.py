@@ -7,7 +7,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 import altair as alt
 
-from spark_groupsource.notebook.layout import Picture, Row, Segment, clock_text, tick_times
+from spark_groupsource.notebook.layout import Picture, Row, Segment, clock_text
 from spark_groupsource.notebook.svg import THEMES
 
 _WIDTH = 780
@@ -18,14 +18,13 @@ _CHAR_PX = 6.5
 _MANY_MARKS = 40
 # Vega may draw twice as many
 _TICKS = 5
-_SHORT_MS, _SHORT_TICKS = 8_000, 6
+_SHORT_MS = 8_000
 # so that a mark at the start is drawn whole
 _MARGIN_PX = 5
 # a color that is readable on light and dark pages
 _NOTEBOOK_TEXT = "#808080"
 _FONT = "Inter, Segoe UI, Helvetica, Arial, DejaVu Sans, sans-serif"
-
-
+_NO_AXIS = alt.Axis(labels=False, ticks=False, domain=False, grid=False)
 _Datasets = dict[str, Sequence[Mapping[str, Any]]]
 
 
@@ -54,7 +53,9 @@ def _chart(picture: Picture, theme: str, datasets: _Datasets) -> Any:
     text = _NOTEBOOK_TEXT if theme == "notebook" else THEMES[theme].text
     zoom = alt.selection_interval(bind="scales", encodings=["x"])
     margin_ms = _MARGIN_PX * (picture.end_ms - picture.start_ms) / _WIDTH
-    scale = alt.Scale(domain=[picture.start_ms - margin_ms, picture.end_ms], type="utc")
+    # Vega draws one label of the times within a second
+    kind: Any = "linear" if picture.end_ms - picture.start_ms <= _SHORT_MS else "utc"
+    scale = alt.Scale(domain=[picture.start_ms - margin_ms, picture.end_ms], type=kind)
     panels = []
     if picture.partitions:
         panels.append(_rows("partitions", picture.partitions, picture, scale, datasets))
@@ -82,17 +83,16 @@ def _chart(picture: Picture, theme: str, datasets: _Datasets) -> Any:
 
 def _time_axis(picture: Picture, scale: Any, datasets: _Datasets) -> Any:
     """Draws the labels of the time: a panel of its own, because layers would have to agree about them."""
-    axis = alt.Axis(tickCount=_TICKS, format="%H:%M:%S", grid=False, labelOverlap=False, labelFlush=False)
-    if picture.end_ms - picture.start_ms <= _SHORT_MS:
-        # Vega leaves out times that are no whole seconds
-        axis.values, axis.format = list(tick_times(picture.start_ms, picture.end_ms, _SHORT_TICKS)), "%H:%M:%S.%L"
+    text = "%H:%M:%S.%L" if scale.type == "linear" else "%H:%M:%S"
+    labels = f"utcFormat(datum.value, '{text}')"
+    axis = alt.Axis(tickCount=_TICKS, labelExpr=labels, grid=False, labelOverlap=False, labelFlush=False)
     base = _data(datasets, "time", [{"start": picture.start_ms}, {"start": picture.end_ms}])
-    x = alt.X("start:T", scale=scale, title=None, axis=axis)
-    return base.mark_point(opacity=0).encode(x=x).properties(height=1)
+    return base.mark_point(opacity=0).encode(x=_x(scale, axis=axis)).properties(height=1)
 
 
-def _x(scale: Any, field: str = "start:T") -> Any:
-    return alt.X(field, scale=scale, title=None, axis=alt.Axis(labels=False, ticks=False, domain=False, grid=False))
+def _x(scale: Any, field: str = "start", axis: Any = _NO_AXIS) -> Any:
+    kind = "Q" if scale.type == "linear" else "T"
+    return alt.X(f"{field}:{kind}", scale=scale, title=None, axis=axis)
 
 
 def _tooltip() -> list[Any]:
@@ -124,9 +124,9 @@ def _causes(picture: Picture, scale: Any, text: str, datasets: _Datasets) -> Any
     bands = (
         _data(datasets, "phases", values)
         .mark_rect(clip=True)
-        .encode(x=_x(scale), x2="end:T", y=y, y2="y2:Q", color=alt.Color("color:N", scale=None), tooltip=_tooltip())
+        .encode(x=_x(scale), x2="end", y=y, y2="y2:Q", color=alt.Color("color:N", scale=None), tooltip=_tooltip())
     )
-    labels = labels.encode(x=_x(scale, "label_ms:T"), y=y, text="label:N")
+    labels = labels.encode(x=_x(scale, "label_ms"), y=y, text="label:N")
     return alt.layer(bands, labels, triangles.encode(y=y)).properties(height=56)
 
 
@@ -136,7 +136,7 @@ def _shade(picture: Picture, scale: Any, text: str, datasets: _Datasets) -> list
     base = _data(datasets, "rebalances", times).encode(x=_x(scale))
     opacity = 0.4 if len(times) <= _MANY_MARKS else 0.15
     return [
-        base.mark_rect(clip=True, color=text, opacity=0.09).encode(x2="end:T"),
+        base.mark_rect(clip=True, color=text, opacity=0.09).encode(x2="end"),
         base.mark_rule(clip=True, color=text, opacity=opacity, strokeWidth=0.8),
     ]
 
@@ -188,14 +188,14 @@ def _rows(title: str, rows: Sequence[Row], picture: Picture, scale: Any, dataset
     y = alt.Y("y:Q", scale=alt.Scale(domain=[0, len(rows)], reverse=True, nice=False), axis=axis, title=title)
     color = alt.Color("color:N", scale=None)
     bars = _data(datasets, title, solid).mark_rect(clip=True).encode(
-        x=_x(scale), x2="end:T", y=y, y2="y2:Q", color=color, opacity=alt.Opacity("opacity:Q", scale=None),
+        x=_x(scale), x2="end", y=y, y2="y2:Q", color=color, opacity=alt.Opacity("opacity:Q", scale=None),
         tooltip=_tooltip(),
     )  # fmt: skip
     gaps = _data(datasets, f"{title} hatched", hatched).mark_rect(clip=True, opacity=0.22).encode(
-        x=_x(scale), x2="end:T", y=y, y2="y2:Q", color=color, tooltip=_tooltip()
+        x=_x(scale), x2="end", y=y, y2="y2:Q", color=color, tooltip=_tooltip()
     )  # fmt: skip
     stripes = _data(datasets, f"{title} lines", lines).mark_rule(clip=True, strokeWidth=1.6, color="#e53935").encode(
-        x=_x(scale), x2="end:T", y=y, y2="y2:Q"
+        x=_x(scale), x2="end", y=y, y2="y2:Q"
     )  # fmt: skip
     return alt.layer(bars, gaps, stripes).properties(height=step * len(rows))
 

@@ -23,6 +23,10 @@ try { color = getComputedStyle(frameElement.parentElement).color; } catch (e) {}
 const axis = {labelColor: color, titleColor: color, domainColor: color, tickColor: color};
 const spec = JSON.parse(document.getElementById("spec").textContent.replaceAll("TEXT-COLOR", color));
 vegaEmbed("#chart", spec, {actions: false, renderer: "svg"}).then(() => {
+  const chart = document.getElementById("chart"), drawn = chart.querySelector("svg");
+  // a narrow cell shows the whole chart, smaller
+  const scale = Math.min(1, innerWidth / drawn.getBoundingClientRect().width);
+  chart.style.cssText = `transform-origin:0 0;transform:scale(${scale});height:${drawn.clientHeight * scale}px`;
   try { frameElement.style.height = document.body.scrollHeight + 16 + "px"; } catch (e) {}
 });
 """

@@ -180,7 +180,7 @@ def test_explanation_as_text_html_and_json() -> None:
     assert lines[3] == "Findings:" and lines[4].startswith("  - Client b did not poll")
     assert "<b>\\n" not in found._repr_html_() and "&lt;b&gt;\\n" in found._repr_html_()
     # notebooks align cells to the right
-    assert '<td style="text-align:left">Generation 1:' in found._repr_html_()
+    assert '<td style="text-align:left;padding:2px 8px">Generation 1:' in found._repr_html_()
     assert found.json()["rebalances"][0]["cause"] == "LEFT" and found.json()["findings"][0]["rule"] == "poll_exceeded"
     assert repr(Explanation(FACTS, [], [])) == "Group g: no rebalance is recorded."
 
