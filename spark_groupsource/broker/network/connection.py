@@ -95,6 +95,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._frame_bytes = 0  # of the request in progress, unless it is small
+        self._encrypted_bytes = 0  # received, not decrypted
         self._token: int | None = None
         self._id = next(_ids)
         self._header = (0, 0)  # version and correlation id of the request in progress
@@ -183,6 +184,11 @@ class Connection(asyncio.BufferedProtocol):
             self._deferred_reads.add(self._descriptor)
         else:
             self._deferred_reads.discard(self._descriptor)
+
+    def set_encrypted_bytes(self, size: int) -> None:
+        if size or self._encrypted_bytes:
+            self._encrypted_bytes = size
+            self._limit_reading()
 
     def pause_writing(self) -> None:
         self._is_write_buffer_full = True
@@ -426,16 +432,9 @@ class Connection(asyncio.BufferedProtocol):
         self._header = (header.api_version, header.correlation_id)
         self._token = token = self._owner.new_token(self)
         context = ApiRequestContext(
-            token,
-            header.api_key,
-            header.api_version,
-            header.client_id or "",
-            self.peer,
-            self._owner.node_id,
-            self._id,
-            self._owner.protocol,
-            self.principal,
-        )
+            token, header.api_key, header.api_version, header.client_id or "", self.peer, self._owner.node_id, self._id,
+            self._owner.protocol, self.principal,
+        )  # fmt: skip
         dispatcher.handle_frame(context, frame, header, position)
 
     def _is_login(self, authenticator: SaslAuthenticator, api_key: int) -> bool:
@@ -484,11 +483,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def _limit_reading(self) -> None:
         """Stops reading while bytes wait, above the read-ahead, or the memory of all requests is used."""
-        if not (self._buffer or self._frame_bytes or self._is_counted or self._is_reading_paused):
+        size, may_read = len(self._buffer) + self._frame_bytes + self._encrypted_bytes, True
+        if not (size or self._is_counted or self._is_reading_paused):
             return  # usually
         if self._transport is None or self._transport.is_closing():
             return
-        size, may_read = len(self._buffer) + self._frame_bytes, True
         if size or self._is_counted:
             self._is_counted = size > 0
             may_read = self._owner.requests.set_size(self, size)

@@ -12,6 +12,7 @@ from collections import Counter
 from itertools import islice
 from typing import Iterator, Protocol
 
+from spark_groupsource.broker.network.tls_handshakes import HandshakeQueue
 from spark_groupsource.broker.requests import SMALL_RESPONSE_BYTES
 
 _READ_BYTES, _SMALL_BYTES, _TINY_BYTES = 262_144, 16_384, 1_024
@@ -310,8 +311,10 @@ class ConnectionLimits:
         self.counts = ConnectionCounts()
         self.requests = RequestMemory(queued_max_request_bytes)
         self.responses = ResponseMemory()
+        self.handshakes = HandshakeQueue()
 
     def close_stalled(self, now_ms: int) -> Iterator[None]:
         """Closes connections without progress that hold memory, some per step. To be called every second."""
         yield from self.requests.close_stalled(now_ms)
+        yield from self.handshakes.close_stalled(now_ms)
         self.responses.close_stalled(now_ms)

@@ -174,6 +174,7 @@ class Listener:
         self.after_requests = after_requests
         self.scheduler = scheduler
         self.requests, self.responses = limits.requests, limits.responses
+        self._handshakes = limits.handshakes
         self._counts = limits.counts
         self._is_rejecting = False
         self.new_token = router.new_token
@@ -217,7 +218,7 @@ class Listener:
 
     def _new_protocol(self) -> asyncio.BufferedProtocol:
         connection = Connection(self, self._clock.now_ms)
-        return connection if self._tls is None else self._tls.new_transport(connection, self)
+        return connection if self._tls is None else self._tls.new_transport(connection, self, self._handshakes)
 
     async def close(self) -> None:
         """Closes the port and all connections, also those that the event loop has accepted but not reported yet."""

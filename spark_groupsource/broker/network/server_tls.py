@@ -11,6 +11,7 @@ from spark_groupsource.broker.security_config import SecurityConfig, server_tls
 from spark_groupsource.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from spark_groupsource.broker.network.tls_handshakes import HandshakeQueue
     from spark_groupsource.broker.network.tls_transport import TlsTransport
 
 
@@ -33,7 +34,9 @@ class ServerTls:
         except ConfigurationError as error:
             raise ConfigurationError(str(error).replace("kafka.ssl.", "ssl.")) from error
 
-    def new_transport(self, connection: Connection, owner: ConnectionOwner) -> TlsTransport:
+    def new_transport(
+        self, connection: Connection, owner: ConnectionOwner, handshakes: HandshakeQueue
+    ) -> TlsTransport:
         """Returns the protocol of a client's socket, which decrypts for `connection`."""
 
         def on_handshake(certificate: Mapping[str, Any] | None) -> None:
@@ -41,4 +44,4 @@ class ServerTls:
             if owner.protocol == "SSL" and certificate:
                 connection.principal = self._mapper.principal(distinguished_name(certificate))
 
-        return self._transport(connection, owner, self._load(), on_handshake)
+        return self._transport(connection, owner, self._load(), handshakes, on_handshake)

@@ -4,6 +4,10 @@ asyncio's own TLS allocates 256 KiB per connection, counts connections after the
 handshakes of thousands of clients at once. Here the bytes pass the shared buffer of the listener, a connection counts
 when it is accepted, and each step of a handshake runs in a time slice of the scheduler.
 
+OpenSSL keeps its buffers as large as they have ever been, and needs 35 kB for an incomplete record. So it gets complete
+records only, in pieces, and makes the records of a response in pieces too; received bytes that are not decrypted count
+as those of an incomplete request.
+
 Source: Kafka `SslTransportLayer`.
 """
 
@@ -16,9 +20,15 @@ from typing import Any, Callable, Mapping
 
 from spark_groupsource.broker.network.connection import Connection, ConnectionOwner
 from spark_groupsource.broker.network.scheduler import Task
+from spark_groupsource.broker.network.tls_handshakes import HandshakeQueue
 
-# two TLS records: what a connection holds outside of the limits of requests
+# two TLS records: what is received at a time
 _READ_BYTES = 32_768
+_PIECE_BYTES = 8_192
+_WRITTEN_AT_ONCE_BYTES = 262_144
+_HEADER_BYTES = 5
+_MAX_RECORD_BYTES = 16_384 + 2_048 + _HEADER_BYTES
+_RECORD_TYPES = range(20, 25)
 
 
 class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
@@ -26,6 +36,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     Args:
         on_handshake: is called with the certificate of the client, None without one.
+
+    Attributes: `is_pending`, whether the next step of the handshake is the broker's.
     """
 
     def __init__(
@@ -33,18 +45,25 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         connection: Connection,
         owner: ConnectionOwner,
         context: ssl.SSLContext,
+        handshakes: HandshakeQueue,
         on_handshake: Callable[[Mapping[str, Any] | None], None],
     ) -> None:
         super().__init__()
         self._connection = connection
         self._owner = owner
+        self._context = context
+        self._handshakes = handshakes
         self._on_handshake = on_handshake
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls: Any = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._encrypted = bytearray()  # received, not passed to TLS
+        self._complete_bytes = 0  # of them, those of complete records
+        self._tls: Any = None  # until the handshake begins
         self._raw: asyncio.Transport | None = None
         self._handshake: Task | None = None
+        self.is_pending = False
         self._is_reading_paused = False
         self._is_ended_by_client = False
+        self._error: Exception | None = None
 
     # --- protocol of the socket ---
 
@@ -60,20 +79,24 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._raw = None
         if self._handshake is not None:
             self._handshake.cancel()
+        self._handshakes.remove(self)
+        self._encrypted.clear()
         self._connection.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._owner.receive_buffer[: min(self._owner.requests.read_bytes, _READ_BYTES)]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._incoming.write(self._owner.receive_buffer[:nbytes])
-        if self._connection.is_in_handshake:
-            assert self._raw is not None
-            self._raw.pause_reading()
-            self._handshake = Task(self._do_handshake)
-            self._owner.scheduler.submit(self._handshake)
-        else:
+        self._encrypted += self._owner.receive_buffer[:nbytes]
+        self._find_complete_records()
+        if not self._connection.is_in_handshake:
             self._read()
+            return
+        self._connection.set_encrypted_bytes(len(self._encrypted))
+        if self._complete_bytes and not self.is_pending and self._raw is not None:
+            self.is_pending = True
+            self._raw.pause_reading()
+            self._handshakes.add(self)
 
     def eof_received(self) -> bool:
         if self._connection.is_in_handshake:
@@ -88,19 +111,50 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def resume_writing(self) -> None:
         self._connection.resume_writing()
 
+    # --- records ---
+
+    def _find_complete_records(self) -> None:
+        """Finds the end of the complete records; TLS gets and rejects what is none."""
+        data, end = self._encrypted, self._complete_bytes
+        while len(data) - end >= _HEADER_BYTES:
+            size = _HEADER_BYTES + int.from_bytes(data[end + 3 : end + _HEADER_BYTES], "big")
+            if data[end] not in _RECORD_TYPES or size > _MAX_RECORD_BYTES:
+                end = len(data)
+            elif end + size > len(data):
+                break
+            else:
+                end += size
+        self._complete_bytes = end
+
+    def _pass_piece(self) -> bool:
+        """Passes some bytes of complete records to TLS; returns False if there are none."""
+        size = min(self._complete_bytes, _PIECE_BYTES)
+        if size:
+            self._incoming.write(self._encrypted[:size])
+            del self._encrypted[:size]
+            self._complete_bytes -= size
+        return size > 0
+
     # --- TLS ---
+
+    def start_step(self) -> None:
+        """Is called by the queue of handshakes: runs the next step in a time slice."""
+        if self._tls is None:
+            self._tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._handshake = Task(self._do_handshake)
+        self._owner.scheduler.submit(self._handshake)
+
+    def reject(self, reason: str) -> None:
+        self._connection.reject(reason)
 
     def _do_handshake(self) -> bool:
         """Runs one step of the handshake, which takes a signature at most. Never continues without new bytes."""
         self._handshake = None
+        self.is_pending = False
         if self._raw is None or self._raw.is_closing():
             return False
         try:
-            self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            self._flush()
-            self._raw.resume_reading()
-            return False
+            is_complete = self._has_shaken_hands()
         except (ssl.SSLError, OSError) as error:
             self._flush()  # the alert
             text = f"[client={self._connection.peer}] Closing the connection: TLS handshake failed: {error}."
@@ -108,23 +162,31 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._raw.close()
             return False
         self._flush()
-        self._connection.is_in_handshake = False
-        self._on_handshake(self._tls.getpeercert())
+        if is_complete:
+            self._handshakes.remove(self)
+            self._connection.is_in_handshake = False
+            self._on_handshake(self._tls.getpeercert())
         if not self._is_reading_paused:
             self._raw.resume_reading()
         self._read()
         return False
 
+    def _has_shaken_hands(self) -> bool:
+        """Passes the received records to the handshake; returns whether it is complete. Raises: ssl.SSLError."""
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                if not self._pass_piece():
+                    return False
+            else:
+                return True
+
     def _read(self) -> None:
         """Passes decrypted bytes to the connection until it pauses reading or no complete TLS record is left."""
-        while self._raw is not None and not self._is_reading_paused and not self._raw.is_closing():
+        while self._can_read:
             try:
-                buffer = self._connection.get_buffer(-1)
-                count = self._tls.read(len(buffer), buffer)
-            except ssl.SSLWantReadError:
-                if self._is_ended_by_client:
-                    self._end()
-                break
+                count = self._decrypt(self._connection.get_buffer(-1))
             except ssl.SSLZeroReturnError:
                 self._end()
                 break
@@ -132,10 +194,40 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
                 self._connection.reject(f"TLS failed: {error}.")
                 break
             if not count:
-                self._end()
+                if self._is_ended_by_client:
+                    self._end()
                 break
             self._connection.buffer_updated(count)
         self._flush()
+        self._connection.set_encrypted_bytes(len(self._encrypted))
+
+    @property
+    def _can_read(self) -> bool:
+        if self._raw is None or self._is_reading_paused or self._connection.is_in_handshake:
+            return False
+        return not self._raw.is_closing()
+
+    def _decrypt(self, buffer: memoryview) -> int:
+        """Decrypts records until the buffer is full; returns the number of bytes. Raises: ssl.SSLError, OSError."""
+        if self._error is not None:
+            raise self._error
+        count = 0
+        while count < len(buffer):
+            try:
+                size = self._tls.read(len(buffer) - count, buffer[count:])
+            except ssl.SSLWantReadError:
+                if not self._pass_piece():
+                    break
+                continue
+            except (ssl.SSLError, OSError) as error:
+                if not count:
+                    raise
+                self._error = error  # after the bytes before it
+                break
+            if not size:
+                raise ssl.SSLZeroReturnError("the client has ended TLS")
+            count += size
+        return count
 
     def _end(self) -> None:
         self._is_reading_paused = True
@@ -152,12 +244,18 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         if self._raw is None or self._raw.is_closing():
             return
         left = memoryview(data)
+        records: list[bytes] = []
+        size = 0
         try:
             while left:
-                left = left[self._tls.write(left) :]
+                left = left[self._tls.write(left[:_PIECE_BYTES]) :]
+                records.append(self._outgoing.read())
+                size += len(records[-1])
+                if size >= _WRITTEN_AT_ONCE_BYTES or not left:
+                    self._raw.write(b"".join(records))
+                    records, size = [], 0
         except ssl.SSLError:  # the client has ended TLS
             self._raw.abort()
-        self._flush()
 
     def close(self) -> None:
         if self._raw is None:
@@ -184,7 +282,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def resume_reading(self) -> None:
         self._is_reading_paused = False
-        if self._raw is not None:
+        if self._raw is not None and not self.is_pending:
             self._raw.resume_reading()
             # decrypted bytes wait; not now, because the connection may be handling others
             asyncio.get_running_loop().call_soon(self._read)
