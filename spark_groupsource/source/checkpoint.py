@@ -216,7 +216,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     )
 
 
-def kept_schemas(path: str) -> list[Mapping[str, ReaderSchema]]:
+def schemas_in_checkpoint(path: str) -> list[Mapping[str, ReaderSchema]]:
     """Returns the schemas of the columns of each source of a query; none before its first batch.
 
     Raises: as `read_checkpoint`.

@@ -148,7 +148,7 @@ class GroupDataSource(DataSource):
             return options
         from spark_groupsource.source.reader_schemas import with_reader_schemas
 
-        return with_reader_schemas(options, self._reader_schemas, _kept_schemas, is_declared)
+        return with_reader_schemas(options, self._reader_schemas, _schemas_in_checkpoint, is_declared)
 
     def _completed(self, schema: StructType) -> dict[str, str]:
         """Returns the options, with those that are stored with a table of the catalog.
@@ -198,10 +198,10 @@ def _with_columns(options: SourceOptions, schema: StructType) -> SourceOptions:
     return replace(options, values=replace(values, has_own_columns=has_own_columns))
 
 
-def _kept_schemas(path: str) -> list[Mapping[str, ReaderSchema]]:
-    from spark_groupsource.source.checkpoint import kept_schemas
+def _schemas_in_checkpoint(path: str) -> list[Mapping[str, ReaderSchema]]:
+    from spark_groupsource.source.checkpoint import schemas_in_checkpoint
 
-    return kept_schemas(path)
+    return schemas_in_checkpoint(path)
 
 
 def _exempt_from_collection() -> None:

@@ -91,7 +91,7 @@ def encode_offset(offset: SourceOffset) -> dict[str, Any]:
         if offset.partition_counts:
             group["partitions"] = dict(sorted(offset.partition_counts.items()))
         if offset.schemas:
-            group["schemas"] = {column: each.kept() for column, each in sorted(offset.schemas.items())}
+            group["schemas"] = {column: each.to_json() for column, each in sorted(offset.schemas.items())}
         group |= {name: nest_positions(each) for name in _PARTITION_FIELDS if (each := getattr(offset, name))}
         encoded[GROUP_KEY] = group
     return {key: encoded[key] for key in sorted(encoded)}
@@ -115,7 +115,7 @@ def decode_offset(encoded: Mapping[str, Any]) -> SourceOffset:
             topic_ids={topic: str(topic_id) for topic, topic_id in group.get("topic_ids", {}).items()},
             group_id=str(group.get("group_id", "")),
             partition_counts=counts or _spark_counts(encoded),
-            schemas={column: ReaderSchema.of_kept(each) for column, each in group.get("schemas", {}).items()},
+            schemas={column: ReaderSchema.from_json(each) for column, each in group.get("schemas", {}).items()},
             **{name: _flatten(group.get(name, {})) for name in _PARTITION_FIELDS},
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:

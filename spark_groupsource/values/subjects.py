@@ -29,7 +29,7 @@ class SubjectOptions:
 
 @dataclass(frozen=True)
 class ReaderSchema:
-    """The version of a subject that is the schema of a column, as it is kept in the checkpoint.
+    """The version of a subject that is the schema of a column, as it is stored in the checkpoint.
 
     Attributes:
         text: the schema; None if it is too long for the checkpoint.
@@ -40,13 +40,13 @@ class ReaderSchema:
     schema_id: int
     text: str | None
 
-    def kept(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Returns the JSON of the checkpoint."""
         found: dict[str, Any] = {"id": self.schema_id, "subject": self.subject, "version": self.version}
         return found | ({} if self.text is None or len(self.text) > _MAX_KEPT_CHARS else {"schema": self.text})
 
     @classmethod
-    def of_kept(cls, found: Mapping[str, Any]) -> ReaderSchema:
+    def from_json(cls, found: Mapping[str, Any]) -> ReaderSchema:
         """Parses the JSON of a checkpoint. Raises: KeyError, TypeError, ValueError."""
         return cls(str(found["subject"]), int(found["version"]), int(found["id"]), found.get("schema"))
 

@@ -88,11 +88,11 @@ class InFlight:
     def __init__(self) -> None:
         self.count = 0
         self._batches: dict[str, set[int]] = defaultdict(set)
-        self._floors: dict[str, dict[int, int]] = {}
+        self._commits: dict[str, dict[int, int]] = {}
 
     @contextmanager
-    def on(self, applications: Iterable[SubmittedApplication]) -> Iterator[None]:
-        """Covers a fault: the batch in flight, and the one before, which may not be committed yet."""
+    def during_fault(self, applications: Iterable[SubmittedApplication]) -> Iterator[None]:
+        """Records the batches that are in flight during a fault, and those before, which may not be committed yet."""
         before = {application: application.last_batch() - 1 for application in applications}
         yield
         for application, first in before.items():
@@ -100,18 +100,18 @@ class InFlight:
             # the next batch may have been planned during the fault
             self._batches[application.name].update(range(first, application.last_batch() + 2))
 
-    def on_foreign(self, name: str, commits: dict[int, int]) -> None:
-        """Covers a fault of a foreign member: the records beyond the group's `commits` are in flight."""
+    def at_foreign_fault(self, name: str, commits: dict[int, int]) -> None:
+        """Records a fault of a foreign member: the records after the group's `commits` are in flight."""
         self.count += 1
-        self._floors[name] = dict(commits)
+        self._commits[name] = dict(commits)
 
-    def cover(self, repeat: Repeat) -> bool:
+    def contains(self, repeat: Repeat) -> bool:
         """Returns True when one of the two deliveries was in flight during a fault."""
         return any(self._has(batch, *repeat.position) for batch in (repeat.first, repeat.again))
 
     def _has(self, batch: Batch, partition: int, offset: int) -> bool:
-        if batch.source in self._floors:
-            return offset >= self._floors[batch.source].get(partition, 0)
+        if batch.source in self._commits:
+            return offset >= self._commits[batch.source].get(partition, 0)
         return batch.number in self._batches[batch.source]
 
 
@@ -260,7 +260,7 @@ class FaultRun:
         return target.name
 
     def _kill_driver(self, target: SubmittedApplication) -> str:
-        with self.in_flight.on([target]):
+        with self.in_flight.during_fault([target]):
             target.process.kill()
             target.end()
         target.start()
@@ -279,7 +279,7 @@ class FaultRun:
         return self._signal(target, target.workers(), signal.SIGTERM)
 
     def _signal(self, target: SubmittedApplication, pids: list[int], number: signal.Signals) -> str:
-        with self.in_flight.on([target]):
+        with self.in_flight.during_fault([target]):
             reached = signal_all(pids, number)
         return f"of {target.name}, {reached} processes"
 
@@ -296,7 +296,7 @@ class FaultRun:
         return self._stop(target, target.all_processes())
 
     def _stop(self, target: SubmittedApplication, pids: list[int]) -> str:
-        with self.in_flight.on([target]):
+        with self.in_flight.during_fault([target]):
             stopped_s = self._longer_than_a_session()
             signal_all(pids, signal.SIGSTOP)
             time.sleep(stopped_s)
@@ -315,14 +315,14 @@ class FaultRun:
     def _kill_foreign_member(self, target: SubmittedApplication) -> str:
         member = self._start_foreign_member()
         time.sleep(self._random.uniform(0.5, 3))
-        self.in_flight.on_foreign(member.rows.name, self._monitor.commits)
+        self.in_flight.at_foreign_fault(member.rows.name, self._monitor.commits)
         member.process.kill()
         member.stop()
         return f"consumed {member.consumed}"
 
     def _stop_foreign_member(self, target: SubmittedApplication) -> str:
         member = self._start_foreign_member()
-        self.in_flight.on_foreign(member.rows.name, self._monitor.commits)
+        self.in_flight.at_foreign_fault(member.rows.name, self._monitor.commits)
         signal_all([member.process.pid], signal.SIGSTOP)
         time.sleep(self._longer_than_a_session())
         signal_all([member.process.pid], signal.SIGCONT)
@@ -340,7 +340,7 @@ class FaultRun:
         return member
 
     def _kill_broker(self, target: SubmittedApplication) -> str:
-        with self.in_flight.on(self._applications):
+        with self.in_flight.during_fault(self._applications):
             down_s = self._random.uniform(0.2, 3)
             self._broker.kill()
             time.sleep(down_s)
@@ -348,7 +348,7 @@ class FaultRun:
         return f"for {down_s:.1f} s"
 
     def _cut_connections(self, target: SubmittedApplication) -> str:
-        with self.in_flight.on(self._applications):
+        with self.in_flight.during_fault(self._applications):
             dropped = []
             for _ in range(3):
                 dropped.append(self._proxy.drop(self._random.choice([0.3, 1]), self._random))
@@ -357,7 +357,7 @@ class FaultRun:
         return f"dropped {dropped}"
 
     def _slow_connections(self, target: SubmittedApplication) -> str:
-        with self.in_flight.on(self._applications):
+        with self.in_flight.during_fault(self._applications):
             delay_s = self._random.uniform(0.05, 0.3)
             self._proxy.delay(delay_s)
             time.sleep(self._random.uniform(2, 6))
@@ -365,7 +365,7 @@ class FaultRun:
         return f"by {delay_s * 1000:.0f} ms"
 
     def _hold_connections(self, target: SubmittedApplication) -> str:
-        with self.in_flight.on(self._applications):
+        with self.in_flight.during_fault(self._applications):
             held_s = self._longer_than_a_session()
             self._proxy.hold()
             time.sleep(held_s)
@@ -387,7 +387,7 @@ class FaultRun:
         self._monitor.check()
         missing = self._deliveries.missing(ends)
         repeats = self._deliveries.repeats()
-        unexplained = [repeat for repeat in repeats if not self.in_flight.cover(repeat)]
+        unexplained = [repeat for repeat in repeats if not self.in_flight.contains(repeat)]
         self.repeats = len(repeats)
         batches = {batch for repeat in repeats for batch in (repeat.first, repeat.again)}
         failures = sum(len(application.failures()) for application in self._applications)

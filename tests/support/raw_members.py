@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -24,7 +25,7 @@ def join(connection, member_id="", group="g", session_timeout_ms=30_000):
         reason=None,
     )
     response = connection.call(request, 7)
-    if response.error_code != 79:
+    if response.error_code != ErrorCode.MEMBER_ID_REQUIRED:
         return response
     return join(connection, response.member_id, group, session_timeout_ms)
 

@@ -12,7 +12,7 @@ from schema_registry import SchemaRegistryServer
 from support.session_fakes import P0, FakeCluster, FakeGroup, Query
 
 from spark_groupsource.errors import AuthenticationError, ConfigurationError, NetworkError, SchemaChangedError
-from spark_groupsource.source.checkpoint import kept_schemas
+from spark_groupsource.source.checkpoint import schemas_in_checkpoint
 from spark_groupsource.source.datasource import GroupDataSource
 from spark_groupsource.source.options import parse_options
 from spark_groupsource.source.schema_changes import SchemaChanges
@@ -193,10 +193,10 @@ def test_the_checkpoint_keeps_the_schema(server, tmp_path) -> None:
     kept = running.start["@group"]["schemas"]["value"]
     assert kept == {"id": 1, "subject": "t-value", "version": 1, "schema": json.dumps(flight("delay"))}
     (tmp_path / "offsets").mkdir()
-    assert kept_schemas(f"file://{tmp_path}") == []
+    assert schemas_in_checkpoint(f"file://{tmp_path}") == []
     for remote in ("s3a://bucket/query", "hdfs:/query", "dbfs:/query"):
         with pytest.raises(ConfigurationError, match=f"Option checkpointLocation .* got '{remote}'"):
-            kept_schemas(remote)
+            schemas_in_checkpoint(remote)
     (tmp_path / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(running.start)}")
     server.register("t-value", flight("delay", "gate"))
     assert fields(source(server, checkpointLocation=str(tmp_path))) == ["delay"]

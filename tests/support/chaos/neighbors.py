@@ -22,12 +22,17 @@ from support.raw_broker import RawConnection, create_topic, fetch, fetched_value
 from support.raw_members import commit, committed, heartbeat, join, sync
 from support.waiting import wait_until
 
+from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import FindCoordinatorRequest
 
 KINDS = ("heartbeat", "commit", "produce", "fetch")
 _INTERVAL_S = 0.01
 _START_TIMEOUT_S = 60
-_LOADING = (14, 15, 16)
+_LOADING = (
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+)
 
 
 class Reading(NamedTuple):
@@ -140,7 +145,7 @@ def resident_mb(process_id: int) -> float:
 
 
 def _serve(pipe: Connection, address: str, process_id: int | None) -> None:
-    """Runs the neighbors; answers each message with a reading."""
+    """Runs the neighbors; sends a reading for each message."""
     neighbors = [_Neighbor(kind, step) for kind, step in _steps(address).items()]
     for neighbor in neighbors:
         neighbor.start()

@@ -7,6 +7,7 @@ from typing import Any
 
 from support.compared_brokers import Case, ComparedBroker
 
+from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire import messages
 from spark_groupsource.wire.apis import APIS
 
@@ -334,7 +335,7 @@ def _join_and_sync(group: str, instance: str | None) -> Steps:
     """Returns (member id, generation)."""
     response = yield "joins", join(group, instance=instance)
     member = response.member_id
-    if response.error_code == 79:
+    if response.error_code == ErrorCode.MEMBER_ID_REQUIRED:
         yield "heartbeat before the join", heartbeat(group, 0, member)
         response = yield "joins with its member id", join(group, member)
     member, generation = response.member_id, response.generation_id
