@@ -64,6 +64,7 @@ CASES: dict[int, list[Case]] = {
     46: placement_cases.LIST_REASSIGNMENTS,
     47: group_cases.OFFSET_DELETE,
     60: admin_cases.DESCRIBE_CLUSTER,
+    61: data_cases.DESCRIBE_PRODUCERS,
     66: marker_cases.LIST_TRANSACTIONS,
     74: admin_cases.LIST_CONFIG_RESOURCES,
     75: placement_cases.DESCRIBE_TOPIC_PARTITIONS,

@@ -60,6 +60,7 @@ def describe_producers(broker: Broker, context: ApiRequestContext, request: Desc
             try:
                 if left <= 0:
                     raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, "The response has too many producers.")
+                broker.partitions.check_name(topic.name)
                 partition = broker.partitions.partition(topic.name, number)
                 broker.leaders.check_leader(context.node_id, partition.topic_partition)
                 producers = []

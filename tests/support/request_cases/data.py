@@ -315,3 +315,23 @@ DELETE_RECORDS = [
     Case("two of a topic, one twice", delete_records(("cut", 0, 99), ("cut", 9, 0), ("cut", 0, 1))),
     Case("nothing", delete_records()),
 ]
+
+
+def describe_producers(*parts: tuple[str, int]) -> Any:
+    def build(broker: ComparedBroker) -> Any:
+        topic = messages.DescribeProducersRequest.TopicRequest
+        topics = [topic(name=broker.name(short), partition_indexes=[number]) for short, number in parts]
+        return messages.DescribeProducersRequest(topics=topics)
+
+    return build
+
+
+DESCRIBE_PRODUCERS = [
+    Case("without producers", describe_producers(("read", 1))),
+    Case("no such topic", describe_producers(("gone", 0))),
+    Case("no such partition", describe_producers(("read", 9))),
+    Case("a negative partition", describe_producers(("read", -1))),
+    Case("an illegal name", describe_producers(("a/b", 0))),
+    Case("nothing", describe_producers()),
+    Case("two", describe_producers(("read", 1), ("gone", 0))),
+]
