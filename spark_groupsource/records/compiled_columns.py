@@ -16,7 +16,7 @@ from spark_groupsource.records.compiled_parser import read_only, read_varint
 from spark_groupsource.records.parser import MIN_RECORD_BYTES, Bytes
 from spark_groupsource.records.plain_columns import BatchBases, BufferPool, Parts, PlainColumns, Strings
 
-_LEFT = -1
+_NOT_PLAIN = -1
 _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 
 _NO_STRINGS = Strings(np.empty(0, np.uint8), np.zeros(1, np.int32))
@@ -35,7 +35,7 @@ def plain_columns(
     keys, values = _strings(size, rows, has_keys), _strings(size, rows, has_values)
     offsets, timestamps = _pool.take(8 * rows).view(np.int64), _pool.take(8 * rows).view(np.int64)
     found = _convert(read_only(payload), *parts, *bases, *keys, *values, offsets, timestamps)
-    if found == _LEFT:
+    if found == _NOT_PLAIN:
         return None
     return PlainColumns(keys if found else None, values, offsets, timestamps)
 
@@ -72,29 +72,29 @@ def _convert(
     payload: Any, starts: Any, ends: Any, counts: Any, bases: Any, last_deltas: Any, times: Any, factors: Any,
     keys: Any, key_bounds: Any, values: Any, value_bounds: Any, offsets: Any, timestamps: Any,
 ) -> Any:  # fmt: skip
-    """Returns whether the records have keys, `_LEFT` if they are not plain."""
+    """Returns whether the records have keys, `_NOT_PLAIN` if they are not plain."""
     row, previous, key_to, value_to, with_keys = 0, np.int64(-1), np.int64(0), np.int64(0), 0
     for part in range(starts.size):
         at, size = starts[part], ends[part]
         for _ in range(counts[part]):
             length, at = read_varint(payload, at, size, 5)
             if at < 0 or length < MIN_RECORD_BYTES - 1 or length > size - at:
-                return _LEFT
+                return _NOT_PLAIN
             end = at + length
             delta, at = read_varint(payload, at + 1, end, 10)
             if at < 0:
-                return _LEFT
+                return _NOT_PLAIN
             offset, at = read_varint(payload, at, end, 5)
             if at < 0 or offset < 0 or offset > last_deltas[part]:
-                return _LEFT
+                return _NOT_PLAIN
             length, at = read_varint(payload, at, end, 5)
             if at < 0 or length < -1 or length > end - at:
-                return _LEFT
+                return _NOT_PLAIN
             if key_bounds.size > 1:
                 if row == 0:
                     with_keys = int(length >= 0)
                 if with_keys != (length >= 0):
-                    return _LEFT
+                    return _NOT_PLAIN
                 if with_keys:
                     _copy(keys, key_to, payload, at, length)
                     key_to += length
@@ -102,7 +102,7 @@ def _convert(
             at += max(length, 0)
             length, at = read_varint(payload, at, end, 5)
             if at < 0 or length < 0 or length != end - at - 1 or payload[end - 1] != 0:
-                return _LEFT
+                return _NOT_PLAIN
             if value_bounds.size > 1:
                 _copy(values, value_to, payload, at, length)
                 value_to += length
@@ -110,9 +110,9 @@ def _convert(
             offset += bases[part]
             moment = times[part] + delta * factors[part]
             if offset <= previous or moment > _MAX_TIMESTAMP_MS or moment < -_MAX_TIMESTAMP_MS:
-                return _LEFT
+                return _NOT_PLAIN
             offsets[row], timestamps[row], previous = offset, moment * 1000, offset
             at, row = end, row + 1
         if at != size:
-            return _LEFT
+            return _NOT_PLAIN
     return with_keys

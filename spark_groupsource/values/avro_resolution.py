@@ -175,7 +175,7 @@ def _to_union(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) 
             member = f"member{others.index(branch)}"
             index = kind.get_field_index(member)
             if index < 0:
-                return Branch(_OTHER, _skipped(writer))
+                return Branch(_UNSELECTED, _skipped(writer))
             return Branch(member, resolved(writer, branch, kind.field(index).type, path))
         except UnresolvedError:
             continue
@@ -183,7 +183,7 @@ def _to_union(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) 
 
 
 # a member that is not selected
-_OTHER = "-"
+_UNSELECTED = "-"
 
 
 def _skipped(writer: AvroType) -> AvroNode:

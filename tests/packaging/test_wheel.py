@@ -29,6 +29,7 @@ print(json.dumps({
     "files": sorted(name.removeprefix("lib/") for name in command.get_outputs(include_bytecode=False)),
     "version": metadata.get_version(),
     "requirements": distribution.install_requires,
+    "extras": sorted(distribution.extras_require),
 }))
 """
 
@@ -39,6 +40,7 @@ class Wheel(NamedTuple):
     files: list[str]
     version: str
     requirements: list[str]
+    extras: list[str]
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,12 @@ def test_every_directory_of_modules_is_a_package() -> None:
 
 def test_installing_the_package_does_not_install_pyspark(wheel: Wheel) -> None:
     assert not [name for name in wheel.requirements if "spark" in name]
+
+
+def test_each_extra_for_users_is_documented(wheel: Wheel) -> None:
+    page = (ROOT / "docs" / "installation.md").read_text()
+    missing = [extra for extra in wheel.extras if f"`spark-groupsource[{extra}]`" not in page]
+    assert missing == ["demo", "docs", "test"]
 
 
 def test_the_version_is_the_one_of_the_package(wheel: Wheel) -> None:
