@@ -19,7 +19,18 @@ from typing import BinaryIO, Iterator, Mapping
 from spark_groupsource.errors import ConfigurationError, CorruptRecordError, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import decode_records
-from spark_groupsource.records.header import HEADER_BYTES, BatchHeader, check_crc, decode_header, iter_batches
+from spark_groupsource.records.header import (
+    HEADER_BYTES,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    MAGIC_AT,
+    PREFIX_LAYOUT,
+    BatchHeader,
+    check_crc,
+    decode_header,
+    iter_batches,
+)
+from spark_groupsource.records.message_sets import with_record_batches
 from spark_groupsource.storage.catalog import OFFSETS_TOPIC, PRODUCER_ID_BLOCK_SIZE, TopicEntry
 from spark_groupsource.storage.leader_epoch_cache import CHECKPOINT_NAME
 from spark_groupsource.storage.metadata_files import corrupt_file
@@ -272,7 +283,7 @@ def _read_log(content: KafkaDirectory, topic_partition: TopicPartition, director
         for base_offset in base_offsets:
             has_gaps |= base_offset > expected_offset
             expected_offset = base_offset
-            for header in _batch_headers(directory / f"{base_offset:020d}.log"):
+            for header in _batch_headers(directory / f"{base_offset:020d}.log", topic_partition.topic):
                 has_gaps |= header.base_offset > expected_offset or header.record_count <= header.last_offset_delta
                 expected_offset = header.next_offset
                 if header.producer_id >= content.next_producer_id:
@@ -301,17 +312,39 @@ def _last_epoch(path: Path) -> int:
         raise corrupt_file(path, error) from error
 
 
-def _batch_headers(path: Path) -> Iterator[BatchHeader]:
-    """Yields the batch headers of a segment, without reading the records."""
+def _batch_headers(path: Path, topic: str) -> Iterator[BatchHeader]:
+    """Yields the batch headers of a segment, without reading the records.
+
+    Raises: StorageError for a message of an old format, which this broker would take for a corrupt batch.
+    """
     with open(path, "rb") as file:
         position = 0
-        while (data := _read_header(file, position)) is not None:
+        while len(data := _read(file, position, HEADER_BYTES)) > MAGIC_AT:
+            _check_format(file, position, data, topic)
+            if len(data) < HEADER_BYTES:
+                return
             header = decode_header(data)
             yield header
             position += header.size
 
 
-def _read_header(file: BinaryIO, position: int) -> bytes | None:
+def _check_format(file: BinaryIO, position: int, data: bytes, topic: str) -> None:
+    version = data[MAGIC_AT]
+    if version >= MAGIC:
+        return
+    _, length = PREFIX_LAYOUT.unpack_from(data)
+    try:
+        is_message = bool(with_record_batches(memoryview(_read(file, position, LOG_OVERHEAD_BYTES + max(length, 0)))))
+    except CorruptRecordError:
+        is_message = False
+    if not is_message:
+        return  # a corrupt or incomplete batch
+    raise StorageError(
+        f"{file.name} has messages of format v{version}, which only Kafka before 4.0 writes and this broker does not "
+        f"serve. Copy topic {topic} to a new topic while Kafka runs, delete it, and copy the directory again."
+    )
+
+
+def _read(file: BinaryIO, position: int, size: int) -> bytes:
     file.seek(position)
-    data = file.read(HEADER_BYTES)
-    return data if len(data) == HEADER_BYTES else None
+    return file.read(size)

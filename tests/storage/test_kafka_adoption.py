@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import uuid
+import zlib
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from functools import partial
@@ -174,6 +175,30 @@ def test_kafkas_checkpoints_are_kept(directory: KafkaDirectory) -> None:
     data = directory.open()
     place = TopicPartition("t", 0)
     assert (data.cleaner_offsets, data.log_start_offsets) == ({place: 4}, {place: 2})
+
+
+def message(version: int) -> bytes:
+    """Returns a message of format v0 or v1."""
+    fields = bytes([version, 0]) + b"\0" * 8 * version + struct.pack(">ii", -1, 1) + b"v"
+    return struct.pack(">qiI", 1, len(fields) + 4, zlib.crc32(fields)) + fields
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_messages_of_old_formats_are_rejected_by_name(directory: KafkaDirectory, version: int) -> None:
+    segment = directory.partition("t", 0, batch(0, 0), message(version)) / f"{0:020d}.log"
+    with pytest.raises(StorageError) as raised:
+        directory.open()
+    assert f"{segment} has messages of format v{version}" in str(raised.value)
+    assert "Copy topic t to a new topic" in str(raised.value)
+
+
+@pytest.mark.parametrize("size", [0, 1000])
+def test_corrupt_batch_that_looks_like_an_old_message_is_adopted(directory: KafkaDirectory, size: int) -> None:
+    corrupt = bytearray(batch(1, 0))
+    corrupt[16] = 1
+    struct.pack_into(">i", corrupt, 8, size or len(corrupt) - 12)
+    directory.partition("t", 0, batch(0, 0), bytes(corrupt))
+    assert set(directory.open().topics) == {"t"}
 
 
 Damage = Callable[[KafkaDirectory], object]
