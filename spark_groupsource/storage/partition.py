@@ -65,6 +65,10 @@ class TransactionVerifier(NamedTuple):
     adds_partitions: bool = False
 
 
+def _ignore_roll(base_offset: int) -> None:
+    """Replaces the snapshot of producers when the partition is deleted."""
+
+
 class Partition:
     """One partition.
 
@@ -123,6 +127,7 @@ class Partition:
         """Closes the files of the partition, whose topic was deleted, and removes its producers."""
         self.offline_reason = f"Topic {self.topic_partition.topic} was deleted."
         self.log.close_files()
+        self.log.on_roll = _ignore_roll  # else the log refers to its partition, and only a full collection frees them
         self._producers.close()
 
     def check_online(self) -> None:

@@ -32,6 +32,7 @@ from spark_groupsource.wire.messages import (
     AlterUserScramCredentialsRequest,
     ApiVersionsRequest,
     CreateTopicsRequest,
+    DeleteTopicsRequest,
     FindCoordinatorRequest,
     MetadataRequest,
     SaslHandshakeRequest,
@@ -153,6 +154,23 @@ def test_closed_connections_leave_no_cycles(broker):
         assert gc.collect() < 50
     finally:
         gc.enable()
+
+
+def test_deleted_topics_leave_no_cycles(broker):
+    target = attacks.Target(broker.bootstrap_servers, None)
+    deleted = DeleteTopicsRequest(topic_names=[f"deleted-{number}" for number in range(5)], timeout_ms=1_000)
+    with target.connect() as client:
+        gc.collect()
+        gc.disable()
+        try:
+            client.call(attack_frames.create_topics(5, 20, "deleted"))
+            client.call(attack_frames.produce("deleted-0", batch(b"v")))
+            client.call(bytes(encode_request(deleted, 4, 1, None)))
+            wait_until(lambda: "deleted-0" not in broker.call(lambda each: set(each.partitions.topics)), "deletion")
+            # a partition and its log have more than ten objects
+            assert gc.collect() < 100
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize(

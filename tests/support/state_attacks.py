@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import threading
 import time
 from contextlib import ExitStack
 from typing import Any, Callable
@@ -17,6 +18,7 @@ from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.wire.frames import decode_response, encode_request
 from spark_groupsource.wire.messages import (
     AddPartitionsToTxnRequest,
+    CreatePartitionsRequest,
     DeleteGroupsRequest,
     DeleteTopicsRequest,
     DescribeConfigsRequest,
@@ -272,6 +274,26 @@ def resets_during_responses(target: Target, count: int = 200) -> Outcome:
     return Outcome()
 
 
+def topics_in_turn(target: Target, rounds: int = 12) -> Outcome:
+    """Four clients that create, enlarge and delete 50 topics each, 12 times."""
+
+    def run(name: str) -> None:
+        with target.connect() as client:
+            for number in range(rounds):
+                topics = [f"{name}-{number}-{each}" for each in range(50)]
+                grown = [CreatePartitionsRequest.CreatePartitionsTopic(name=each, count=40) for each in topics]
+                client.call(create_topics(50, 4, f"{name}-{number}"))
+                client.call(frame(CreatePartitionsRequest(topics=grown, timeout_ms=1000, validate_only=False), 1))
+                client.call(frame(DeleteTopicsRequest(topic_names=topics, timeout_ms=1000), 4))
+
+    threads = [threading.Thread(target=run, args=(f"turn-{number}",), daemon=True) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    return Outcome()
+
+
 STATE_ATTACKS: dict[str, tuple[Callable[[Target], Outcome], str]] = {
     each.__name__: (each, text)
     for each, text in (
@@ -285,6 +307,7 @@ STATE_ATTACKS: dict[str, tuple[Callable[[Target], Outcome], str]] = {
         (fetch_sessions, "80 new fetch sessions of 2,000 partitions and of one"),
         (configs_of_many_topics, "all settings of 1,000 topics"),
         (resets_during_responses, "200 connections that are reset during responses"),
+        (topics_in_turn, "50 topics created, enlarged to 40 partitions and deleted 12 times by each of four clients"),
     )
 }
 """Attack and its description, by name."""
