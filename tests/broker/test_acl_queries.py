@@ -41,6 +41,7 @@ def permit(broker: EmbeddedBroker, *permissions: tuple[ResourceType, str, Operat
         Acl(kind, name, PatternType.LITERAL, "User:ann", "*", operation, Permission.ALLOW)
         for kind, name, operation in permissions
     ]
+    # private: the ACLs to remove, without a request for each
     authorizer.change(acls, set(authorizer._acls) - set(acls))
 
 

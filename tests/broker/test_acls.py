@@ -64,6 +64,7 @@ def acl(
 
 def authorizer(*acls: Acl, **config: Any) -> Authorizer:
     made = Authorizer(SecurityConfig(**config))
+    # private: entries without a data directory
     made._set(acls)
     return made
 
@@ -165,6 +166,7 @@ def test_a_long_name_is_decided_in_few_steps_and_not_kept() -> None:
     CountedName.count = 0
     assert checked.authorize("User:ann", "h", READ, TOPIC, CountedName("test" + "x" * 30_000))
     assert CountedName.count <= 10
+    # private: a kept decision has no effect but its memory
     assert not checked._decisions
 
 

@@ -149,7 +149,7 @@ def test_closed_connections_leave_no_cycles(broker):
         for _ in range(50):
             with RawConnection(broker.bootstrap_servers) as connection:
                 metadata(connection)
-        wait_until(lambda: broker.call(lambda _: broker._server.connection_count) == 0, "the connections are closed")
+        wait_until(lambda: broker.call(lambda _: broker.connection_count) == 0, "the connections are closed")
         # a cycle of asyncio's transport has seven objects
         assert gc.collect() < 50
     finally:
@@ -195,7 +195,7 @@ def test_rejected_requests_leave_no_cycles(broker, frame):
             with target.connect() as client:
                 client.send(frame * 2)
                 assert client.read() is not None and client.read() is not None
-        wait_until(lambda: broker.call(lambda _: broker._server.connection_count) == 0, "the connections are closed")
+        wait_until(lambda: broker.call(lambda _: broker.connection_count) == 0, "the connections are closed")
         gc.collect()
         kept = [each for each in gc.garbage if isinstance(each, (ApiError, GeneratorType, StepsTask))]
     finally:

@@ -12,6 +12,8 @@ from support.raw_broker import RawConnection, create_topic, fetched_values, prod
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.fetch import sessions as fetch_sessions
+
+# private: ids are random, so that their bounds show in many of them only
 from spark_groupsource.broker.fetch.delayed_fetch import _new_session_id as new_session_id
 from spark_groupsource.broker.fetch.sessions import MIN_EVICTION_MS, CachedPartition, FetchSessionCache, next_epoch
 from spark_groupsource.errors import ErrorCode

@@ -8,6 +8,8 @@ from support.raw_broker import RawConnection, create_topic, fetch, fetched_value
 from support.waiting import wait_until
 
 from spark_groupsource.broker.api.inline_steps import run_inline
+
+# private: the number of steps of one request
 from spark_groupsource.broker.api.produce import _produce_steps
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.requests import ApiRequestContext

@@ -85,6 +85,7 @@ def test_batches_of_many_partitions_are_appended_for_a_few_milliseconds_at_a_tim
     steps = []
     began_ms = clock.now_ms()
     response = None
+    # private: the length of each step of one request
     handled = produce._produce_steps(broker, ApiRequestContext(1, 0, 8, "c", "h", 1), request)
     while response is None:
         try:

@@ -88,6 +88,7 @@ def test_incomplete_records_count_as_incomplete_requests(files: Path) -> None:
         (address,) = parse_addresses(broker.bootstrap_servers)
 
         def requests() -> int:
+            # private: the bytes that count as incomplete requests
             return broker.call(lambda _: broker._server._limits.requests.total)
 
         with _dial(address, files) as client:

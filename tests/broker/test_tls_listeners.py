@@ -234,6 +234,7 @@ def test_handshakes_that_stall_are_closed_and_delay_nobody(files: Path) -> None:
                 connection.sendall(b"\x16\x03\x01\x02\0\x01")
             with dial_tls(broker.bootstrap_servers, files) as neighbor:
                 wrapped = RawConnection.__new__(RawConnection)
+                # private: a connection over a socket that exists
                 wrapped.socket, wrapped._correlation_id = neighbor, 0
                 assert metadata(wrapped).brokers
                 assert broker.call(lambda _: broker.connection_count) == 201

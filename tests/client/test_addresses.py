@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from real_kafka import free_address
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.client.cluster.client import ClusterClient
@@ -114,11 +115,9 @@ def test_name_with_several_addresses(broker: EmbeddedBroker, monkeypatch: pytest
 
 @pytest.mark.parametrize("advertised", ["127.0.0.1:1", "no-such-host.invalid:9092"])
 def test_advertised_address_that_cannot_be_reached_is_named(advertised: str) -> None:
-    with EmbeddedBroker(topics={"t": [b"1"]}, config={"advertised.listeners": advertised}) as broker:
-        server = broker._server
-        assert server is not None
-        (listener,) = server._listeners[1]
-        parsed = settings(f"127.0.0.1:{listener.address.port}", default_api_timeout_ms="1500")
+    address = free_address()
+    with EmbeddedBroker(port=address.port, topics={"t": [b"1"]}, config={"advertised.listeners": advertised}):
+        parsed = settings(str(address), default_api_timeout_ms="1500")
         with pytest.raises(NetworkError) as raised:
             end_offset(parsed)
         assert advertised in str(raised.value)

@@ -36,6 +36,7 @@ def test_the_topics_of_all_members_are_known():
 
 def test_a_list_of_topics_is_decoded_once(monkeypatch):
     decoded = []
+    # private: the number of lists that are decoded
     plain = module._plain_topics
     monkeypatch.setattr(module, "_plain_topics", lambda data: decoded.append(data) or plain(data))
     assert subscribed_topics(_members(("one", "two"), 50)) == {"one", "two"}

@@ -15,6 +15,8 @@ from support.waiting import wait_until
 import spark_groupsource as gs
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor import lag_history
+
+# private: a case of the estimate for each clock
 from spark_groupsource.monitor.lag_history import CommitHistory, _lag
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -34,6 +36,7 @@ def test_old_commits_are_thinned_out(monkeypatch: pytest.MonkeyPatch) -> None:
     commits, rng = CommitHistory(), random.Random(1)
     for number in range(5_000):
         commits.add(rng.choice((P0, P1)), number * 1_000, number)
+        # private: the number of kept commits is a bound of memory
         assert commits._count <= 100 == lag_history._MAX_COMMITS
     times = commits._times[P0]
     assert times == sorted(times) and commits._count == len(times) + len(commits._times[P1])

@@ -64,6 +64,7 @@ def test_a_group_of_a_broker() -> None:
     with gs.EmbeddedBroker(topics={"flights": 30}) as broker, gs.connect(broker) as cluster:
         broker.produce("flights", range(60))
         # private: the interface of notebooks commits nothing
+        # private: a commit by the connection that the view uses
         cluster._client.commit("g", {TopicPartition("flights", n): OffsetAndMetadata(n % 2) for n in range(30)})
         reader = GroupReader(cluster._client.settings, "g")
         view = reader.read()

@@ -50,6 +50,7 @@ def test_forms_take_bounded_memory():
     for number in range(400):
         for _ in range(2):
             found_by(forms, *batch([b"%05d" % number] * 20, b"v" * 1_000))
+    # private: the bound of memory
     assert forms._bytes <= 4_194_304 + 6 * 65_536
 
 
@@ -59,6 +60,7 @@ def test_forms_that_are_not_used_are_not_replaced():
     for _ in range(4):
         for each in batches:
             found_by(forms, *each)
+    # private: which forms are kept
     known = dict(forms._forms)
     assert 0 < len(known) < len(batches)
     for each in batches:

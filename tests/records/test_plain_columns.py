@@ -45,6 +45,7 @@ def plain_logs(draw) -> bytes:
 
 
 def read(log, *, parser="numba", columns=COLUMNS, **options) -> pa.Table:
+    # private: each read starts without what earlier ones have found
     arrow._plain = PlainReader()
     batches = decode(log, parser=PARSERS[parser], columns=columns, **options).batches
     for batch in batches:
@@ -113,6 +114,7 @@ def plain(count: int = 3, key: bytes | None = None) -> list[Record]:
 )
 def test_which_records_are_plain(monkeypatch, log, is_plain):
     parsed: list[object] = []
+    # private: whether records take the other path
     select = arrow._select_records
     monkeypatch.setattr(arrow, "_select_records", lambda *args: parsed.append(args) or select(*args))
     found = rows(read(log))
@@ -164,6 +166,7 @@ def test_memory_that_nothing_refers_to_is_used_again(monkeypatch):
     del again
     # free memory of other sizes is released
     assert len(pool.take(4 << 20)) == 4 << 20
+    # private: the buffers that are kept
     assert [len(each[0]) for each in pool._kept] == [4 << 20]
     assert len(pool.take(50 << 20)) == 50 << 20
     assert pool._kept == []

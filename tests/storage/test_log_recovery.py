@@ -339,6 +339,7 @@ def test_the_recovery_point_follows_flushes_and_stays_after_a_failed_one(directo
 def test_a_directory_that_disappears_before_its_flush_is_reported_unless_it_is_deleted(directory, is_deleted):
     log, reports = open_log(directory, config=SMALL)
     flushes = []
+    # private: flushes that run when the test does
     log._files.run_in_background = lambda flush: flushes.append(flush) or Future()
     fill(log)
     if is_deleted:

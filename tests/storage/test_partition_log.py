@@ -156,6 +156,7 @@ def test_settings_do_not_create_any_number_of_segments(tmp_path, monkeypatch):
         stored.append((append(log, batch(value, timestamp_ms=1_000 * number)), value))
     sizes = [segment.size for segment in log.segments]
     assert max(sizes[:4]) < 1_024 and all(2_500 < size <= 3_000 for size in sizes[4:-1])
+    # private: the count that the limit is compared with
     assert log._files.segment_count == len(sizes) < 20 and values_from(log, 0) == stored
     log.delete_records(log.log_end_offset)
     assert log._files.segment_count == 1
@@ -168,6 +169,7 @@ def test_index_entries_of_a_segment_have_a_distance_whatever_the_setting(tmp_pat
     index = SegmentIndex(tmp_path / "0.log", 0, 0)
     for number in range(20_000):
         index.add_batch(100 * number, 100, number, number)
+    # private: the number of entries is the memory of the index
     assert 4_096 <= len(index._offsets) < 5_000
     assert index.lookup(3_000).position == 300_000 and 1_990_000 < index.lookup(19_999).position <= 1_999_900
 

@@ -210,6 +210,7 @@ def test_few_malformed_values_of_a_block_are_decoded_by_themselves(monkeypatch, 
     if not spaced:
         values = [value.replace(b": ", b":") for value in values]
     decoder, single = JsonDecoder(FLAT_KIND), []
+    # private: which values are decoded alone
     decode_record = decoder._decode_record
     monkeypatch.setattr(decoder, "_decode_record", lambda value: single.append(value) or decode_record(value))
     expected, malformed = one_by_one(values, FLAT_KIND)
@@ -285,6 +286,7 @@ def test_the_scanner_reads_what_it_can(scanned, monkeypatch: pytest.MonkeyPatch)
     decoder = JsonDecoder(FLAT)
     lines: list[int] = []
     monkeypatch.setattr(
+        # private: how many values the other path decodes
         decoder, "_decode_lines", lambda data: lines.append(len(data)) or JsonDecoder(FLAT)._decode_lines(data)
     )
     data = [good] * 300 + [b'{"s": "\\u00e9"}', b"{", None, good[:5] + b"\xff" + good[6:], b'{"id": 1, "id": 2}']
@@ -319,6 +321,7 @@ def test_malformed_values_of_the_scanner_are_not_read_together_again(scanned, mo
     values: list[bytes | None] = [b'{"id": %d, "n": 1, "s": "a"}' % n for n in range(300)]
     values[::50] = (bad * 6)[:6]
     decoder, lines = JsonDecoder(FLAT), []
+    # private: how many values the other path decodes
     decode_lines = decoder._decode_lines
     monkeypatch.setattr(decoder, "_decode_lines", lambda data: lines.append(len(data)) or decode_lines(data))
     for block in (values, values, [None, *values, b'{"s": "\\n"}']):

@@ -63,6 +63,7 @@ def decode(registry: SchemaRegistryServer, values: list[bytes], headers: Any = N
     }
     source = GroupDataSource(options)
     schema = source.schema()
+    # private: the decoding that a task receives
     columns = pickle.loads(pickle.dumps(source.reader(schema)._columns.typed))
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     return column_decoder(columns.decoded[0])(

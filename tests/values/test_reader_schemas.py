@@ -54,6 +54,7 @@ def query(server, start=None, columns=None, **given: str) -> Query:
     loaded = source(server, **{"kafka_group_id": "g", "startingOffsets": "earliest", **given})
     columns = columns or loaded.schema()
     reader = pickle.loads(pickle.dumps(loaded)).streamReader(columns)
+    # private: the options that the reader process receives
     return Query(start, FakeCluster({P0: (0, 10)}), FakeGroup({P0: 0}), parsed=reader._options)
 
 
@@ -275,6 +276,7 @@ def test_a_newer_version_while_the_query_runs(server, reaction: str) -> None:
 
 def test_batch_reads_check_their_records_too(server) -> None:
     values = source(server, onSchemaChange="fail")
+    # private: the options of a batch read
     values = values._parsed(values._options, "batch").values
     SchemaChanges(values).check_planned()
     server.register("t-value", flight("delay", "gate"))
