@@ -360,6 +360,7 @@ def test_the_missing_permission_to_write_is_named(
     def fail(*_: object) -> None:
         raise error
 
+    # private: the embedded broker rejects no write without a login
     monkeypatch.setattr("spark_groupsource.cli.produce._write", fail)
     result = run(Cluster("embedded", embedded.bootstrap_servers), "produce", "t")
     assert result.exit_code == 1 and "--operation WRITE --topic t)" in result.stderr and "READ" not in result.stderr

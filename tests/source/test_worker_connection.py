@@ -18,6 +18,7 @@ if sys.argv[2]:
 from spark_groupsource.source.stream_reader import GroupStreamReader
 reader = GroupStreamReader.__new__(GroupStreamReader)
 reader.__setstate__({"_process": None, "_driver": 7})
+# private: the driver that the process would stop with
 assert reader._driver == 7
 for each in (connection, later):
     print(*(each.getsockopt(socket.IPPROTO_TCP, option) for option in (socket.TCP_QUICKACK, socket.TCP_NODELAY)))

@@ -297,6 +297,7 @@ def test_the_scanner_reads_what_it_can(scanned, monkeypatch: pytest.MonkeyPatch)
     nested = [b'{"id": 1, "other": [1]}'] * 300
     assert decoder.decode(pa.array(nested)).values.to_pylist() == [{**dict.fromkeys(FLAT.names), "id": 1}] * 300
     decoder.decode(pa.array(nested))
+    # private: whether the scanner is still in use
     assert lines == [5, 300, 300] and decoder._scanner is None
     # the same keys with other blanks
     forms = [b'{"id":1,"n":2}', b'{"id": 1, "n": 2}', b'{ "id": 1 ,"n": 2}', b'{"id":1,"n":  2}']

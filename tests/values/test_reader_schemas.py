@@ -66,6 +66,7 @@ def test_columns_are_those_of_the_subject_when_the_query_was_loaded(server) -> N
     requests = len(server.requests)
     copy = pickle.loads(pickle.dumps(loaded))
     for reader in (copy.streamReader(loaded.schema()), copy.reader(loaded.schema())):
+        # private: the decoding that a task receives
         assert reader._columns.typed.decoded[0].kind == pa.struct([("delay", pa.int32())])
     assert len(server.requests) == requests
     assert fields(source(server)) == ["delay", "gate"] and fields(source(server, value_schema_version="1")) == ["delay"]
