@@ -209,12 +209,12 @@ def _stored_topics(broker: Broker, context: ApiRequestContext, group: Any) -> It
 def _topic_of(broker: Broker, context: ApiRequestContext, name: str, numbers: list[int]) -> Iterable[Any]:
     if context.api_version < _FETCH_GROUPS_SINCE:
         return [_FetchTopic(name=name, partition_indexes=numbers)]
-    topic = _FetchGroupTopic(name=name, partition_indexes=numbers)
-    if context.api_version >= _FETCH_IDS_SINCE:
-        if name not in broker.partitions.topics:
-            return []  # the topic was deleted and has no id
-        topic.topic_id = broker.partitions.topics[name].topic_id  # type: ignore[misc]
-    return [topic]
+    if context.api_version < _FETCH_IDS_SINCE:
+        return [_FetchGroupTopic(name=name, partition_indexes=numbers)]
+    entry = broker.partitions.topics.get(name)
+    if entry is None:
+        return []  # the topic was deleted and has no id
+    return [_FetchGroupTopic(name=name, topic_id=entry.topic_id, partition_indexes=numbers)]
 
 
 # --- groups ---
