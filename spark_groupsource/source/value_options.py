@@ -35,7 +35,7 @@ from spark_groupsource.values.subjects import (
 
 _COLUMNS = ("key", "value")
 # how long a command or a notebook waits for a registry
-_PEOPLE_WAIT_MS = 10_000
+_INTERACTIVE_TIMEOUT_MS = 10_000
 _LOGICAL_CLUSTER, _IDENTITY_POOL = "target-sr-cluster", "Confluent-Identity-Pool-Id"
 TLS_PREFIXES = tuple(f"{column}.schema.registry.ssl." for column in _COLUMNS)
 """Prefixes of the settings of TLS for a schema registry; the names behind them are those of `TLS_KEYS`."""
@@ -286,5 +286,5 @@ def registry_format(column: str, name: str, properties: Mapping[str, str], **giv
             near = closest(name, [each.removeprefix(f"{column}.") for each in names])
             raise ConfigurationError(f"Property {name} is unknown. {f'Did you mean {near}?' if near else 'Remove it.'}")
     parsed |= {f"{column}.{name.replace('_', '.')}": each for name, each in given.items() if each is not None}
-    values = value_options(parsed, tls, _PEOPLE_WAIT_MS)
+    values = value_options(parsed, tls, _INTERACTIVE_TIMEOUT_MS)
     return values.key if column == "key" else values.value
