@@ -7,7 +7,8 @@ from support.run_matrix import HEADER, Pair, merged, row, select
 REPORT = """<testsuites><testsuite>
 <testcase name="test_a[embedded]"/><testcase name="test_b[kafka]"/>
 <testcase name="test_stream_logs_in[SSL]"/><testcase name="test_stream_logs_in[SASL_SSL]"><failure/></testcase>
-<testcase name="test_c"><skipped/></testcase><testcase name="test_d"><error/></testcase>
+<testcase name="test_c[2.1.1]"/><testcase name="test_c[3.9.1-gzip]"><skipped/></testcase>
+<testcase name="test_d"><error/></testcase>
 </testsuite></testsuites>"""
 
 
@@ -20,7 +21,7 @@ def test_each_spark_and_each_python_is_in_a_pair():
 def test_row_has_the_clusters_and_logins_that_passed(monkeypatch):
     monkeypatch.setattr("support.run_matrix.java", lambda: "17")
     found = row(Pair("4.0", "3.11"), [ElementTree.ElementTree(ElementTree.fromstring(REPORT))])
-    assert found == "| 4.0 | 3.11 | 17 | 4.3, embedded | SSL | 3 | 1 | 2 |"
+    assert found == "| 4.0 | 3.11 | 17 | 2.1.1, 4.3, embedded | SSL | 4 | 1 | 2 |"
 
 
 def test_rows_of_other_pairs_are_kept():

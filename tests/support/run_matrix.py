@@ -35,7 +35,7 @@ TESTS = (
     "parity/test_migration.py",
 )
 # only these run with ``--soak``, in which every Spark test runs on both clusters
-SOAK_TESTS = ("source/test_logins_through_spark.py",)
+SOAK_TESTS = ("source/test_logins_through_spark.py", "matrix/test_old_brokers.py")
 PACKAGES = (
     "pytest", "pytest-timeout", "pytest-randomly", "pytest-xdist", "hypothesis", "confluent-kafka", "pandas<3", "py4j",
     "click", "rich", "chispa", "aiokafka", "fastavro", "cryptography",
@@ -46,12 +46,13 @@ HEADER = """# Tested runtimes
 
 Written by `make test-matrix`: the tests of streams, restarts, batch reads and logins through Spark, one row for each
 pair of PySpark and Python; pairs without a row were not run. A test that needs what a Spark does not have is skipped
-there; see [runtimes](runtimes.md). Each test runs on the embedded broker or on Kafka.
+there; see [runtimes](runtimes.md). Each test runs on the embedded broker or on Kafka 4.3; a restart of a query also on
+earlier Kafka, where a row names it.
 
 | Spark | Python | Java | Kafka | login | passed | skipped | failed |
 |---|---|---|---|---|---|---|---|
 """
-_KAFKA = re.compile(r"\[(embedded|kafka)\b")
+_KAFKA = re.compile(r"\[(embedded|kafka|\d+\.\d+\.\d+)\b")
 _LOGIN = re.compile(r"test_stream_logs_in\[([\w-]+)\]")
 
 
@@ -129,10 +130,10 @@ def row(pair: Pair, reports: Iterable[ElementTree.ElementTree[ElementTree.Elemen
         if outcome == "passed":
             kafkas.update(_KAFKA.findall(case.get("name", "")))
             logins.update(_LOGIN.findall(case.get("name", "")))
-    names = {"embedded": "embedded", "kafka": "4.3"}
+    kafkas = {"4.3" if each == "kafka" else each for each in kafkas}
     failed = counts["failure"] + counts["error"]
     cells = (
-        pair.spark, pair.python, java(), ", ".join(sorted(names[each] for each in kafkas)), ", ".join(sorted(logins)),
+        pair.spark, pair.python, java(), ", ".join(sorted(kafkas)), ", ".join(sorted(logins)),
         counts["passed"], counts["skipped"], failed,
     )  # fmt: skip
     return "| " + " | ".join(map(str, cells)) + " |"
