@@ -45,8 +45,9 @@ def with_options(schema: StructType | str, options: Mapping[str, str]) -> Struct
     for name, value in options.items():
         if name.lower() in SECRET_OPTIONS and not is_reference(value):
             raise ConfigurationError(
-                f"Option {name} is not stored in a table of the catalog. Give a reference such as ${{env:NAME}}, "
-                "create a temporary view, or give the option with each read: spark.read.option(...).table(...)."
+                f"Option {name} is not stored in a table of the catalog. Give a reference such as ${{file:/PATH:KEY}} "
+                "(in SQL, Spark replaces ${env:NAME} by the value), create a temporary view, or give the option with "
+                "each read: spark.read.option(...).table(...)."
             )
     first, *others = schema.fields
     metadata = {**first.metadata, _METADATA: json.dumps(dict(options))}

@@ -51,7 +51,7 @@ def test_a_result_as_a_dataframe(spark: Any) -> None:
     assert frame.select("topic", "partition_count").collect() == [("orders", 2)]
 
 
-def test_tables_and_topics_in_sql(spark: Any, committed: str, topic: str, group: str) -> None:
+def test_tables_and_topics_in_sql(spark: Any, committed: str, topic: str, group: str, tmp_path: Path) -> None:
     options = f"`kafka.bootstrap.servers` '{committed}', table 'lag', group '{group}'"
     spark.sql(f"CREATE TEMP VIEW lag_view USING groupsource OPTIONS ({options})")
     assert spark.sql("SELECT lag FROM lag_view").collect() == [(2,)]
@@ -70,10 +70,16 @@ def test_tables_and_topics_in_sql(spark: Any, committed: str, topic: str, group:
                 spark.sql(f"INSERT INTO {name} SELECT * FROM {name}")
         finally:
             spark.sql(f"DROP TABLE {name}")
-    with pytest.raises(PySparkException, match="kafka.sasl.password is not stored in a table of the catalog"):
-        secret = ", `kafka.security.protocol` 'SASL_PLAINTEXT', `kafka.sasl.mechanism` 'PLAIN'"
-        secret += ", `kafka.sasl.username` 'u', `kafka.sasl.password` 'p'"
-        spark.sql(f"CREATE TABLE secret USING groupsource OPTIONS ({options}{secret})")
+    login = "`kafka.security.protocol` 'SASL_PLAINTEXT', `kafka.sasl.mechanism` 'PLAIN', `kafka.sasl.username` 'u'"
+    create = f"CREATE TABLE secret USING groupsource OPTIONS ({options}, {login}, `kafka.sasl.password` "
+    # Spark replaces ${env:...} of a query by the value
+    for text in ("p", "${env:PATH}"):
+        remedy = r"kafka.sasl.password is not stored in a table of the catalog. Give a reference such as \$\{file:/PATH"
+        with pytest.raises(PySparkException, match=remedy):
+            spark.sql(f"{create} '{text}')")
+    (tmp_path / "login.properties").write_text("password=p\n")
+    spark.sql(f"{create} '${{file:{tmp_path}/login.properties:password}}')")
+    spark.sql("DROP TABLE secret")
     with pytest.raises(PySparkException, match="CREATE TABLE without columns"):
         spark.sql(f"CREATE TABLE columns (lag bigint) USING groupsource OPTIONS ({options})")
         try:
