@@ -56,6 +56,7 @@ class FakeBroker:
     """A broker that responds with `responses` (API name -> function); any other request closes the connection.
 
     Attributes:
+        address: also after `close`, which a thread that serves a request may follow.
         requests: API name, version and body of each request.
     """
 
@@ -63,13 +64,10 @@ class FakeBroker:
         self.responses = responses
         self._greeting = greeting
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = Address(*self._listener.getsockname()[:2])
         self.requests: list[tuple[str, int, Any]] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
-
-    @property
-    def address(self) -> Address:
-        return Address(*self._listener.getsockname()[:2])
 
     def close(self) -> None:
         # ends accept() in the other thread before the descriptor is closed
