@@ -162,7 +162,7 @@ class StreamSession:
         self._co_readers.batch_started()
         start, end = self._offsets.decode(start_json), self._offsets.decode(end_json)
         self._schemas.check_kept(end)
-        # the assignment for which the batch was planned; a task finds out whether it is still valid
+        # the assignment for which the batch was planned; a task checks that it is still valid
         is_planned = self._assignment is not None and end_json == self._last_end
         group = self._assignment if self._assignment is not None and is_planned else GroupSnapshot()
         ranges = self._logged_ranges(start, end)
@@ -468,6 +468,6 @@ class StreamSession:
 
     @property
     def _entity(self) -> str:
-        """Begin of log lines."""
+        """Start of log lines."""
         group = f"group={self._options.group_id} " if self._options.group_id else ""
         return f"[{group}query={self.reader[:8]}]"
