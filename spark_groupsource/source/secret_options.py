@@ -23,8 +23,8 @@ SECRET_OPTIONS = frozenset(
 """Lower-case names of the options with secrets."""
 # of these, certificates are public
 _PUBLIC = ("certificates", "chain", ".ca.pem", ".certificate.pem")
-# the default of spark.redaction.regex, which Spark applies to names and values
 _REFERENCES = re.compile(r"(?:\$\{[^}]+\}:?)+")
+# the default of spark.redaction.regex, which Spark applies to names and values
 _REDACTED = re.compile("secret|password|token|access[.]?key|credential", re.IGNORECASE)
 
 
