@@ -17,17 +17,20 @@ from spark_groupsource.cli.doctor_findings import Check, CheckResult, Facts, Sta
 from spark_groupsource.errors import GroupSourceError
 
 _TIMEOUT_S = 30
-_OLDEST_SPARK, _OLDEST_JAVA = (4, 2), 17
+_OLDEST_SPARK, _OLDEST_JAVA = (4, 0), 17
 _UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 # run by the interpreter of the workers, as Spark starts it
 _WORKER_SCRIPT = """
 import json, sys
 found = {"python": list(sys.version_info[:2]), "spark": None, "home": None, "source": None, "error": None}
+found["has_admission_control"] = False
 try:
     import pyspark
     found["spark"], found["home"] = pyspark.__version__, pyspark.__path__[0]
     from pyspark_groupsource import DefaultSource
     found["source"] = DefaultSource.name()
+    from spark_groupsource.source.admission_control import HAS_ADMISSION_CONTROL
+    found["has_admission_control"] = HAS_ADMISSION_CONTROL
 except Exception as error:
     found["error"] = f"{type(error).__name__}: {error}"
 print(json.dumps(found))
@@ -70,8 +73,10 @@ def evaluate_spark(facts: dict[str, Any]) -> Iterable[CheckResult]:
         yield CheckResult(Status.UNKNOWN, f"PySpark is not installed for {facts['path']}.", fix)
     elif tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST_SPARK:
         yield CheckResult(Status.BAD, f"PySpark {version} is too old.", f"Use PySpark {oldest} or later.")
-    else:
+    elif facts["has_admission_control"] or facts["source"] is None:
         yield CheckResult(Status.GOOD, f"PySpark {version}.")
+    else:
+        yield CheckResult(Status.GOOD, f"PySpark {version}, without admission control (docs/runtimes.md).")
 
 
 def evaluate_source(facts: dict[str, Any]) -> Iterable[CheckResult]:

@@ -33,7 +33,7 @@ from spark_groupsource.wire.messages import ApiVersionsResponse, FindCoordinator
 
 GOOD_WORKER = {
     **{"python": [3, 11], "own": [3, 11], "path": "python3", "spark": "4.2.0", "home": "/spark"},
-    **{"source": "groupsource", "error": None},
+    **{"source": "groupsource", "error": None, "has_admission_control": True},
 }
 
 
@@ -302,6 +302,7 @@ def test_clock_of_a_broker(latest_ms: int | None, status: str) -> None:
         (doctor_machine.evaluate_python, {**GOOD_WORKER, "python": [3, 10]}, "bad"),
         (doctor_machine.evaluate_spark, GOOD_WORKER, "good"),
         (doctor_machine.evaluate_spark, {**GOOD_WORKER, "spark": "3.5.1"}, "bad"),
+        (doctor_machine.evaluate_spark, {**GOOD_WORKER, "spark": "4.0.1", "has_admission_control": False}, "good"),
         (doctor_machine.evaluate_spark, {**GOOD_WORKER, "spark": None}, "unknown"),
         (doctor_machine.evaluate_source, GOOD_WORKER, "good"),
         (doctor_machine.evaluate_source, {**GOOD_WORKER, "source": None, "error": "ImportError: x"}, "bad"),
@@ -318,6 +319,11 @@ def test_clock_of_a_broker(latest_ms: int | None, status: str) -> None:
 def test_machine(evaluate: Any, facts: Any, status: str) -> None:
     (result,) = evaluate(facts)
     assert result.status.value == status and (status == "good" or result.fix)
+
+
+def test_spark_without_admission_control_is_named() -> None:
+    (result,) = doctor_machine.evaluate_spark({**GOOD_WORKER, "spark": "4.1.2", "has_admission_control": False})
+    assert (result.status, "without admission control" in result.text) == (Status.GOOD, True)
 
 
 @pytest.mark.slow
