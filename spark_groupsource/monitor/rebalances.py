@@ -226,6 +226,7 @@ def _changed_assignor(step: Step) -> _Finding | None:
 
 
 def _moved_coordinator(step: Step) -> _Finding | None:
+    """After a restart of brokers, the leader may assign the partitions that have a leader already."""
     if not step.has_moved or not step.current.members:
         return None
     return _Finding(Cause.COORDINATOR_MOVED, "Same members at another coordinator.")
@@ -254,8 +255,8 @@ _RULES = (
     _membership,
     _changed_subscription,
     _changed_assignor,
-    _changed_partitions,
     _moved_coordinator,
+    _changed_partitions,
     _rejoined_leader,
 )
 

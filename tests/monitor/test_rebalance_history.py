@@ -297,6 +297,8 @@ def test_an_outage_of_the_coordinator_is_no_long_batch() -> None:
 def test_coordinator_moved_if_the_leader_epoch_changed() -> None:
     assert history(BOTH, (9_000, (A, B)), epochs=(3, 4))[-1].cause == "COORDINATOR_MOVED"
     assert history(BOTH, (9_000, (A, B)), epochs=(3, 3))[-1].cause == "LEADER_REJOINED"
+    # not all partitions have a leader again
+    assert history(BOTH, (9_000, (A, member("b"))), epochs=(3, 4))[-1].cause == "COORDINATOR_MOVED"
     again = (member("a", 0, number=2), member("b", 1, number=2))
     assert history(BOTH, (9_000, again), epochs=(3, 4))[-1].cause == "COORDINATOR_MOVED"
     assert history(BOTH, (9_000, (A, B, member("c"))), epochs=(3, 4))[-1].cause == "JOINED"
