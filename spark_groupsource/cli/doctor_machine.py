@@ -23,14 +23,15 @@ _UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 _WORKER_SCRIPT = """
 import json, sys
 found = {"python": list(sys.version_info[:2]), "spark": None, "home": None, "source": None, "error": None}
-found["has_admission_control"] = False
+found["has_admission_control"] = found["has_unix_sockets"] = False
 try:
     import pyspark
     found["spark"], found["home"] = pyspark.__version__, pyspark.__path__[0]
     from pyspark_groupsource import DefaultSource
     found["source"] = DefaultSource.name()
     from spark_groupsource.source.admission_control import HAS_ADMISSION_CONTROL
-    found["has_admission_control"] = HAS_ADMISSION_CONTROL
+    from spark_groupsource.source.reader_process import can_use_unix_socket
+    found["has_admission_control"], found["has_unix_sockets"] = HAS_ADMISSION_CONTROL, can_use_unix_socket()
 except Exception as error:
     found["error"] = f"{type(error).__name__}: {error}"
 print(json.dumps(found))
@@ -112,7 +113,9 @@ def evaluate_java(output: str) -> Iterable[CheckResult]:
         yield CheckResult(Status.GOOD, f"Java {found[1]}.")
 
 
-def _read_defaults(_: None, facts: Facts) -> str:
+def _read_defaults(_: None, facts: Facts) -> str | None:
+    if facts["python"]["source"] is not None and not facts["python"]["has_unix_sockets"]:
+        return None
     home = os.environ.get("SPARK_HOME") or facts["python"]["home"]
     path = Path(os.environ.get("SPARK_CONF_DIR") or Path(home) / "conf") / "spark-defaults.conf"
     texts = [os.environ.get("PYSPARK_SUBMIT_ARGS", "")]
@@ -124,8 +127,14 @@ def _read_defaults(_: None, facts: Facts) -> str:
     return "\n".join(texts)
 
 
-def evaluate_sockets(defaults: str) -> Iterable[CheckResult]:
-    """Evaluates ``spark-defaults.conf`` and the arguments of spark-submit; a session may set it too."""
+def evaluate_sockets(defaults: str | None) -> Iterable[CheckResult]:
+    """Evaluates ``spark-defaults.conf`` and the arguments of spark-submit; a session may set it too.
+
+    None for a Spark without the setting.
+    """
+    if defaults is None:
+        yield CheckResult(Status.GOOD, f"This Spark has no {_UNIX_SOCKETS} (since 4.1).")
+        return
     values = re.findall(rf"^(?!\s*#).*{re.escape(_UNIX_SOCKETS)}[\s=]+(\w+)", defaults, re.MULTILINE)
     if values and values[-1].lower() == "true":
         yield CheckResult(Status.GOOD, f"{_UNIX_SOCKETS} is true.")

@@ -54,6 +54,15 @@ def has_unix_socket(environment: Mapping[str, str]) -> bool:
     return is_enabled or "PYTHON_WORKER_FACTORY_SOCK_PATH" in environment
 
 
+def can_use_unix_socket() -> bool:
+    """Returns True if this PySpark can communicate by a Unix domain socket; that of Spark 4.0 cannot."""
+    from inspect import signature
+
+    from pyspark import util
+
+    return "conn_info" in signature(util.local_connect_and_auth).parameters
+
+
 class ReaderProcess:
     """State of one reader beside its session; created by the first callback of Spark."""
 
@@ -218,7 +227,8 @@ class ReaderProcess:
         if options.is_embedded:
             _log.info("%s The embedded broker listens at %s.", self._entity, bootstrap_servers)
             create_subscribed(cluster, options)
-        if not has_unix_socket(os.environ) and is_first_reader(self._driver, "unix_socket"):
+        is_hint_needed = not has_unix_socket(os.environ) and can_use_unix_socket()
+        if is_hint_needed and is_first_reader(self._driver, "unix_socket"):
             _log.info("%s %s", self._entity, UNIX_SOCKET_HINT)
         ownership: Ownership
         if options.assign is not None:

@@ -310,6 +310,7 @@ def test_clock_of_a_broker(latest_ms: int | None, status: str) -> None:
         (doctor_machine.evaluate_java, 'java version "1.8.0_202"', "bad"),
         (doctor_machine.evaluate_java, "?", "unknown"),
         (doctor_machine.evaluate_sockets, "spark.python.unix.domain.socket.enabled true", "good"),
+        (doctor_machine.evaluate_sockets, None, "good"),
         (doctor_machine.evaluate_archive, True, "good"),
         (doctor_machine.evaluate_archive, None, "good"),
         (doctor_machine.evaluate_archive, False, "unknown"),

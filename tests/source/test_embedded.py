@@ -14,7 +14,7 @@ from spark_groupsource.source import embedded
 from spark_groupsource.source.control_socket import control_sockets, is_first_reader
 from spark_groupsource.source.driver_process import driver_pid, private_directory, process_identity
 from spark_groupsource.source.embedded import resolve_bootstrap
-from spark_groupsource.source.reader_process import has_unix_socket
+from spark_groupsource.source.reader_process import can_use_unix_socket, has_unix_socket
 
 
 @pytest.fixture
@@ -97,6 +97,14 @@ def test_unix_domain_sockets_are_recognized():
     assert not has_unix_socket({}) and not has_unix_socket({"PYTHON_UNIX_DOMAIN_ENABLED": "False"})
     assert has_unix_socket({"PYTHON_UNIX_DOMAIN_ENABLED": "True"})
     assert has_unix_socket({"PYTHON_WORKER_FACTORY_SOCK_PATH": "/tmp/s"})
+
+
+def test_spark_without_unix_domain_sockets_is_recognized(monkeypatch):
+    # Spark 4.0
+    monkeypatch.setattr("pyspark.util.local_connect_and_auth", lambda port, auth_secret: None)
+    assert not can_use_unix_socket()
+    monkeypatch.setattr("pyspark.util.local_connect_and_auth", lambda conn_info, auth_secret: None)
+    assert can_use_unix_socket()
 
 
 def test_the_first_reader_of_an_application_logs_for_all(application):
