@@ -55,7 +55,7 @@ class GroupConfig:
         low=1, unit="ms",
     )
     group_coordinator_max_state_bytes: int = _group_setting(
-        "group.coordinator.max.state.bytes", 50_331_648,
+        "group.coordinator.max.state.bytes", 62_914_560,
         "Approximate memory of all groups, members and offsets above which no group, member, offset or metadata is "
         "added; not a setting of Kafka.",
         low=1, unit="bytes", type_=ConfigType.LONG,

@@ -43,18 +43,26 @@ class GroupEventLog:
         self._services = services
         self._timer = services.timers.timer(self._flush_some)
         self._buffer: list[GroupEvent] = []
-        self._minute_ends_ms = self._left_bytes = self._dropped = self._flushed_ms = 0
+        self._minute_ends_ms = self._left_bytes = self._dropped = 0
+        self._flushed_ms = self._due_ms = 0
 
     def add(self, events: Sequence[GroupEvent]) -> None:
         """Takes events, which are appended within 100 ms, after the end of a rebalance mostly at once."""
         if len(self._buffer) >= _MAX_BUFFERED:
             self._dropped += len(events)
             return
+        due_ms = self._services.clock.now_ms()
         if any(event.kind is _END for event in events):
-            self._timer.set(max(self._services.clock.now_ms(), self._flushed_ms + _FLUSH_MS))
-        elif not self._buffer:
-            self._timer.set(self._services.clock.now_ms() + _FLUSH_MS)
+            due_ms = max(due_ms, self._flushed_ms + _FLUSH_MS)
+        else:
+            due_ms += _FLUSH_MS
+        if not self._buffer or due_ms < self._due_ms:
+            self._flush_at(due_ms)
         self._buffer += events
+
+    def _flush_at(self, due_ms: int) -> None:
+        self._due_ms = due_ms
+        self._timer.set(due_ms)
 
     def flush(self) -> Iterator[None]:
         """Appends all events in memory, in steps."""
@@ -69,7 +77,7 @@ class GroupEventLog:
             return
         self._flushed_ms = self._services.clock.now_ms()
         if self._buffer:  # thousands of members may join or leave at once
-            self._timer.set(self._services.clock.now_ms() + _FLUSH_PAUSE_MS)
+            self._flush_at(self._flushed_ms + _FLUSH_PAUSE_MS)
         self._start_minute()
         records: list[Record] = []
         size = 0
