@@ -215,6 +215,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         while count < len(buffer):
             try:
                 size = self._tls.read(len(buffer) - count, buffer[count:])
+                if not size:
+                    raise ssl.SSLZeroReturnError("the client has ended TLS")
             except ssl.SSLWantReadError:
                 if not self._pass_piece():
                     break
@@ -224,8 +226,6 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
                     raise
                 self._error = error  # after the bytes before it
                 break
-            if not size:
-                raise ssl.SSLZeroReturnError("the client has ended TLS")
             count += size
         return count
 
