@@ -179,7 +179,10 @@ class Disk:
         self._files[file_id].flush()
 
     def _flush_directory(self, path: str) -> None:
-        node = self._node(path)
+        try:
+            node = self._node(path)
+        except KeyError:
+            return  # removed after another thread had opened it: its descriptor is flushed without an effect
         assert isinstance(node, _Directory)
         node.flush()
 
