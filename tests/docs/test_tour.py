@@ -15,8 +15,12 @@ _TOUR_S, _CELL_S = 900, 400
 
 # the last rebalance has ended in the picture, too, and the lag is drawn over the whole time
 PICTURE = """
+def has_owners():
+    return all(periods[-1].owner for periods in gs.timeline(group).timeline.partitions.values())
+
+wait_for(has_owners)
+chart = gs.timeline(group)
 drawn = chart.timeline
-assert all(periods[-1].owner for periods in drawn.partitions.values()), drawn.partitions
 assert drawn.markers[-1].cause == "LEFT" and chart.unowned_seconds > 0, drawn.markers
 assert len(drawn.lag) > 10 and drawn.lag[-1][1] == 0, drawn.lag
 """

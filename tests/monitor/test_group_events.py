@@ -86,15 +86,6 @@ def test_causes_and_actors_of_own_and_foreign_members(broker: EmbeddedBroker) ->
         assert removed.actor is not None and removed.actor.member_id == member_id
 
 
-def test_the_end_of_a_rebalance_can_be_read_with_its_assignment() -> None:
-    # of its own: within 100 ms of other groups' events it is written with the next ones
-    with EmbeddedBroker(topics={"t": 1}, config={"group.initial.rebalance.delay.ms": "0"}) as broker:
-        with open_cluster(broker.bootstrap_servers) as client, group_client(client, "ended", "t") as ours:
-            settle(ours, 1)
-            (found,) = rebalances(client, "ended")
-            assert found.phases.sync_ms is not None
-
-
 def test_topic_of_events_is_not_listed(broker: EmbeddedBroker) -> None:
     servers = broker.bootstrap_servers
     with open_cluster(servers) as client, group_client(client, "listed", "listed") as ours:
