@@ -15,7 +15,14 @@ from spark_groupsource.client.cluster.client import EARLIEST, LATEST, MAX_TIMEST
 from spark_groupsource.client.network.connection_pool import ClientClosedError
 from spark_groupsource.client.network.retry import Retry, backoff_ms
 from spark_groupsource.clock import ManualClock
-from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError, NetworkError
+from spark_groupsource.errors import (
+    BrokerError,
+    ErrorCode,
+    GenerationMismatchError,
+    GroupSourceError,
+    NetworkError,
+    RequestTimeoutError,
+)
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.wire.messages import (
     FindCoordinatorResponse,
@@ -223,6 +230,26 @@ def test_retry_ends_at_its_deadline() -> None:
         for _ in range(100):
             retry.backoff_or_raise(error)
     assert 1_000 < clock.now_ms() < 2_000 and retry.attempt < 20
+
+
+def test_deadline_does_not_hide_the_failure_before_it() -> None:
+    clock = ManualClock()
+    failure, timeout = BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, "x"), RequestTimeoutError("No response.")
+
+    def attempts(*errors: GroupSourceError) -> None:
+        retry = Retry(base_ms=1, max_ms=1, timeout_ms=100, clock=clock, rng=Random(1))
+        for error in errors[:-1]:
+            retry.backoff_or_raise(error)
+        clock.advance_ms(100)
+        retry.backoff_or_raise(errors[-1])
+
+    with pytest.raises(BrokerError) as raised:
+        attempts(timeout, failure, timeout)
+    assert raised.value is failure and failure.__cause__ is timeout
+    for last in ([timeout], [timeout, timeout], [failure, timeout, timeout], [failure, NetworkError("Refused.")]):
+        with pytest.raises(NetworkError) as other:
+            attempts(*last)
+        assert other.value is last[-1]
 
 
 def test_idle_connections_are_closed(cluster: Any) -> None:

@@ -50,6 +50,18 @@ def fetch(client: ClusterClient, start: int = 0, end: int = 10) -> list[int]:
     return [block.next_offset for block in blocks]
 
 
+def lose_later_metadata(broker: FakeLeader) -> None:
+    """Sends no response to a Metadata request after the first one with the topic."""
+    respond = broker.responses["Metadata"]
+
+    def lose(request: Any, version: int) -> Any:
+        if request.topics:
+            broker.responses["Metadata"] = lambda *_: None
+        return respond(request, version)
+
+    broker.responses["Metadata"] = lose
+
+
 RETRIED = [
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.REPLICA_NOT_AVAILABLE,
@@ -352,15 +364,27 @@ def test_epochs_are_not_requested_from_old_brokers(broker: FakeLeader, client: C
     assert not broker.sent("OffsetForLeaderEpoch")
 
 
-def test_metadata_are_requested_again_after_a_lost_connection(broker: FakeLeader, client: ClusterClient) -> None:
+def test_metadata_are_requested_again_after_a_lost_connection(broker: FakeLeader) -> None:
     """A leader that no longer responds may have a successor, which a call with a short timeout must find, too."""
-    client.metadata(["t"])
-    client.metadata(["t"])
-    assert len(broker.sent("Metadata")) == 1
-    client.connection_lost(broker.address)
-    client.metadata(["t"])
-    client.metadata(["t"])
-    assert len(broker.sent("Metadata")) == 2
+    settings = client_settings(str(broker.address), **SETTINGS)
+    clock = ManualClock(1)
+    with ClusterClient(settings.bootstrap, settings, clock) as client:
+        for requests in (1, 2):
+            # metadata of the millisecond of the loss may be from before it
+            clock.advance_ms(1)
+            client.metadata(["t"])
+            client.metadata(["t"])
+            assert len(broker.sent("Metadata")) == requests
+            client.connection_lost(broker.address)
+
+
+def test_lookup_without_metadata_at_its_timeout_fails_with_the_error_before(broker: FakeLeader) -> None:
+    broker.list_errors = [ErrorCode.OFFSET_NOT_AVAILABLE] * 100
+    lose_later_metadata(broker)
+    with open_cluster(str(broker.address), **SHORT) as client:
+        with pytest.raises(BrokerError, match="OFFSET_NOT_AVAILABLE") as raised:
+            client.list_offsets({TP: LATEST})
+    assert isinstance(raised.value.__cause__, NetworkError)
 
 
 def test_calls_without_a_timeout_have_that_of_the_caller(client: ClusterClient) -> None:

@@ -110,6 +110,15 @@ def test_out_of_range_responses_that_contradict_the_log_fail_after_the_timeout(b
             fetch(client)
 
 
+def test_metadata_without_a_response_do_not_hide_the_error_of_the_partition(broker: FakeLeader) -> None:
+    respond = broker.responses["Metadata"]
+    broker.steps = [ErrorCode.OFFSET_OUT_OF_RANGE] * 1_000
+    broker.responses["Metadata"] = lambda *request: respond(*request) if len(broker.fetches) < 2 else None
+    with open_cluster(str(broker.address), **{**SETTINGS, "default_api_timeout_ms": "150"}) as client:
+        with pytest.raises(BrokerError, match="Fetch of t-0 at offset 0 .*OFFSET_OUT_OF_RANGE"):
+            fetch(client)
+
+
 # -- leader epochs ---------------------------------------------------------------------------------------------------
 
 

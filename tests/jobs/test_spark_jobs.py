@@ -33,12 +33,14 @@ JOBS = Path(job_support.__file__).parent
 DAY_MS = 1_700_006_400_000  # 2023-11-15T00:00:00Z
 SCHEMA = "carrier STRING, delay INT"
 # what the worker daemon of Spark prints when the JVM has closed its socket: the failed flush with a line of its own, or
-# as the end of the worker, by a setting of Spark (`killWorkerOnFlushFailure`); every other traceback is an error
+# as the end of the worker, by a setting of Spark (`killWorkerOnFlushFailure`), or only its first line, if the daemon
+# was killed while it printed; every other traceback is an error
 FLUSH_FAILURE = re.compile(
     r"(?:PySpark daemon failed to flush the output to the worker process:\nTraceback .*\n(?: .*\n)+"
     r"|Traceback .*\n  File .*/pyspark/daemon\.py\", line \d+, in manager\n(?:    .*\n)+"
     r"  File .*/pyspark/daemon\.py\", line \d+, in worker\n    outfile\.flush\(\)\n(?:    [~^]+\n)?)"
     r"(?:BrokenPipeError|ConnectionResetError): .*\n"
+    r"|Traceback [^\n]*\n?\Z"
 )
 
 
@@ -303,10 +305,12 @@ def test_only_the_flush_failure_of_the_worker_daemon_is_expected() -> None:
     )
     end_of_worker = traceback.replace(frame, f"{manager}           ^^^^^^\n{frame}")
     assert FLUSH_FAILURE.sub("", f"before\n{end_of_worker}after\n") == "before\nafter\n"
+    assert FLUSH_FAILURE.sub("", "before\nTraceback (most recent call last):\n") == "before\n"
     worker_error = f"Traceback (most recent call last):\n{frame}ValueError: 1\n"
     for log in (
         traceback,
         worker_error,
+        "Traceback (most recent call last):\nValueError: 1\n",
         f"{flush_failure}{worker_error}",
         flush_failure.replace("Broken", "Value"),
         end_of_worker.replace("Broken", "Value"),

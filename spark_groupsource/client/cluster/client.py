@@ -54,6 +54,7 @@ from spark_groupsource.errors import (
     GenerationMismatchError,
     GroupSourceError,
     NetworkError,
+    RequestTimeoutError,
     UnsupportedVersionError,
 )
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
@@ -188,7 +189,11 @@ class ClusterClient(Router):
                 _backoff_or_raise(retry, failure)
             failure = None
             topics = {tp.topic for tp in pending}
-            view = self.metadata(topics, refresh=retry.attempt > 0, timeout_ms=retry.remaining_ms)
+            try:
+                view = self.metadata(topics, refresh=retry.attempt > 0, timeout_ms=retry.remaining_ms)
+            except RequestTimeoutError as error:
+                failure = error
+                continue
             for node_id, chosen in self._by_leader(pending, view).items():
                 try:
                     if node_id is None:

@@ -9,7 +9,7 @@ import logging
 from random import Random
 
 from spark_groupsource.clock import Clock
-from spark_groupsource.errors import GroupSourceError, NetworkError
+from spark_groupsource.errors import GroupSourceError, NetworkError, RequestTimeoutError
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ class Retry:
         self.started_ms = clock.now_ms()
         self._deadline_ms = self.started_ms + timeout_ms
         self.attempt = 0
+        self._failure: GroupSourceError | None = None
 
     @property
     def remaining_ms(self) -> int:
@@ -56,7 +57,15 @@ class Retry:
         self._deadline_ms += ms
 
     def backoff_or_raise(self, error: GroupSourceError) -> None:
-        """Waits before the next attempt, or raises `error` if the deadline is before it."""
+        """Waits before the next attempt, or raises `error` if the deadline is before it.
+
+        An attempt that the deadline ended fails with a `RequestTimeoutError`, which tells less than the failure of the
+        attempt before it: that one is raised, with `error` as its cause.
+        """
+        is_timeout = isinstance(error, RequestTimeoutError)
+        if is_timeout and self.is_expired and self._failure is not None:
+            raise self._failure from error
+        self._failure = None if is_timeout else error
         delay_ms = backoff_ms(self.attempt, self._base_ms, self._max_ms, self._rng)
         self.attempt += 1
         if self._clock.now_ms() + delay_ms >= self._deadline_ms:
