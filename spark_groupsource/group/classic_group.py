@@ -7,7 +7,8 @@ return and which timers to set. Every call takes constant time unless its docstr
 
 from __future__ import annotations
 
-from typing import Callable, Collection
+from collections import Counter
+from typing import Callable, Collection, Mapping
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError
 from spark_groupsource.group.members import DelayedRequest, Member, Protocols, most_voted, protocols_bytes, text_bytes
@@ -43,7 +44,6 @@ class ClassicGroup:
         subscribed_topics: topics of all members, None if unknown.
         is_loaded: whether the group was loaded from the log and no rebalance has completed since.
         is_initial_rebalance: whether the join phase began in Empty and therefore waits for the initial rebalance delay.
-        protocol_support: protocol name -> number of members that support it.
         new_member_added: whether a member joined during the current window of the initial rebalance delay.
         initial_delay_ms: length of the current window of the initial rebalance delay.
         initial_remaining_ms: what remains for further windows.
@@ -68,7 +68,8 @@ class ClassicGroup:
         self.new_member_added = False
         self.initial_remaining_ms = 0
         self.initial_delay_ms = 0
-        self.protocol_support: dict[str, int] = {}
+        self._protocol_support: Counter[str] = Counter()
+        self._forgotten: Counter[str] = Counter()
         self._members_bytes = 0
 
     # --- state
@@ -109,7 +110,7 @@ class ClassicGroup:
                 )
             self.static_members[member.group_instance_id] = member.member_id
         self.members[member.member_id] = member
-        self._count_protocols(member, 1)
+        self._count_protocols(member)
         self.awaiting_join_count += member.awaiting_join is not None
         self.pending_joins.discard(member.member_id)
         if self.leader_id is None:
@@ -120,7 +121,7 @@ class ClassicGroup:
         member = self.members.pop(member_id)
         if member.group_instance_id is not None:
             del self.static_members[member.group_instance_id]
-        self._count_protocols(member, -1)
+        self._forget_protocols(member)
         self.awaiting_join_count -= member.awaiting_join is not None
         self.pending_joins.discard(member_id)
         self.pending_syncs.discard(member_id)
@@ -177,9 +178,9 @@ class ClassicGroup:
         self, member: Member, protocols: Protocols, rebalance_timeout_ms: int, session_timeout_ms: int
     ) -> None:
         """Updates a member from a further JoinGroup."""
-        self._count_protocols(member, -1)
+        self._forget_protocols(member)
         member.protocols = protocols
-        self._count_protocols(member, 1)
+        self._count_protocols(member)
         member.rebalance_timeout_ms = rebalance_timeout_ms
         member.session_timeout_ms = session_timeout_ms
 
@@ -223,9 +224,8 @@ class ClassicGroup:
         if not self.members:
             return bool(protocol_type) and bool(protocol_names)
         count = len(self.members)
-        return protocol_type == self.protocol_type and any(
-            self.protocol_support.get(name) == count for name in protocol_names
-        )
+        support = self.protocol_support
+        return protocol_type == self.protocol_type and any(support.get(name) == count for name in protocol_names)
 
     def candidate_protocols(self) -> frozenset[str]:
         """Returns the protocols that every member supports."""
@@ -247,15 +247,28 @@ class ClassicGroup:
             size += sum(_PENDING_JOIN_BYTES + len(member_id) for member_id in self.pending_joins)
         return size
 
-    def _count_protocols(self, member: Member, step: int) -> None:
+    def _count_protocols(self, member: Member) -> None:
         names = 4 * len(member.member_id) + text_bytes(member.client_id)
-        self._members_bytes += step * (_MEMBER_BYTES + names + protocols_bytes(member.protocols))
-        for name in member.protocol_names:
-            support = self.protocol_support.get(name, 0) + step
+        member.counted_bytes = _MEMBER_BYTES + names + protocols_bytes(member.protocols)
+        self._members_bytes += member.counted_bytes
+        self._protocol_support.update(member.protocol_names)
+
+    def _forget_protocols(self, member: Member) -> None:
+        self._members_bytes -= member.counted_bytes
+        self._forgotten.update(member.protocol_names)
+
+    @property
+    def protocol_support(self) -> Mapping[str, int]:
+        """Protocol name -> number of members that support it. O(protocols forgotten since the last call)."""
+        # thousands of members that leave at once have mostly the same protocols
+        for name, count in self._forgotten.items():
+            support = self._protocol_support[name] - count
             if support:
-                self.protocol_support[name] = support
+                self._protocol_support[name] = support
             else:
-                del self.protocol_support[name]
+                del self._protocol_support[name]
+        self._forgotten.clear()
+        return self._protocol_support
 
     # --- generations
 

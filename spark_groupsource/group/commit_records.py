@@ -9,14 +9,18 @@ from __future__ import annotations
 from typing import Iterator, NamedTuple, Sequence, Tuple, overload
 
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.wire.group_records import OffsetKey, OffsetValue, encode_key, encode_offset_value
+from spark_groupsource.wire.group_records import GroupValue, OffsetKey, OffsetValue, encode_key, encode_offset_value
 
 
 class LogRecord(NamedTuple):
-    """A record for the shard's partition of `__consumer_offsets`; a tombstone has no value."""
+    """A record for the shard's partition of `__consumer_offsets`; a tombstone has no value.
+
+    `group` is the id and the value of a group's record before their encoding, which is replayed without decoding.
+    """
 
     key: bytes
     value: bytes | None
+    group: tuple[str, GroupValue] | None = None
 
 
 class CommitRecords(Sequence[LogRecord]):

@@ -11,7 +11,7 @@ from typing import Any
 from spark_groupsource.config_def import INT32_MAX, INT64_MAX, BrokerConfigKey, ConfigType, config_keys, setting
 from spark_groupsource.errors import ConfigurationError
 
-MAX_MEMBERS = 5_000
+MAX_MEMBERS = 2_000
 
 
 def _group_setting(
@@ -44,7 +44,7 @@ class GroupConfig:
         low=0, unit="ms",
     )
     group_max_size: int = _group_setting(
-        "group.max.size", INT32_MAX, "Largest number of members of one group; 5,000 unless it is set.",
+        "group.max.size", INT32_MAX, "Largest number of members of one group; 2,000 unless it is set.",
         low=1, unit="members",
     )
     # A constant in Kafka (`ClassicGroup.NEW_MEMBER_JOIN_TIMEOUT_MS`): a member cannot send heartbeats before its first

@@ -219,7 +219,10 @@ class GroupShard(ShardGroups):
             return
         producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
         for record in records:
-            self.replay(record.key, record.value, producer_id=producer_id)
+            if record.group is not None:
+                self.store.replay_group(*record.group)
+            else:
+                self.replay(record.key, record.value, producer_id=producer_id)
 
     def end_transaction(self, producer_id: int, committed: bool) -> None:
         """Replays the marker of a transaction, while loading and after each append."""

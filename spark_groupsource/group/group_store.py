@@ -58,14 +58,18 @@ class GroupStore:
         if isinstance(decoded, OffsetKey):
             self._replay_offset(decoded, value)
         elif isinstance(decoded, GroupKey):
-            known = self.groups.pop(decoded.group_id, None)
-            if known is not None:
-                self.size_bytes -= _group_bytes(decoded.group_id, known)
-            if value is not None:
-                group = self.groups[decoded.group_id] = decode_group_value(value)
-                self.size_bytes += _group_bytes(decoded.group_id, group)
+            self.replay_group(decoded.group_id, None if value is None else decode_group_value(value))
         else:
             self.unknown_records += 1
+
+    def replay_group(self, group_id: str, value: GroupValue | None) -> None:
+        """Replays the record of a group before its encoding, as `replay`."""
+        known = self.groups.pop(group_id, None)
+        if known is not None:
+            self.size_bytes -= _group_bytes(group_id, known)
+        if value is not None:
+            self.groups[group_id] = value
+            self.size_bytes += _group_bytes(group_id, value)
 
     def replay_commit(self, group_id: str, offsets: Iterable[tuple[TopicPartition, OffsetValue]]) -> None:
         """Replays the records of a commit before their encoding, as `replay`."""

@@ -28,6 +28,7 @@ class Member:
         awaiting_sync: the SyncGroup whose response is delayed until the assignment is stored.
         is_new: whether the first JoinGroup has no response yet; until then the client cannot send heartbeats.
         connection_id: connection of its last request, 0 if it has sent none since the group was loaded.
+        counted_bytes: its share of the approximate memory of its group.
     """
 
     member_id: str
@@ -42,14 +43,16 @@ class Member:
     awaiting_sync: DelayedRequest | None = None
     is_new: bool = False
     connection_id: int = field(default=0, compare=False)
+    counted_bytes: int = field(default=0, compare=False)
 
     @property
     def is_static(self) -> bool:
         return self.group_instance_id is not None
 
     @property
-    def protocol_names(self) -> frozenset[str]:
-        return frozenset(name for name, _ in self.protocols)
+    def protocol_names(self) -> AbstractSet[str]:
+        """Names of the protocols, each once."""
+        return dict(self.protocols).keys()
 
     @property
     def has_satisfied_heartbeat(self) -> bool:

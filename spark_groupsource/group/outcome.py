@@ -192,8 +192,11 @@ class OutcomeBuilder:
 
     def store_group(self, group_id: str, value: GroupValue | None) -> None:
         """Adds the record of a group, a tombstone for None."""
-        encoded = None if value is None else encode_group_value(value)
-        self.records.append(LogRecord(encode_key(GroupKey(group_id)), encoded))
+        key = encode_key(GroupKey(group_id))
+        if value is None:
+            self.records.append(LogRecord(key, None))
+        else:
+            self.records.append(LogRecord(key, encode_group_value(value), (group_id, value)))
 
     def store_offset(self, key: OffsetKey, value: OffsetValue | None) -> None:
         """Adds the record of an offset, a tombstone for None."""

@@ -187,7 +187,7 @@ def test_full_group_rejects_a_new_member(context: GroupContext) -> None:
 
 
 def test_a_group_has_a_limit_without_group_max_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert coordinator_config.GroupConfig().max_members == 5_000
+    assert coordinator_config.GroupConfig().max_members == 2_000
     monkeypatch.setattr(coordinator_config, "MAX_MEMBERS", 2)
     context = GroupContext(replace(CONFIG, group_max_size=coordinator_config.GroupConfig().group_max_size))
     context.completing(2)

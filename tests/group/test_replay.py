@@ -281,3 +281,13 @@ def test_loaded_member_may_rejoin_with_all_its_protocols() -> None:
     context = GroupContext(log=before.log)
     assert context.join(follower.member_id, protocols=two).is_delayed  # other metadata than what is stored
     assert context.state() is PREPARING_REBALANCE
+
+
+def test_group_that_was_appended_equals_the_group_of_the_log() -> None:
+    context = GroupContext()
+    context.stable(3)
+    loaded = GroupStore()
+    for key, value in context.log:
+        loaded.replay(key, value)
+    assert loaded.groups == context.shard.store.groups and len(loaded.groups[GROUP].members) == 3
+    assert loaded.size_bytes == context.shard.store.size_bytes

@@ -53,7 +53,7 @@ class Coordinator:
         responses = []
         for partition, part in split_request(request, version, PARTITIONS).items():
             outcome = self.shards[partition].handle(part, context, Instant(0, 0))
-            for key, value in outcome.records:
+            for key, value, _ in outcome.records:
                 self.shards[partition].replay(key, value)
             assert not self.shards[partition].append_succeeded(outcome, Instant(0, 0)).replies
             responses += [reply.response for reply in outcome.replies]

@@ -173,7 +173,7 @@ class GroupContext:
             self.settle(self.shard.append_failed(outcome, self.append_error, self.clock.instant()))
         else:
             producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
-            for key, value in outcome.records:
+            for key, value, _ in outcome.records:
                 self._write(key, value, producer_id)
             self.shard.replay_appended(outcome, outcome.records)
             if self.hold_appends:

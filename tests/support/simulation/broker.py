@@ -180,7 +180,7 @@ class Broker:
         else:
             log_start = len(self.log)
             producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
-            for key, value in outcome.records:
+            for key, value, _ in outcome.records:
                 self.checks.appending(cause, key, value, producer_id)
                 entry = Entry(key, value, producer_id)
                 self.log.append(entry)
