@@ -24,7 +24,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-from job_support import CONTEXT, Topic, job_session, topic_options
+from job_support import CONTEXT, Topic, cause_line, job_session, topic_options
 
 from spark_groupsource.source.signals import jvm_held
 
@@ -161,7 +161,7 @@ def main(
         try:
             for part in parts:
                 if not signals and not progress.is_done(part):
-                    write(records_of(spark, topic, part), part)
+                    write_slice(lambda: write(records_of(spark, topic, part), part), part, signals)
                     progress.add(part)
         finally:
             restore()
@@ -171,6 +171,20 @@ def main(
         if done < len(parts):
             click.echo("Stopped by a signal: run the same command to continue.", err=True)
             raise SystemExit(128 + signals[0])
+
+
+def write_slice(write: Callable[[], None], part: Slice, signals: list[int]) -> None:
+    """Calls `write`, once more if it fails after a signal.
+
+    A signal to all processes also ends the programs that Hadoop starts to create a directory or a file.
+    """
+    try:
+        write()
+    except Exception as error:
+        if not signals:
+            raise
+        click.echo(f"Writing slice {part.name} again: {cause_line(error)}", err=True)
+        write()
 
 
 def handle_signals(received: list[int]) -> Callable[[], None]:

@@ -47,3 +47,21 @@ def test_invalid_arguments_are_reported_before_spark_starts(
     words = [word for name, value in given.items() if value is not None for word in (name, value)]
     result = CliRunner().invoke(replay_range.main, words)
     assert result.exit_code == 2 and message in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("signals, attempts", [([15], 2), ([], 1)])
+def test_slice_that_fails_after_a_signal_is_written_again(signals: list[int], attempts: int) -> None:
+    made = []
+
+    def write() -> None:
+        made.append(1)
+        if len(made) == 1:
+            raise OSError("Cannot run program.")
+
+    part = replay_range.Slice(0, 1)
+    if signals:
+        replay_range.write_slice(write, part, signals)
+    else:
+        with pytest.raises(OSError):
+            replay_range.write_slice(write, part, signals)
+    assert len(made) == attempts
