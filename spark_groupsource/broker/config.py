@@ -74,7 +74,8 @@ class BrokerConfig:
     )
     max_connections: int = _broker_setting(
         "max.connections", ConfigType.INT, 5_000,
-        "Connections of all clients; further ones are closed. Limited to three quarters of the file descriptors.",
+        "Connections of all clients; further ones are closed. Limited to three quarters of the file descriptors. With "
+        "TLS 2,000, or two fifths of this setting if that is more.",
         unit="connections", low=0, high=INT32_MAX, kafka_default=INT32_MAX,
     )
     max_connections_per_ip: int = _broker_setting(

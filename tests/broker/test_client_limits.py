@@ -457,3 +457,16 @@ def test_settings_and_users_are_bounded(monkeypatch):
         request = AlterUserScramCredentialsRequest(deletions=[], upsertions=upsertions)
         codes = [each.error_code for each in connection.call(request, 0).results]
         assert codes == [0, ErrorCode.POLICY_VIOLATION]
+
+
+def test_connections_with_tls_are_fewer():
+    counts = limits.ConnectionCounts()
+    accepted = [counts.add("host", 5_000, 5_000, True) for _ in range(2_001)]
+    assert set(accepted[:-1]) == {""} and accepted[-1] == "max.connections (with TLS 2,000)"
+    counts.remove("host", True)
+    assert not counts.add("host", 5_000, 5_000)
+    assert counts.add("host", 5_000, 5_000, True) and not counts.add("host", 10_000, 5_000, True)
+    assert counts.add("host", 10, 5_000, True) == "max.connections"
+    for is_tls in [False, *[True] * 2_003]:
+        counts.remove("host", is_tls)
+    assert (counts.total, counts.tls) == (0, 0)

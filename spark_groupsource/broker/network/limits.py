@@ -15,6 +15,8 @@ from typing import Iterator, Protocol
 from spark_groupsource.broker.network.tls_handshakes import HandshakeQueue
 from spark_groupsource.broker.requests import SMALL_RESPONSE_BYTES
 
+# one takes 16 kB, and 30 kB when it has sent and received large records
+_TLS_CONNECTIONS = 2_000
 _READ_BYTES, _SMALL_BYTES, _TINY_BYTES = 262_144, 16_384, 1_024
 # 100 take 2 ms, and 32 connections that are closed in one iteration of the event loop resume as many each
 _RESUMED_AT_ONCE = 16
@@ -34,25 +36,31 @@ _RESERVED_RESPONSE_BYTES = 4_194_304
 
 
 class ConnectionCounts:
-    """The connections of all listeners, in total and by client address."""
+    """The connections of all listeners, in total, with TLS, and by client address."""
 
     def __init__(self) -> None:
         self.total = 0
+        self.tls = 0
         self._by_host: Counter[str] = Counter()
 
-    def add(self, host: str, limit: int, limit_per_host: int) -> str:
+    def add(self, host: str, limit: int, limit_per_host: int, is_tls: bool = False) -> str:
         """Counts a connection; returns the setting whose limit it exceeds, empty if it is accepted.
 
         `remove` must be called in both cases.
         """
         self.total += 1
+        self.tls += is_tls
         self._by_host[host] += 1
         if self.total > limit:
             return "max.connections"
+        tls_limit = max(_TLS_CONNECTIONS, limit * 2 // 5)
+        if is_tls and self.tls > tls_limit:
+            return f"max.connections (with TLS {tls_limit:,})"
         return "max.connections.per.ip" if self._by_host[host] > limit_per_host else ""
 
-    def remove(self, host: str) -> None:
+    def remove(self, host: str, is_tls: bool = False) -> None:
         self.total -= 1
+        self.tls -= is_tls
         self._by_host[host] -= 1
         if not self._by_host[host]:
             del self._by_host[host]

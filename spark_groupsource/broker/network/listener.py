@@ -266,7 +266,7 @@ class Listener:
         config = self.broker.config
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limit = min(config.max_connections, descriptors * 3 // 4)  # the logs need the others
-        exceeded = self._counts.add(connection.peer, limit, config.max_connections_per_ip)
+        exceeded = self._counts.add(connection.peer, limit, config.max_connections_per_ip, self._tls is not None)
         if exceeded and not self._is_rejecting:  # reported once, not for each of thousands
             text = f"[client={connection.peer}] Closing new connections: {exceeded} is reached."
             self.broker.report(text, logging.INFO)
@@ -276,7 +276,7 @@ class Listener:
 
     def on_close(self, connection: Connection) -> None:
         self._connections.discard(connection)
-        self._counts.remove(connection.peer)
+        self._counts.remove(connection.peer, self._tls is not None)
 
     def on_error(self, connection: Connection, error: Exception) -> None:
         text = f"Closing the connection: unexpected error in a request: {describe_error(error)}."
