@@ -36,6 +36,7 @@ from support.hostile_report import FUZZ, IDLE, Row, print_table, write_attacks
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, produce, unexpected_errors
 from support.state_attacks import STATE_ATTACKS
+from support.tls_attacks import TLS_ATTACKS
 
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.wire.frames import encode_request
@@ -143,6 +144,8 @@ class Run:
         randomness = random.Random(options.seed)
         attacks = {**ATTACKS, "long_names": long_names, "invalid_batches": invalid_batches}
         attacks |= {name: attack for name, (attack, _) in STATE_ATTACKS.items()} | {"fill_all_bounds": fill_all_bounds}
+        if broker.target.tls_address is not None:
+            attacks |= {name: attack for name, (attack, _) in TLS_ATTACKS.items()}
         chosen = [name for name in options.only or attacks if name not in options.without]
         self.rows |= {name: Row() for name in (IDLE, FUZZ, *chosen)}
         with ExitStack() as stack:

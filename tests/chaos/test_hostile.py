@@ -21,13 +21,13 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.slow
 def test_neighbors_are_served_during_attacks() -> None:
     command = [sys.executable, str(TESTS / "chaos" / "hostile.py"), "--minutes", "0", "--limit-ms", "5000"]
-    command += ["--only", "long_names"]
+    command += ["--only", "long_names", "tls_wrong_records"]
     paths = [str(TESTS), str(TESTS.parent / "jobs"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     assert run.returncode == 0, run.stdout + run.stderr
     runs = {row[1].strip(): row[2].strip() for row in (line.split("|") for line in run.stdout.splitlines()) if row[2:]}
-    assert (runs["long_names"], runs["fuzz"]) == ("1", "1")
+    assert (runs["long_names"], runs["tls_wrong_records"], runs["fuzz"]) == ("1", "1", "2")
 
 
 READING = Reading(dict.fromkeys(KINDS, 7.0), 1, 80.0, [])

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Callable
 
 from child_processes import start_process, stop_process
-from real_kafka import RealKafka
+from real_kafka import RealKafka, free_address
+from support import certificates
 from support.attacks import Target
 
 _CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "5"}
@@ -45,12 +46,21 @@ class AttackedBroker:
 
 def embedded(directory: Path) -> AttackedBroker:
     """The embedded broker in a process of its own, with its log in `directory`."""
+    files = directory / "tls"
+    files.mkdir()
+    certificates.write_files(files)
 
     def start(stack: ExitStack) -> tuple[Target, Callable[[], bool]]:
         number = len(list(directory.glob("broker-*.log")))
-        command = [str(Path(sys.executable).parent / "groupsource"), "broker", "--listen", "127.0.0.1:0"]
+        address, tls_address = free_address(), free_address()
+        config = {
+            **certificates.listener_config(files),
+            **_CONFIG,
+            "listeners": f"PLAINTEXT://{address},SSL://{tls_address}",
+        }
+        command = [str(Path(sys.executable).parent / "groupsource"), "broker"]
         command += ["--data-dir", str(directory / f"data-{number}")]
-        command += [part for key, value in _CONFIG.items() for part in ("--config", f"{key}={value}")]
+        command += [part for key, value in config.items() for part in ("--config", f"{key}={value}")]
         log_path = directory / f"broker-{number}.log"
         with open(log_path, "w") as log:
             process = start_process(command, subprocess.PIPE, log)
@@ -58,7 +68,7 @@ def embedded(directory: Path) -> AttackedBroker:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("listening on "), log_path.read_text()[-1000:]
-        return Target(line.split()[-1], process.pid), lambda: process.poll() is None
+        return Target(str(address), process.pid, tls_address), lambda: process.poll() is None
 
     return AttackedBroker(start, is_replaceable=True)
 

@@ -57,11 +57,12 @@ _CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partition
 
 
 class Target:
-    """A broker under attack. `process_id` None: its memory is not measured."""
+    """A broker under attack. `process_id` None: its memory is not measured; `tls_address` None: it has no TLS."""
 
-    def __init__(self, address: str, process_id: int | None) -> None:
+    def __init__(self, address: str, process_id: int | None, tls_address: tuple[str, int] | None = None) -> None:
         host, _, port = address.rpartition(":")
         self.address = (host, int(port))
+        self.tls_address = tls_address
         self.process_id = process_id
 
     def connect(self, *, receive_bytes: int = 0) -> Client:

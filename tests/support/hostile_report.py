@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from support.chaos.neighbors import KINDS, Reading
 from support.state_attacks import STATE_ATTACKS
+from support.tls_attacks import TLS_ATTACKS
 
 IDLE, FUZZ = "none", "fuzz"
 _LABELS = {
@@ -34,7 +35,7 @@ _LABELS = {
     "long_names": "strings of 40,000 bytes",
     "invalid_batches": "eight invalid record batches",
     "fill_all_bounds": "all bounds of memory filled at the same time",
-    **{name: text for name, (_, text) in STATE_ATTACKS.items()},
+    **{name: text for name, (_, text) in {**STATE_ATTACKS, **TLS_ATTACKS}.items()},
 }
 ATTACKS_TABLE, BOUNDS_TABLE = "hostile.py attacks", "full_bounds.py bounds"
 """Names of the tables in the page: each is between two comments, and only the table is replaced."""
