@@ -13,6 +13,7 @@ from support import certificates
 from support.attack_frames import create_topics, fetch, produce
 from support.attacks import Target
 from support.raw_broker import BrokerProcess
+from support.tls_attacks import client_hello
 from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
@@ -34,14 +35,6 @@ def target(files: Path, tmp_path: Path) -> Iterator[Target]:
         yield Target(broker.bootstrap_servers, broker.process.pid)
 
 
-def _client_hello() -> bytes:
-    outgoing = ssl.MemoryBIO()
-    tls = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="127.0.0.1")
-    with pytest.raises(ssl.SSLWantReadError):
-        tls.do_handshake()
-    return outgoing.read()
-
-
 def _dial(address: tuple[str, int], files: Path) -> ssl.SSLSocket:
     context = ssl.create_default_context(cafile=files / "ca.pem")
     return context.wrap_socket(socket.create_connection(address, 10), server_hostname="127.0.0.1")
@@ -58,7 +51,7 @@ def _call(client: socket.socket, request: bytes) -> int:
 
 @pytest.mark.parametrize("is_complete", [False, True])
 def test_handshakes_that_are_begun_need_little_memory(target: Target, files: Path, is_complete: bool) -> None:
-    hello = _client_hello()
+    hello = client_hello()
     before_mb = target.memory_mb()
     with ExitStack() as held:
         for _ in range(1_000):
@@ -98,7 +91,7 @@ def test_incomplete_records_count_as_incomplete_requests(files: Path) -> None:
                 wait_until(lambda: requests() == 12_005, "the record counts")
         wait_until(lambda: requests() == 0, "the connection is closed")
         with socket.create_connection(address, 10) as begun:
-            begun.sendall(_client_hello()[:100])
+            begun.sendall(client_hello()[:100])
             wait_until(lambda: requests() == 100, "the first record counts")
 
 

@@ -35,7 +35,8 @@ def _connect(target: Target) -> socket.socket:
     return socket.create_connection(target.tls_address, _TIMEOUT_S)
 
 
-def _client_hello() -> bytes:
+def client_hello() -> bytes:
+    """Returns the first record of a handshake."""
     outgoing = ssl.MemoryBIO()
     tls = _context().wrap_bio(ssl.MemoryBIO(), outgoing)
     try:
@@ -52,45 +53,55 @@ def _call(client: socket.socket, frame: bytes) -> None:
         stream.read(int.from_bytes(stream.read(4), "big"))
 
 
+def _refused(count: int, connect: Callable[[int], object]) -> int:
+    """Calls `connect` for each of `count` connections; returns how many the broker closed."""
+    refused = 0
+    for number in range(count):
+        try:
+            connect(number)
+        except OSError:
+            refused += 1
+    return refused
+
+
 def tls_half_handshakes(target: Target, count: int = 1_000) -> Outcome:
     """Handshakes of which half wait for the client and the others have an incomplete first record."""
-    hello, refused = _client_hello(), 0
+    hello = client_hello()
     with ExitStack() as held:
-        for number in range(count):
-            try:
-                held.enter_context(_connect(target)).sendall(hello if number % 2 else hello[:-1])
-            except OSError:
-                refused += 1
+
+        def connect(number: int) -> None:
+            held.enter_context(_connect(target)).sendall(hello if number % 2 else hello[:-1])
+
+        refused = _refused(count, connect)
         time.sleep(2)
     return Outcome(0, refused)
 
 
 def tls_connections(target: Target, count: int = 2_500) -> Outcome:
     """Connections that complete the handshake and send a part of a request of 100 MB."""
-    context, refused = _context(), 0
+    context = _context()
     part = _FRAME_BYTES.to_bytes(4, "big") + bytes(12_000)
     with ExitStack() as held:
-        for _ in range(count):
-            try:
-                client = held.enter_context(_connect(target))
-                held.enter_context(context.wrap_socket(client)).sendall(part)
-            except OSError:
-                refused += 1
+
+        def connect(number: int) -> None:
+            client = held.enter_context(_connect(target))
+            held.enter_context(context.wrap_socket(client)).sendall(part)
+
+        refused = _refused(count, connect)
         time.sleep(1)
     return Outcome(0, refused)
 
 
 def tls_half_records(target: Target, count: int = 500) -> Outcome:
     """Connections that send 12 kB of a record of 16 kB."""
-    context, refused = _context(), 0
+    context = _context()
     with ExitStack() as held:
-        for _ in range(count):
-            try:
-                client = context.wrap_socket(held.enter_context(_connect(target)))
-                raw = held.enter_context(socket.socket(fileno=client.detach()))
-                raw.sendall(_RECORD_HEAD + bytes(12_000))
-            except OSError:
-                refused += 1
+
+        def connect(number: int) -> None:
+            client = context.wrap_socket(held.enter_context(_connect(target)))
+            held.enter_context(socket.socket(fileno=client.detach())).sendall(_RECORD_HEAD + bytes(12_000))
+
+        refused = _refused(count, connect)
         time.sleep(1)
     return Outcome(0, refused)
 
@@ -98,18 +109,18 @@ def tls_half_records(target: Target, count: int = 500) -> Outcome:
 def tls_clients_that_do_not_read(target: Target, count: int = 10) -> Outcome:
     """Clients that request 1 GB each and do not read."""
     batch = bytes(encode_batch([Record(None, bytes(900_000), 1)]))
-    context, refused = _context(), 0
+    context = _context()
     with ExitStack() as held:
         filler = held.enter_context(context.wrap_socket(_connect(target)))
         _call(filler, create_topics(1, 1, "tls-bulk"))
         for _ in range(20):
             _call(filler, produce("tls-bulk-0", batch))
-        for _ in range(count):
-            try:
-                client = held.enter_context(context.wrap_socket(_connect(target)))
-                client.sendall(fetch("tls-bulk-0", 50_000_000) * 20)
-            except OSError:
-                refused += 1
+
+        def connect(number: int) -> None:
+            client = held.enter_context(context.wrap_socket(_connect(target)))
+            client.sendall(fetch("tls-bulk-0", 50_000_000) * 20)
+
+        refused = _refused(count, connect)
         time.sleep(2)
     return Outcome(0, refused)
 
@@ -130,7 +141,7 @@ def tls_small_records(target: Target, count: int = 20_000) -> Outcome:
 
 def tls_wrong_records(target: Target) -> Outcome:
     """Bytes that are no TLS, before and after the handshake; each connection should be closed."""
-    hello = _client_hello()
+    hello = client_hello()
     wrong = [
         bytes(heartbeat("plain")),  # a request without TLS
         os.urandom(100_000),

@@ -59,8 +59,8 @@ class Retry:
     def backoff_or_raise(self, error: GroupSourceError) -> None:
         """Waits before the next attempt, or raises `error` if the deadline is before it.
 
-        An attempt that the deadline ended fails with a `RequestTimeoutError`, which tells less than the failure of the
-        attempt before it: that one is raised, with `error` as its cause.
+        An attempt that the deadline ended fails with a `RequestTimeoutError`, which hides the failure of the attempt
+        before it: that one is raised, with `error` as its cause.
         """
         is_timeout = isinstance(error, RequestTimeoutError)
         if is_timeout and self.is_expired and self._failure is not None:
