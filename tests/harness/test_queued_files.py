@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import selection
 from support.queued_files import taken_files, write_queue
-from support.run_tests import PytestProcess, closing_line, run
+from support.run_tests import PytestProcess, closing_line, run, temporary_root
 from support.selection import (
     PLANS,
     QUEUES,
@@ -81,6 +81,15 @@ def test_lines_of_a_process_are_divided_into_progress_details_and_summary(capsys
     assert process.counts == {"failed": 1, "passed": 2, "warning": 3, "error": 1}
     closing = closing_line(process.counts, 61.5)
     assert closing.strip("= ") == "1 failed, 2 passed, 3 warnings, 1 error in 61.50s (0:01:01)"
+
+
+def test_processes_have_temporary_files_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-c", "import os; print(os.environ['PYTEST_DEBUG_TEMPROOT'])"]
+    roots = [temporary_root(number) for number in (1, 2)]
+    assert roots[0] != roots[1] and all(root.is_dir() for root in roots)
+    for number, root in enumerate(roots, 1):
+        PytestProcess(number, command, directory=root).wait()
+    assert capsys.readouterr().out.splitlines() == [f"{number}| {root}" for number, root in enumerate(roots, 1)]
 
 
 def test_a_process_without_a_closing_line_has_failed() -> None:

@@ -48,16 +48,24 @@ class PytestProcess:
     its closing line; `is_complete`, whether it has printed that line.
     """
 
-    def __init__(self, number: int, command: Sequence[str], descriptors: Sequence[int] = ()) -> None:
+    def __init__(
+        self, number: int, command: Sequence[str], descriptors: Sequence[int] = (), directory: Path | None = None
+    ) -> None:
         self.number = number
         self.details: list[str] = []
         self.summary: list[str] = []
         self.counts: Counter[str] = Counter()
         self.is_complete = False
         self._section = ""
+        environment = os.environ | ({"PYTEST_DEBUG_TEMPROOT": str(directory)} if directory else {})
         # a process group of its own would not receive the interrupt of a terminal
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, pass_fds=descriptors
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            pass_fds=descriptors,
+            env=environment,
         )
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -120,6 +128,16 @@ def closing_line(counts: Counter[str], seconds: float) -> str:
     return f" {', '.join(parts) or 'no tests ran'} in {duration} ".center(100, "=")
 
 
+def temporary_root(number: int) -> Path:
+    """Returns the directory below which a process has its temporary files.
+
+    At its end, pytest removes old directories of its root and fails if another process removes the same ones.
+    """
+    root = Path(tempfile.gettempdir()) / f"pytest-{os.getuid()}-{number}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    return root
+
+
 def start(plan: str, processes: int, arguments: Sequence[str], times: Path) -> list[PytestProcess]:
     """Starts the processes; each writes its times into a file of the directory `times`."""
     pytest = [sys.executable, "-m", "pytest", "-n", "0", "--no-header", "--color=no", "-p", "support.queued_files"]
@@ -129,7 +147,7 @@ def start(plan: str, processes: int, arguments: Sequence[str], times: Path) -> l
     for number in range(1, processes + 1):
         own = [queues[name] for name in queues_of_process(number, processes)] if plan == "all" else [queues["plain"]]
         options = ["--queues", ",".join(map(str, own)), "--times", str(times / f"{number}.json")]
-        started.append(PytestProcess(number, [*pytest, *options, *arguments], own))
+        started.append(PytestProcess(number, [*pytest, *options, *arguments], own, temporary_root(number)))
     for descriptor in queues.values():
         os.close(descriptor)
     return started
