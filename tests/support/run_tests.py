@@ -131,7 +131,7 @@ def closing_line(counts: Counter[str], seconds: float) -> str:
 def temporary_root(number: int) -> Path:
     """Returns the directory below which a process has its temporary files.
 
-    At its end, pytest removes old directories of its root and fails if another process removes the same ones.
+    At its end, pytest removes old directories of its root; another process may remove the same ones at that time.
     """
     root = Path(tempfile.gettempdir()) / f"pytest-{os.getuid()}-{number}"
     root.mkdir(mode=0o700, exist_ok=True)
