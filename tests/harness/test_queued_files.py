@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import selection
+from support import run_tests, selection
 from support.queued_files import taken_files, write_queue
-from support.run_tests import PytestProcess, closing_line, run, temporary_root
+from support.run_tests import PytestProcess, closing_line, run
 from support.selection import (
     PLANS,
     QUEUES,
@@ -83,13 +83,12 @@ def test_lines_of_a_process_are_divided_into_progress_details_and_summary(capsys
     assert closing.strip("= ") == "1 failed, 2 passed, 3 warnings, 1 error in 61.50s (0:01:01)"
 
 
-def test_processes_have_temporary_files_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-c", "import os; print(os.environ['PYTEST_DEBUG_TEMPROOT'])"]
-    roots = [temporary_root(number) for number in (1, 2)]
-    assert roots[0] != roots[1] and all(root.is_dir() for root in roots)
-    for number, root in enumerate(roots, 1):
-        PytestProcess(number, command, directory=root).wait()
-    assert capsys.readouterr().out.splitlines() == [f"{number}| {root}" for number, root in enumerate(roots, 1)]
+def test_processes_have_temporary_files_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(run_tests, "PytestProcess", lambda number, command, descriptors: commands.append(command))
+    run_tests.start("all", 4, [], tmp_path)
+    used = [Path(command[command.index("--basetemp") + 1]) for command in commands]
+    assert len(set(used)) == 4 and {path.parent for path in used} == {tmp_path}
 
 
 def test_a_process_without_a_closing_line_has_failed() -> None:

@@ -48,24 +48,16 @@ class PytestProcess:
     its closing line; `is_complete`, whether it has printed that line.
     """
 
-    def __init__(
-        self, number: int, command: Sequence[str], descriptors: Sequence[int] = (), directory: Path | None = None
-    ) -> None:
+    def __init__(self, number: int, command: Sequence[str], descriptors: Sequence[int] = ()) -> None:
         self.number = number
         self.details: list[str] = []
         self.summary: list[str] = []
         self.counts: Counter[str] = Counter()
         self.is_complete = False
         self._section = ""
-        environment = os.environ | ({"PYTEST_DEBUG_TEMPROOT": str(directory)} if directory else {})
         # a process group of its own would not receive the interrupt of a terminal
         self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            pass_fds=descriptors,
-            env=environment,
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, pass_fds=descriptors
         )
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -128,26 +120,20 @@ def closing_line(counts: Counter[str], seconds: float) -> str:
     return f" {', '.join(parts) or 'no tests ran'} in {duration} ".center(100, "=")
 
 
-def temporary_root(number: int) -> Path:
-    """Returns the directory below which a process has its temporary files.
+def start(plan: str, processes: int, arguments: Sequence[str], directory: Path) -> list[PytestProcess]:
+    """Starts the processes; each has a file for its times and a directory for its tests below `directory`.
 
-    At its end, pytest removes old directories of its root; another process may remove the same ones at that time.
+    In directories of its own choice, pytest removes those of earlier sessions, at the same time as other processes.
     """
-    root = Path(tempfile.gettempdir()) / f"pytest-{os.getuid()}-{number}"
-    root.mkdir(mode=0o700, exist_ok=True)
-    return root
-
-
-def start(plan: str, processes: int, arguments: Sequence[str], times: Path) -> list[PytestProcess]:
-    """Starts the processes; each writes its times into a file of the directory `times`."""
     pytest = [sys.executable, "-m", "pytest", "-n", "0", "--no-header", "--color=no", "-p", "support.queued_files"]
     pytest += ["-o", "console_output_style=classic"]  # a process cannot know its number of tests
     queues = {name: write_queue(files) for name, files in queued_files(plan).items()}
     started = []
     for number in range(1, processes + 1):
         own = [queues[name] for name in queues_of_process(number, processes)] if plan == "all" else [queues["plain"]]
-        options = ["--queues", ",".join(map(str, own)), "--times", str(times / f"{number}.json")]
-        started.append(PytestProcess(number, [*pytest, *options, *arguments], own, temporary_root(number)))
+        options = ["--queues", ",".join(map(str, own)), "--times", str(directory / f"{number}.json")]
+        options += ["--basetemp", str(directory / str(number))]
+        started.append(PytestProcess(number, [*pytest, *options, *arguments], own))
     for descriptor in queues.values():
         os.close(descriptor)
     return started
@@ -156,10 +142,11 @@ def start(plan: str, processes: int, arguments: Sequence[str], times: Path) -> l
 def run(plan: str, processes: int, arguments: Sequence[str], *, writes_times: bool = False) -> int:
     """Runs all test files; returns the exit status: 0 only if every process has succeeded."""
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as times:
-        status = _wait(start(plan, processes, arguments, Path(times)), started)
+    with tempfile.TemporaryDirectory(prefix="pytest-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        status = _wait(start(plan, processes, arguments, directory), started)
         if writes_times and not status:
-            measured = [json.loads(file.read_text(encoding="utf-8")) for file in Path(times).iterdir()]
+            measured = [json.loads(file.read_text(encoding="utf-8")) for file in directory.glob("*.json")]
             write_seconds(plan, {name: seconds for each in measured for name, seconds in each.items()})
     return status
 
