@@ -67,8 +67,9 @@ def columns_of(
     import numpy as np
     import pyarrow as pa
 
+    from spark_groupsource.records.arrow_arrays import consecutive, integers
     from spark_groupsource.records.key_partitions import partitions_of_keys
-    from spark_groupsource.records.record_columns import RecordColumns, binary_array
+    from spark_groupsource.records.record_columns import RecordColumns
 
     while form.delimiter == b"\n" and b"\r\n" in block:
         block = block.replace(b"\r\n", b"\n")
@@ -90,13 +91,13 @@ def columns_of(
             chosen = partitions_of_keys(data, starts, lengths[:, 0], count)
     is_kept = np.ones(len(data), bool)
     is_kept[ends] = is_kept[places] = False
-    pieces = binary_array(lengths.reshape(-1), data[is_kept])
+    pieces = consecutive(pa.binary(), lengths.reshape(-1), data[is_kept])
     found = {}
     for each in np.unique(chosen):
         selected = rows[chosen == each]
         if form.separator is None:
-            keys, values = None, pieces if len(selected) == len(rows) else pieces.take(pa.array(selected))
+            keys, values = None, pieces if len(selected) == len(rows) else pieces.take(integers(selected))
         else:
-            keys, values = pieces.take(pa.array(2 * selected)), pieces.take(pa.array(2 * selected + 1))
+            keys, values = pieces.take(integers(2 * selected)), pieces.take(integers(2 * selected + 1))
         found[int(each)] = RecordColumns(keys, values, timestamp_ms)
     return found

@@ -6,14 +6,14 @@ Source: Spark `KafkaRecordToRowConverter` (schema).
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.records.arrow_arrays import bitmap, consecutive, fixed_width, strings
 from spark_groupsource.records.columns import HEADERS_TYPE, SOURCE_COLUMNS
 from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.records.parser import Bytes, Ints, RecordFields, parse_headers
@@ -149,11 +149,6 @@ def _partition(selection: Selection, layout: Layout) -> pa.Array:
     return fixed_width(pa.int32(), np.full(len(selection.offsets), layout.topic_partition.partition, dtype=np.int32))
 
 
-def fixed_width(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
-    """Returns an Arrow array of values of a fixed width, without nulls."""
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
-
-
 def _topic(selection: Selection, layout: Layout) -> pa.Array:
     rows = len(selection.offsets)
     return _repeated(layout.topic_partition.topic, max(rows, layout.max_rows)).slice(0, rows)
@@ -161,7 +156,8 @@ def _topic(selection: Selection, layout: Layout) -> pa.Array:
 
 @lru_cache(maxsize=16)
 def _repeated(text: str, rows: int) -> pa.Array:
-    return pa.repeat(pa.scalar(text, pa.string()), rows)
+    encoded = text.encode()
+    return consecutive(pa.string(), np.full(rows, len(encoded)), encoded * rows)
 
 
 def _key(selection: Selection, layout: Layout) -> pa.Array:
@@ -197,7 +193,7 @@ def _slices(selection: Selection, start: Ints, length: Ints) -> pa.Array:
     if lowest >= 0:
         return taken
     _, ends, data = taken.buffers()
-    return pa.Array.from_buffers(pa.binary(), rows, [_validity(length >= 0), ends, data])
+    return pa.Array.from_buffers(pa.binary(), rows, [bitmap(length >= 0), ends, data])
 
 
 @lru_cache(maxsize=4)
@@ -207,10 +203,6 @@ def _even(rows: int) -> pa.Array:
 
 def _every_second(rows: int) -> pa.Array:
     return _even(max(MAX_ROWS, 1 << (rows - 1).bit_length() if rows else 0)).slice(0, rows)
-
-
-def _validity(valid: npt.NDArray[np.bool_]) -> pa.Buffer:
-    return pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
 def _headers(selection: Selection, layout: Layout) -> pa.Array:
@@ -232,7 +224,7 @@ def _headers(selection: Selection, layout: Layout) -> pa.Array:
     np.cumsum(counts, out=ends[1:])
     # Spark's Kafka source returns null, not an empty array, for a record without headers
     return pa.Array.from_buffers(
-        _HEADERS_TYPE, rows, [_validity(counts > 0), pa.py_buffer(ends)], children=[entries]
+        _HEADERS_TYPE, rows, [bitmap(counts > 0), pa.py_buffer(ends)], children=[entries]
     )
 
 
@@ -243,7 +235,7 @@ def _texts(keys: pa.Array) -> pa.Array:
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:
-        return pa.array([key.decode("utf-8", "replace") for key in keys.to_pylist()], pa.string())
+        return strings([key.decode("utf-8", "replace") for key in keys.to_pylist()])
     return texts
 
 

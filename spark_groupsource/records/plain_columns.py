@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_groupsource.records.arrow_columns import Layout, Selection, columns_schema, fixed_width, record_column
+from spark_groupsource.records.arrow_arrays import fixed_width
+from spark_groupsource.records.arrow_columns import Layout, Selection, columns_schema, record_column
 from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.records.parser import Bytes, Ints, RecordFields
 

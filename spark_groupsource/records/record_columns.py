@@ -14,12 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_groupsource.records.arrow_arrays import byte_strings, consecutive
 from spark_groupsource.records.compression import compress
 from spark_groupsource.records.encode import with_body
 from spark_groupsource.records.header import MAGIC, BatchHeader
 
 _Lengths = npt.NDArray[np.int64]
-_Bytes = npt.NDArray[np.uint8]
 _Varints = npt.NDArray[np.int16]
 # attributes, timestamp delta, the length of a null key, the number of headers
 _FIXED_BYTES = 3
@@ -77,15 +77,8 @@ class RecordColumns:
             parts = [_joined([*begin, np.full((len(self), 1), _NULL, np.int16), value_sizes])]
         else:
             parts = [_joined([*begin, key_sizes]), self._keys, _joined([value_sizes])]
-        records = pc.binary_join_element_wise(*parts, self._values, pa.scalar(b"\0"), pa.scalar(b""))
+        records = pc.binary_join_element_wise(*parts, self._values, *byte_strings([b"\0", b""]))
         return memoryview(records.buffers()[2])[: int(_offsets(records)[-1])].tobytes()
-
-
-def binary_array(lengths: _Lengths, data: bytes | _Bytes) -> pa.Array:
-    """Returns a binary array of consecutive values."""
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return pa.Array.from_buffers(pa.binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def _offsets(values: pa.Array) -> npt.NDArray[np.int32]:
@@ -127,4 +120,4 @@ def _joined(columns: list[_Varints]) -> pa.Array:
     """Returns the bytes of each row."""
     rows = np.hstack(columns)
     is_used = rows >= 0
-    return binary_array(is_used.sum(axis=1), rows[is_used].astype(np.uint8))
+    return consecutive(pa.binary(), is_used.sum(axis=1), rows[is_used].astype(np.uint8))

@@ -13,10 +13,11 @@ from typing import Protocol, Sequence
 import numpy as np
 import pyarrow as pa
 
+from spark_groupsource.records.arrow_arrays import booleans, fixed_width, integers, strings
 from spark_groupsource.values import avro_lanes as reasons
 from spark_groupsource.values.avro_lanes import Lanes, slices
 from spark_groupsource.values.avro_scan import DamagedValueError, skip_bytes, skip_long
-from spark_groupsource.values.binary_blocks import Ints, as_text, fixed_width, invalid_text
+from spark_groupsource.values.binary_blocks import Ints, as_text, invalid_text
 
 _INT_LIMIT = 1 << 31
 _LONG_MAX = (1 << 63) - 1
@@ -59,7 +60,7 @@ class Boolean:
 
     def read(self, lanes: Lanes) -> pa.Array | None:
         start = lanes.skip(1)
-        return None if self._kind is None else pa.array((lanes.word(start) & np.uint64(0xFF)) == np.uint64(1))
+        return None if self._kind is None else booleans((lanes.word(start) & np.uint64(0xFF)) == np.uint64(1))
 
 
 class Float:
@@ -202,7 +203,7 @@ class Enum:
     def __init__(self, places: Sequence[int], symbols: Sequence[str], kind: pa.DataType | None) -> None:
         self._kind = kind
         self._places = np.array(places, np.int64)
-        self._symbols = pa.array(symbols, pa.string())
+        self._symbols = strings(symbols)
 
     def skip(self, data: bytes, at: int) -> int:
         return skip_long(data, at)
@@ -216,7 +217,7 @@ class Enum:
         place = self._places[np.where(failed, 0, index)]
         failed = place < 0
         lanes.fail(failed, reasons.OTHER_SYMBOL)
-        return self._symbols.take(pa.array(np.where(failed, 0, place)))
+        return self._symbols.take(integers(np.where(failed, 0, place)))
 
 
 class Mismatch:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from spark_groupsource.records.arrow_arrays import integers
 from spark_groupsource.values.binary_blocks import Bytes, Ints, Mask
 
 TRUNCATED, BRANCH, LENGTH, SYMBOL, TEXT, TRAILING, BLOCK, VARINT, DECIMAL, OTHER_BRANCH, OTHER_SYMBOL = range(1, 12)
@@ -192,4 +193,4 @@ def slices(payload: Bytes, start: Ints | npt.NDArray[np.int32], length: Ints | n
     limits[1::2] = start + length
     limits[-1] = limits[-2] if rows else 0
     alternating = pa.Array.from_buffers(pa.binary(), 2 * rows, [None, pa.py_buffer(limits), pa.py_buffer(payload)])
-    return alternating.take(pa.array(np.arange(0, 2 * rows, 2, dtype=np.int32)))
+    return alternating.take(integers(np.arange(0, 2 * rows, 2, dtype=np.int32)))

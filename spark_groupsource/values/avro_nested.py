@@ -11,6 +11,7 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 import numpy as np
 import pyarrow as pa
 
+from spark_groupsource.records.arrow_arrays import booleans, fixed_width, integers
 from spark_groupsource.values import avro_lanes as reasons
 from spark_groupsource.values.avro_columns import AvroNode, Bytes
 from spark_groupsource.values.avro_lanes import Lanes
@@ -49,9 +50,9 @@ class RecordNode:
             return None
         if not self._kind.num_fields:
             return pa.Array.from_buffers(self._kind, len(lanes), [None])
-        same = np.zeros(len(lanes), np.int64) if self._defaults else None
+        same = integers(np.zeros(len(lanes), np.int64)) if self._defaults else None
         columns = [
-            self._defaults[each.name].take(pa.array(same)) if each.name in self._defaults else found[each.name]
+            self._defaults[each.name].take(same) if each.name in self._defaults else found[each.name]
             for each in self._kind
         ]
         return pa.StructArray.from_arrays(columns, fields=list(self._kind))
@@ -102,7 +103,7 @@ class UnionNode:
             return _scattered(len(lanes), parts.get("", []), self._kind)
         columns = [_scattered(len(lanes), parts.get(field.name, []), field.type) for field in self._kind]
         present = np.isin(branch, [at for at, (member, _) in enumerate(self._branches) if member])
-        return pa.StructArray.from_arrays(columns, fields=list(self._kind), mask=pa.array(~present))
+        return pa.StructArray.from_arrays(columns, fields=list(self._kind), mask=booleans(~present))
 
 
 class MemberNode:
@@ -129,7 +130,7 @@ def _scattered(rows: int, parts: list[tuple[Ints, pa.Array]], kind: pa.DataType)
     joined = pa.concat_arrays([column for _, column in parts])
     places = np.full(rows, -1, np.int64)
     places[np.concatenate([index for index, _ in parts])] = np.arange(len(joined))
-    return joined.take(pa.array(places, mask=places < 0))
+    return joined.take(integers(places, places >= 0))
 
 
 class _Items:
@@ -260,13 +261,13 @@ class ArrayNode:
         assert kind is not None
         owners = np.concatenate(found.owners) if found.owners else np.empty(0, np.int64)
         is_ordered = bool((owners[1:] >= owners[:-1]).all())
-        order = None if is_ordered else pa.array(np.argsort(owners, kind="stable"))
+        order = None if is_ordered else integers(np.argsort(owners, kind="stable"))
         ends = np.zeros(count + 1, np.int32)
         np.cumsum(np.bincount(owners, minlength=count), out=ends[1:])
-        offsets = pa.array(ends)
+        offsets = fixed_width(pa.int32(), ends)
 
         def ordered(arrays: list[pa.Array], element: pa.DataType) -> pa.Array:
-            joined = pa.concat_arrays(arrays) if arrays else pa.array([], element)
+            joined = pa.concat_arrays(arrays) if arrays else pa.nulls(0, element)
             return joined if order is None else joined.take(order)
 
         if self._key is None:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.records.arrow_arrays import integers
 from spark_groupsource.values.avro_blocks import AvroDecoder
 from spark_groupsource.values.avro_resolution import UnresolvedError
 from spark_groupsource.values.avro_schema import AvroType, parse_avro_schema
@@ -39,7 +40,7 @@ class WrittenAvroDecoder:
         schema_ids: dict[int, str] = {}
         parts: list[tuple[Ints, pa.Array]] = []
         for schema_id, rows in named.rows.items():
-            found = self._decode(schema_id, named.data if len(rows) == size else named.data.take(pa.array(rows)))
+            found = self._decode(schema_id, named.data if len(rows) == size else named.data.take(integers(rows)))
             malformed.update({int(rows[row]): reason for row, reason in found.malformed.items()})
             schema_ids.update({int(rows[row]): str(schema_id) for row in found.malformed})
             parts.append((rows, found.values))
@@ -49,7 +50,7 @@ class WrittenAvroDecoder:
         places = np.full(size, -1, np.int64)
         if parts:
             places[np.concatenate([rows for rows, _ in parts])] = np.arange(len(joined))
-        return Decoded(joined.take(pa.array(places, mask=places < 0)), malformed, schema_ids)
+        return Decoded(joined.take(integers(places, places >= 0)), malformed, schema_ids)
 
     def _decode(self, schema_id: int | str, data: pa.Array) -> Decoded:
         if schema_id not in self._decoders:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from spark_groupsource.records.arrow_arrays import bitmap, integers, is_valid
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -22,25 +22,6 @@ def bounds(data: pa.Array) -> tuple[Bytes, Ints, Ints]:
     if data.null_count:
         starts = np.where(is_valid(data), starts, ends)
     return payload, starts, ends
-
-
-def is_valid(data: pa.Array) -> Mask:
-    """Returns which values are not null."""
-    if not data.null_count:
-        return np.ones(len(data), np.bool_)
-    valid: Mask = data.is_valid().to_numpy(zero_copy_only=False)
-    return valid
-
-
-def bitmap(mask: Mask) -> pa.Buffer | None:
-    """Returns the validity buffer for `mask`; None if all values are valid."""
-    return None if mask.all() else pa.py_buffer(np.packbits(mask, bitorder="little"))
-
-
-def fixed_width(kind: pa.DataType, values: npt.NDArray[Any], valid: Mask | None = None) -> pa.Array:
-    """Returns an Arrow array of NumPy values of the same width."""
-    validity = None if valid is None else bitmap(valid)
-    return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def spread(data: pa.Array, places: Ints, rows: int) -> pa.Array:
@@ -81,7 +62,7 @@ def invalid_text(data: pa.Array) -> Mask:
     high = np.flatnonzero(payload[: ends[-1]] >= 0x80)
     # an empty value ends where the next one begins
     rows = np.unique(np.searchsorted(ends, high[high >= starts[0]], side="right"))
-    checked = data.take(pa.array(rows))
+    checked = data.take(integers(rows))
     pending = [(0, len(checked))]
     while pending:
         first, after = pending.pop()

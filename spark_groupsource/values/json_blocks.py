@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from spark_groupsource.values.binary_blocks import Bytes, Mask, as_text, bounds, invalid_text, is_valid
+from spark_groupsource.records.arrow_arrays import booleans, byte_strings, fixed_width, integers, is_valid
+from spark_groupsource.values.binary_blocks import Bytes, Mask, as_text, bounds, invalid_text
 from spark_groupsource.values.decoded import Decoded, bounded_reason
 from spark_groupsource.values.json_records import MalformedValueError, record_decoder
 from spark_groupsource.values.json_scans import JsonScanner
@@ -66,15 +67,15 @@ class JsonDecoder:
             self._scanner = None
         if not len(rows):
             return Decoded(values)
-        taken = data.take(pa.array(rows))
+        taken = data.take(integers(rows))
         others = self._decode_left(taken) if self._scanner is not None else self._decode_lines(taken)
         malformed = {int(rows[row]): reason for row, reason in others.malformed.items()}
         if others.values.null_count == len(rows):
-            values = pa.StructArray.from_arrays(values.flatten(), fields=list(self._kind), mask=pa.array(left))
+            values = pa.StructArray.from_arrays(values.flatten(), fields=list(self._kind), mask=booleans(left))
             return Decoded(values, malformed)
         places = np.arange(len(data))
         places[rows] = len(data) + np.arange(len(rows))
-        return Decoded(pa.concat_arrays([values, others.values]).take(pa.array(places)), malformed)
+        return Decoded(pa.concat_arrays([values, others.values]).take(integers(places)), malformed)
 
     def _decode_left(self, data: pa.Array) -> Decoded:
         """Decodes the values that the scanner has left.
@@ -96,7 +97,7 @@ class JsonDecoder:
         block = _Block(lines, single)
         values = self._read_block(block) if len(data) > _PART_ROWS else None
         parts = [values] if values is not None else self._read_parts(block, data, malformed)
-        joined = parts[0] if len(parts) == 1 else pa.concat_arrays(parts or [pa.array([], self._kind)])
+        joined = parts[0] if len(parts) == 1 else pa.concat_arrays(parts or [pa.nulls(0, self._kind)])
         return Decoded(self._with_singles(joined, block.single, data, malformed), malformed)
 
     def _read_block(self, block: _Block) -> pa.Array | None:
@@ -147,15 +148,15 @@ class JsonDecoder:
         if not len(rows):
             return block
         found: dict[int, str] = {}
-        values = self._decode_each(data.take(pa.array(rows)), 0, found)
+        values = self._decode_each(data.take(integers(rows)), 0, found)
         malformed.update({int(rows[at]): reason for at, reason in found.items()})
         if values.null_count == len(values):
             # their fields are null already
             single |= ~is_valid(block)
-            return pa.StructArray.from_arrays(block.flatten(), fields=list(self._kind), mask=pa.array(single))
+            return pa.StructArray.from_arrays(block.flatten(), fields=list(self._kind), mask=booleans(single))
         indices = np.arange(len(block))
         indices[rows] = len(block) + np.arange(len(rows))
-        return pa.concat_arrays([block, values]).take(pa.array(indices))
+        return pa.concat_arrays([block, values]).take(integers(indices))
 
     def _decode_each(self, data: pa.Array, first: int, malformed: dict[int, str]) -> pa.Array:
         """Decodes one value after the other; `first` is the row of the first one."""
@@ -166,12 +167,14 @@ class JsonDecoder:
             except MalformedValueError as error:
                 malformed[row] = bounded_reason(str(error))
                 found.append(None)
-        return pa.array(found, self._kind)
+        is_empty = found.count(None) == len(found)
+        return pa.nulls(len(found), self._kind) if is_empty else pa.array(found, self._kind)
 
     def _read(self, lines: pa.Array) -> pa.Array:
         """Raises: ArrowInvalid."""
         rows = len(lines)
-        joined = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, rows], pa.int32()), lines), b"\n")
+        whole = pa.ListArray.from_arrays(fixed_width(pa.int32(), np.array([0, rows], np.int32)), lines)
+        joined = pc.binary_join(whole, byte_strings([b"\n"])[0])
         text = joined.buffers()[2]
         table = pj.read_json(
             pa.BufferReader(text),
@@ -243,7 +246,7 @@ def _emptied(lines: pa.Array, rows: Mask) -> pa.Array:
     """Returns lines with an empty object in some rows."""
     payload, starts, ends = bounds(lines)
     if lines.null_count or (ends - starts)[rows].min(initial=2) < 2:
-        return pc.if_else(pa.array(~rows), lines, pa.scalar(b"{}"))
+        return pc.if_else(booleans(~rows), lines, byte_strings([b"{}"])[0])
     changed = payload.copy()
     for start, end in zip(starts[rows].tolist(), ends[rows].tolist()):
         changed[start:end] = _BLANK
@@ -317,4 +320,4 @@ def _from_base64(found: pa.Array) -> pa.Array:
         values = [None if text is None else b64decode(text, validate=True) for text in found.to_pylist()]
     except ValueError as error:
         raise pa.ArrowInvalid(str(error)) from None
-    return pa.array(values, pa.binary())
+    return byte_strings(values)

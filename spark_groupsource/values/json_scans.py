@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from spark_groupsource.records.arrow_arrays import bitmap, booleans, to_numbers
 from spark_groupsource.values.avro_lanes import slices
-from spark_groupsource.values.binary_blocks import Bytes, Mask, as_text, bitmap, bounds, invalid_text
+from spark_groupsource.values.binary_blocks import Bytes, Mask, as_text, bounds, invalid_text
 
 _MAX_COLUMNS = 64
 # the scanner compares keys as they are written
@@ -104,7 +105,7 @@ def _column(module: Any, kind: pa.DataType, found: _Found) -> pa.Array:
         return pa.Array.from_buffers(kind, len(text), [bitmap(valid), *text.buffers()[1:]])
     if kind == pa.bool_():
         left |= valid & (kinds != module.TRUE) & (kinds != module.FALSE)
-        return pa.array(kinds == module.TRUE, kind, mask=None if valid.all() else ~valid)
+        return booleans(kinds == module.TRUE, valid)
     left |= valid & (kinds != module.NUMBER)
     values = np.zeros(len(starts), kind.to_pandas_dtype())
     if pa.types.is_integer(kind):
@@ -115,5 +116,5 @@ def _column(module: Any, kind: pa.DataType, found: _Found) -> pa.Array:
         module.doubles(payload, starts, lengths, kinds, values, inexact, left)
         rows = np.flatnonzero(inexact)
         if len(rows):
-            values[rows] = as_text(slices(payload, starts[rows], lengths[rows])).cast(kind).to_numpy()
+            values[rows] = to_numbers(as_text(slices(payload, starts[rows], lengths[rows])).cast(kind))
     return pa.Array.from_buffers(kind, len(values), [bitmap(valid), pa.py_buffer(values)])

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_groupsource.records.arrow_arrays import to_mask
 from spark_groupsource.values.binary_blocks import Bytes, Ints, Mask, bounds
 
 Check = Callable[[pa.Array], Mask]
@@ -134,7 +135,7 @@ def _has_other_value(name: str, values: str) -> Check:
         window = found.bytes(found.at[:, None] + np.arange(_WINDOW))
         offsets = np.arange(len(found.at) + 1, dtype=np.int32) * _WINDOW
         texts = pa.Array.from_buffers(pa.binary(), len(found.at), [None, pa.py_buffer(offsets), pa.py_buffer(window)])
-        return found.mask(~_mask(pc.match_substring_regex(texts, pattern)))
+        return found.mask(~to_mask(pc.match_substring_regex(texts, pattern)))
 
     return check
 
@@ -154,7 +155,7 @@ def _pattern(kind: pa.DataType) -> str | None:
 
 def _is_no_json(lines: pa.Array) -> Mask:
     """Finds what is no JSON, numbers beyond the range, and what is nested deeper than two levels."""
-    return ~_mask(pc.match_substring_regex(lines, _object_pattern()))
+    return ~to_mask(pc.match_substring_regex(lines, _object_pattern()))
 
 
 @cache
@@ -176,8 +177,3 @@ def _object(value: str) -> str:
 
 def _listed(item: str) -> str:
     return f"{item}{_WHITESPACE}(?:,{_WHITESPACE}{item}{_WHITESPACE})*"
-
-
-def _mask(found: pa.Array) -> Mask:
-    mask: Mask = found.to_numpy(zero_copy_only=False)
-    return mask

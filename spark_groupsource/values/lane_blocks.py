@@ -7,8 +7,9 @@ from typing import Callable
 import numpy as np
 import pyarrow as pa
 
+from spark_groupsource.records.arrow_arrays import booleans, integers, is_valid
 from spark_groupsource.values.avro_lanes import PADDING, REASONS, Lanes
-from spark_groupsource.values.binary_blocks import Ints, bounds, is_valid
+from spark_groupsource.values.binary_blocks import Ints, bounds
 from spark_groupsource.values.decoded import Decoded
 
 
@@ -41,8 +42,8 @@ def decode_lanes(
         # the fields of a malformed value are not null, but their struct is
         is_null = (lanes.reason != 0) | ~is_valid(column)
         fields = [column.field(at) for at in range(kind.num_fields)]
-        return Decoded(pa.StructArray.from_arrays(fields, fields=list(kind), mask=pa.array(is_null)), malformed)
+        return Decoded(pa.StructArray.from_arrays(fields, fields=list(kind), mask=booleans(is_null)), malformed)
     places = np.full(len(data), -1, np.int64)
     places[rows] = np.arange(len(rows))
     places[rows[failed]] = -1
-    return Decoded(column.take(pa.array(places, mask=places < 0)), malformed)
+    return Decoded(column.take(integers(places, places >= 0)), malformed)

@@ -6,6 +6,7 @@ from typing import Any, Callable, Sequence
 
 import pyarrow as pa
 
+from spark_groupsource.records.arrow_arrays import byte_strings
 from spark_groupsource.values.avro_scan import DamagedValueError
 from spark_groupsource.values.decoded import Decoded, Malformed, bounded_reason
 from spark_groupsource.values.proto_files import InvalidProtoError
@@ -86,7 +87,7 @@ class WrittenProtobuf:
             if isinstance(decoder, str):
                 decoded: Sequence[Any] = [Malformed(decoder)] * len(listed)
             else:
-                decoded = self._convert(decoder.decode(pa.array([bodies[row] for row in listed], pa.binary())))
+                decoded = self._convert(decoder.decode(byte_strings([bodies[row] for row in listed])))
             for row, each in zip(listed, decoded):
                 found[row] = each
         return found

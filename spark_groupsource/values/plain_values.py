@@ -9,6 +9,7 @@ from typing import Any, Callable, Collection, Mapping, Protocol, Sequence
 import pyarrow as pa
 
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.records.arrow_arrays import integers
 from spark_groupsource.values.avro_blocks import AvroDecoder
 from spark_groupsource.values.avro_schema import AvroType, avro_schema, nullable_branch, parse_avro_schema
 from spark_groupsource.values.decoded import Decoded, Malformed
@@ -74,7 +75,7 @@ class _AsWritten:
             if isinstance(decoder, Malformed):
                 values: Sequence[Any] = [decoder] * len(rows)
             else:
-                values = decoder(named.data.take(pa.array(rows)), [named.after_ids.get(row) for row in listed])
+                values = decoder(named.data.take(integers(rows)), [named.after_ids.get(row) for row in listed])
             for row, value in zip(listed, values):
                 found[row] = value
         return found

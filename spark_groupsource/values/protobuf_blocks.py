@@ -10,7 +10,8 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from spark_groupsource.values.binary_blocks import Ints, bounds, is_valid
+from spark_groupsource.records.arrow_arrays import integers, is_valid
+from spark_groupsource.values.binary_blocks import Ints, bounds
 from spark_groupsource.values.decoded import Decoded
 from spark_groupsource.values.lane_blocks import decode_lanes
 from spark_groupsource.values.protobuf_columns import Message
@@ -70,7 +71,7 @@ class ProtobufDecoder:
             malformed.setdefault(row, f"its message indexes are not those of {self._name}")
         if len(others):
             places = np.arange(len(data))
-            data = data.take(pa.array(places, mask=skipped < 0))
+            data = data.take(integers(places, skipped >= 0))
         decoded = decode_lanes(data, self._kind, self._message.read, np.maximum(skipped, 0))
         malformed |= decoded.malformed
         schema_ids = {

@@ -10,9 +10,18 @@ from typing import Any, Callable, Mapping, Protocol
 import numpy as np
 import pyarrow as pa
 
+from spark_groupsource.records.arrow_arrays import (
+    booleans,
+    byte_strings,
+    fixed_width,
+    integers,
+    is_valid,
+    strings,
+    to_numbers,
+)
 from spark_groupsource.values import avro_lanes as reasons
 from spark_groupsource.values.avro_lanes import PADDING, Lanes, Words, slices
-from spark_groupsource.values.binary_blocks import Ints, Mask, as_text, fixed_width, invalid_text
+from spark_groupsource.values.binary_blocks import Ints, Mask, as_text, invalid_text
 from spark_groupsource.values.protobuf_fields import FieldLayout, Fields, Found
 from spark_groupsource.values.protobuf_scan import DELIMITED, FIXED32, FIXED64, GROUP, VARINT
 from spark_groupsource.values.protobuf_schema import ProtoField, ProtoMessage
@@ -101,9 +110,9 @@ class _Single:
         places = np.full(rows, -1, np.int64)
         places[values.lanes] = np.arange(len(values.lanes))
         if self._default is None:
-            return column.take(pa.array(places, mask=places < 0))
+            return column.take(integers(places, places >= 0))
         column = pa.concat_arrays([column, self._default])
-        return column.take(pa.array(np.where(places < 0, len(column) - 1, places)))
+        return column.take(integers(np.where(places < 0, len(column) - 1, places)))
 
     def _values(self, lanes: Lanes, fields: Fields, found: list[Found]) -> Found:
         """Returns at most one value for each lane."""
@@ -140,7 +149,7 @@ class _Repeated:
         if pa.types.is_map(self._kind):
             buffers = [None, pa.py_buffer(ends)]
             return pa.Array.from_buffers(self._kind, len(lanes), buffers, children=[column])
-        return pa.ListArray.from_arrays(pa.array(ends), column, type=self._kind)
+        return pa.ListArray.from_arrays(fixed_width(pa.int32(), ends), column, type=self._kind)
 
 
 def _joined(found: list[Found]) -> Found:
@@ -235,7 +244,7 @@ class _NumberReader:
     def read(self, lanes: Lanes, values: Found) -> pa.Array:
         raw = values.number if _WIRES[self._name] == VARINT else lanes.word(values.start)
         if self._name == "bool":
-            return pa.array(raw != 0)
+            return booleans(raw != 0)
         return fixed_width(self._kind, _NUMBERS[self._name](raw))
 
 
@@ -263,8 +272,8 @@ class _EnumReader:
         numbers, places = np.unique(_NUMBERS["int32"](values.number), return_inverse=True)
         if self._enum.is_closed:
             _fail_lanes(lanes, values.lanes[~np.isin(numbers, list(self._enum.names))[places]], reasons.ENUM)
-        names = pa.array([self._enum.text(number) for number in numbers.tolist()], pa.string())
-        return names.take(pa.array(places.reshape(-1)))
+        names = strings([self._enum.text(number) for number in numbers.tolist()])
+        return names.take(integers(places.reshape(-1)))
 
 
 class _BytesReader:
@@ -302,7 +311,7 @@ class _MessageReader:
         found = self._message.read(part)
         if order is not None:
             place = np.argsort(order, kind="stable")
-            found, part = found.take(pa.array(place)), part.subset(place)
+            found, part = found.take(integers(place)), part.subset(place)
         for reason in np.unique(part.reason[part.reason != 0]).tolist():
             _fail_lanes(lanes, values.lanes[part.reason == reason], reason)
         return found
@@ -317,7 +326,9 @@ class _TimeReader:
         self._parts = _MessageReader(message, parts)
 
     def read(self, lanes: Lanes, values: Found) -> pa.Array:
-        seconds, nanos = (each.fill_null(0).to_numpy() for each in self._parts.read(lanes, values).flatten())
+        seconds, nanos = (
+            np.where(is_valid(each), to_numbers(each), 0) for each in self._parts.read(lanes, values).flatten()
+        )
         failed = (seconds >= _MAX_SECONDS) | (seconds <= -_MAX_SECONDS)
         _fail_lanes(lanes, values.lanes[failed], reasons.TIME)
         # nanoseconds are cut towards zero, as in Java
@@ -328,7 +339,13 @@ class _TimeReader:
 def _default(field: ProtoField, reader: Reader, kind: pa.DataType) -> pa.Array:
     """Returns the value of a field that is not set."""
     if field.message is None:
-        return pa.array([_scalar_default(field)], kind)
+        default = _scalar_default(field)
+        if isinstance(default, str):
+            return strings([default])
+        if isinstance(default, bytes):
+            return byte_strings([default])
+        found = np.array([default])
+        return booleans(found) if kind == pa.bool_() else fixed_width(kind, found.astype(kind.to_pandas_dtype()))
     # an empty message
     zero = np.zeros(1, np.int64)
     lanes = Lanes(np.zeros(PADDING, np.uint8), zero, zero.copy())

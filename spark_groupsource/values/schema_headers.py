@@ -13,7 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_groupsource.values.binary_blocks import Ints, Mask, bounds, is_valid
+from spark_groupsource.records.arrow_arrays import (
+    booleans,
+    byte_strings,
+    integers,
+    is_valid,
+    strings,
+    to_mask,
+    to_numbers,
+)
+from spark_groupsource.values.binary_blocks import Ints, Mask, bounds
 
 PREFIX_BYTES = 5
 """Length of the prefix of Confluent's wire format: a zero byte and the id of a schema."""
@@ -68,14 +77,14 @@ def read_confluent(data: pa.Array, headers: pa.Array | None, name: str) -> Named
                 malformed[row] = f"its header {name} has no id of a schema"
             else:
                 rows.setdefault(schema_id, []).append(row)
-    prefixed = _read_prefix(pc.if_else(pa.array(is_prefixed), data, pa.scalar(None, pa.binary())))
+    prefixed = _read_prefix(pc.if_else(booleans(is_prefixed), data, pa.nulls(1, pa.binary())[0]))
     headed = np.zeros(len(data), np.bool_)
     found: dict[int | str, Ints] = dict(prefixed.rows)
     for schema_id, listed in rows.items():
         each = np.array(listed, np.int64)
         headed[each] = True
         found[schema_id] = np.sort(np.concatenate([found[schema_id], each])) if schema_id in found else each
-    data = pc.if_else(pa.array(headed), data, prefixed.data)
+    data = pc.if_else(booleans(headed), data, prefixed.data)
     return NamedSchemas(data, found, {**malformed, **prefixed.malformed}, after_ids)
 
 
@@ -106,7 +115,7 @@ def read_glue(data: pa.Array) -> NamedSchemas:
             malformed[row] = "it is no zlib data, as its header says"
             has_header[row] = False
     kept = {schema_id: each[has_header[each]] for schema_id, each in found.items()}
-    return NamedSchemas(pa.array(values, pa.binary()), kept, malformed)
+    return NamedSchemas(byte_strings(values), kept, malformed)
 
 
 def _read_prefix(data: pa.Array) -> NamedSchemas:
@@ -124,7 +133,7 @@ def _read_prefix(data: pa.Array) -> NamedSchemas:
 
 def _without_prefix(data: pa.Array, keeps: Mask, size: int) -> pa.Array:
     """Returns the values without their first `size` bytes; null where `keeps` is false."""
-    kept = data if keeps.all() else pc.if_else(pa.array(keeps), data, pa.scalar(None, pa.binary()))
+    kept = data if keeps.all() else pc.if_else(booleans(keeps), data, pa.nulls(1, pa.binary())[0])
     return pc.binary_slice(kept, size, _MAX_VALUE_BYTES + size)
 
 
@@ -133,11 +142,11 @@ def _header_ids(headers: pa.Array, name: str) -> dict[int, bytes | None]:
     entries = headers.flatten()
     if not len(entries):
         return {}
-    named = np.flatnonzero(pc.equal(entries.field("key"), name).to_numpy(zero_copy_only=False))
+    named = np.flatnonzero(to_mask(pc.equal(entries.field("key"), strings([name])[0])))
     if not len(named):
         return {}
-    rows = pc.list_parent_indices(headers).to_numpy()[named]
-    values = entries.field("value").take(pa.array(named)).to_pylist()
+    rows = to_numbers(pc.list_parent_indices(headers))[named]
+    values = entries.field("value").take(integers(named)).to_pylist()
     return dict(zip(rows.tolist(), values))
 
 

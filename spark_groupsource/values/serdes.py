@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_groupsource.values.binary_blocks import as_text, bounds, fixed_width, is_utf8, is_valid
+from spark_groupsource.records.arrow_arrays import fixed_width, is_valid, strings
+from spark_groupsource.values.binary_blocks import as_text, bounds, is_utf8
 from spark_groupsource.values.decoded import Decoded
 
 
@@ -38,7 +39,7 @@ class StringDecoder:
         text = as_text(data)
         if not is_utf8(text):
             replaced = [None if each is None else each.decode("utf-8", "replace") for each in data.to_pylist()]
-            text = pa.array(replaced, pa.string())
+            text = strings(replaced)
         return Decoded(text)
 
 
@@ -80,7 +81,7 @@ class UuidDecoder:
             if value is not None and found is None:
                 malformed[row] = f"{len(value)} bytes, which are no UUID in text form"
             values.append(found)
-        return Decoded(pa.array(values, pa.string()), malformed)
+        return Decoded(strings(values), malformed)
 
 
 def _uuid(value: bytes) -> str | None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from spark_groupsource.errors import MalformedRecordError
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.records.arrow_arrays import booleans, integers, strings
 from spark_groupsource.values.avro_blocks import AvroDecoder
 from spark_groupsource.values.avro_schema import avro_schema
 from spark_groupsource.values.avro_writers import WrittenAvroDecoder
@@ -131,7 +132,7 @@ class BatchConverter:
             found.append((name, arrays[name], decoded))
         errors = _errors_of(found)
         if errors and self._report is not None:
-            rows = batch.select(_RECEIVED).take(pa.array(list(errors)))
+            rows = batch.select(_RECEIVED).take(integers(list(errors)))
             self._report(MalformedRecords(topic_partition, rows, list(errors.values())))
         received = {name: data for name, data, _ in found}
         for column, (name, _, decoded) in zip(self._columns.decoded, found):
@@ -146,7 +147,7 @@ class BatchConverter:
         if errors and self._columns.mode == DROPMALFORMED:
             kept = np.ones(batch.num_rows, np.bool_)
             kept[list(errors)] = False
-            result = result.filter(pa.array(kept))
+            result = result.filter(booleans(kept))
         return result
 
 
@@ -225,15 +226,15 @@ def _error_column(errors: Mapping[int, MalformedError], received: Mapping[str, p
         return pa.nulls(rows, ERROR_TYPE)
     listed = np.array(list(errors))
     columns, reasons, schema_ids = zip(*errors.values())
-    given = [pa.array(column, pa.string()) for column in (columns, reasons, schema_ids)]
+    given = [strings(column) for column in (columns, reasons, schema_ids)]
     children = [spread(column, listed, rows) for column in (*given, _bytes_of(errors, received))]
     is_error = np.zeros(rows, np.bool_)
     is_error[listed] = True
-    return pa.StructArray.from_arrays(children, fields=list(ERROR_TYPE), mask=pa.array(~is_error))
+    return pa.StructArray.from_arrays(children, fields=list(ERROR_TYPE), mask=booleans(~is_error))
 
 
 def _bytes_of(errors: Mapping[int, MalformedError], received: Mapping[str, pa.Array]) -> pa.Array:
     """Returns the malformed bytes of each error."""
     rows = {name: [row for row, error in errors.items() if error.column == name] for name in received}
-    found = pa.concat_arrays([data.take(pa.array(rows[name], pa.int64())) for name, data in received.items()])
-    return found.take(pa.array(np.argsort(np.concatenate(list(rows.values())))))
+    found = pa.concat_arrays([data.take(integers(rows[name])) for name, data in received.items()])
+    return found.take(integers(np.argsort(np.concatenate(list(rows.values())))))

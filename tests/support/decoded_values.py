@@ -11,6 +11,7 @@ from typing import Any, Callable
 import fastavro
 import pyarrow as pa
 
+from spark_groupsource.records.arrow_arrays import byte_strings
 from spark_groupsource.values.arrow_types import arrow_type
 from spark_groupsource.values.avro_blocks import AvroDecoder
 from spark_groupsource.values.avro_schema import parse_avro_schema
@@ -25,7 +26,7 @@ def decode_avro(writer: Any, reader: Any, data: list[bytes], *fields: str) -> De
     source, target = (parse_avro_schema("value.schema", json.dumps(each)) for each in (writer, reader))
     kind = arrow_type(spark_type(target), "value")
     kind = pa.struct([kind.field(name) for name in fields]) if fields else kind
-    found = AvroDecoder(source, target, kind).decode(pa.array(data, pa.binary()))
+    found = AvroDecoder(source, target, kind).decode(byte_strings(data))
     found.values.validate(full=True)
     return found
 
@@ -43,7 +44,7 @@ def protobuf_decoder(descriptor_set: bytes, name: str, *fields: str) -> Protobuf
 
 
 def decode_protobuf(descriptor_set: bytes, name: str, data: list[bytes | None], *fields: str) -> Decoded:
-    found = protobuf_decoder(descriptor_set, name, *fields).decode(pa.array(data, pa.binary()))
+    found = protobuf_decoder(descriptor_set, name, *fields).decode(byte_strings(data))
     found.values.validate(full=True)
     return found
 
