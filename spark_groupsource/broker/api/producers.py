@@ -199,15 +199,13 @@ def _matching(transactional_ids: Collection[str], pattern: str) -> set[str]:
 
     Raises: ApiError for an invalid pattern.
     """
-    import numpy as np
     import pyarrow as pa
     import pyarrow._compute as compute  # a tenth of the time and memory of pyarrow.compute
 
-    # the pattern of an empty array is not checked. From buffers, because `pyarrow.array` imports pandas, which takes a
-    # second and doubles the memory of a broker
-    encoded = [b"", *(name.encode() for name in transactional_ids)]
-    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
-    ids = pa.StringArray.from_buffers(len(encoded), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
+    from spark_groupsource.records.arrow_arrays import strings
+
+    # the pattern of an empty array is not checked
+    ids = strings(["", *transactional_ids])
     options = compute.MatchSubstringOptions(rf"\A(?:{pattern})\z")
     try:
         return set(ids.filter(compute.call_function("match_substring_regex", [ids], options)).to_pylist())
