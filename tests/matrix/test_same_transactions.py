@@ -10,7 +10,12 @@ from support.raw_transactions import RawTransactions, latest
 from support.waiting import wait_until
 
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.wire.messages import DeleteRecordsRequest, DescribeTransactionsRequest, FindCoordinatorRequest
+from spark_groupsource.wire.messages import (
+    AddPartitionsToTxnRequest,
+    DeleteRecordsRequest,
+    DescribeTransactionsRequest,
+    FindCoordinatorRequest,
+)
 
 NONE = ErrorCode.NONE
 _NOW_MS = 1_790_000_000_000
@@ -121,6 +126,27 @@ def test_partitions_that_occur_twice_in_a_failed_request_are_returned_once(conne
     failed = producer.add(topic, 7, 0, 0)
     assert sorted(failed) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.OPERATION_NOT_ATTEMPTED]
     assert producer.add(topic, 1, 0, 0) == [NONE] * 3
+
+
+def test_topics_that_occur_twice_in_a_failed_request_are_returned_once(connection, topic, group):
+    producer = producer_of(connection, group)
+    row = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+
+    def results(*topics: tuple[str, list[int]]) -> list[tuple[str, dict[int, int]]]:
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=group, v3_and_below_producer_id=producer.producer_id,
+            v3_and_below_producer_epoch=producer.epoch,
+            v3_and_below_topics=[row(name=name, partitions=numbers) for name, numbers in topics],
+        )  # fmt: skip
+        found = connection.call(request, 3).results_by_topic_v3_and_below
+        return [(t.name, {p.partition_index: p.partition_error_code for p in t.results_by_partition}) for t in found]
+
+    refused, not_attempted = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.OPERATION_NOT_ATTEMPTED
+    found = results((topic, [0]), ("unknown", [3]), (topic, [1, 7]), ("unknown", [4]))
+    assert sorted(found, key=lambda each: each[0]) == [
+        (topic, {0: not_attempted, 1: not_attempted, 7: refused}), ("unknown", {3: refused, 4: refused}),
+    ]  # fmt: skip
+    assert results((topic, [0]), (topic, [1])) == [(topic, {0: NONE}), (topic, {1: NONE})]
 
 
 def test_clients_neither_write_to_nor_delete_from_internal_topics(connection, group):

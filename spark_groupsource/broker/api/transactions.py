@@ -9,6 +9,7 @@ Source: Kafka `KafkaApis` (checks before the coordinator), KIP-98, KIP-360, KIP-
 from __future__ import annotations
 
 import logging
+from typing import Collection, Iterable, Sequence
 
 from spark_groupsource.broker.api.group_parts import Checked, change_offsets, has_many_partitions, with_topics
 from spark_groupsource.broker.api.groups import add_topics, missing_topics, pass_on, split_by_existence
@@ -18,7 +19,7 @@ from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.group import error_response, verification_error
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.storage.catalog import INTERNAL_TOPICS
-from spark_groupsource.storage.steps import portions
+from spark_groupsource.storage.steps import StorageSteps, portions
 from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import (
     AddOffsetsToTxnRequest,
@@ -38,6 +39,7 @@ from spark_groupsource.wire.messages import (
 _INIT_FENCED_SINCE = 4
 _FENCED_SINCE = 2
 _PARTITIONS_PER_STEP = 1_000
+_AddTopic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
 _AddedTopic = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
 _AddedPartition = _AddedTopic.AddPartitionsToTxnPartitionResult
 _CommitTopic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
@@ -104,14 +106,29 @@ def add_partitions(broker: Broker, context: ApiRequestContext, request: AddParti
         except ApiError as error:
             code = error.code
     code = _fencing_error(code, context.api_version)
+    results = yield from _results(topics, code, refused)
+    return AddPartitionsToTxnResponse(throttle_time_ms=0, results_by_topic_v3_and_below=results)
+
+
+def _results(
+    topics: Sequence[_AddTopic], code: ErrorCode, refused: Collection[TopicPartition]
+) -> StorageSteps[list[_AddedTopic]]:
+    """Returns the topics and partitions as often as they are requested, or once if some are refused, as Kafka does."""
+    named: Iterable[tuple[str, Iterable[int]]] = ((topic.name, topic.partitions) for topic in topics)
+    if refused:
+        merged: dict[str, dict[int, None]] = {}
+        for count, topic in enumerate(topics, 1):
+            merged.setdefault(topic.name, {}).update(dict.fromkeys(topic.partitions))
+            if count % _PARTITIONS_PER_STEP == 0:
+                yield None
+        named = merged.items()
     results: list[_AddedTopic] = []
     added = 0
-    for topic in topics:
+    for name, numbers in named:
         entries: list[_AddedPartition] = []
-        # Kafka returns a partition once with this error, and as often as it is requested otherwise
-        for number in dict.fromkeys(topic.partitions) if refused else topic.partitions:
-            is_refused = bool(refused) and TopicPartition(topic.name, number) in refused
-            error_code = _refusal(topic.name) if is_refused else code
+        for number in numbers:
+            is_refused = bool(refused) and TopicPartition(name, number) in refused
+            error_code = _refusal(name) if is_refused else code
             entries.append(new_struct(_AddedPartition, partition_index=number, partition_error_code=error_code))
             added += 1
             if added % _PARTITIONS_PER_STEP == 0:
@@ -119,8 +136,8 @@ def add_partitions(broker: Broker, context: ApiRequestContext, request: AddParti
         added += 1
         if added % _PARTITIONS_PER_STEP == 0:
             yield None
-        results.append(new_struct(_AddedTopic, name=topic.name, results_by_partition=entries))
-    return AddPartitionsToTxnResponse(throttle_time_ms=0, results_by_topic_v3_and_below=results)
+        results.append(new_struct(_AddedTopic, name=name, results_by_partition=entries))
+    return results
 
 
 def _refusal(topic: str) -> ErrorCode:
