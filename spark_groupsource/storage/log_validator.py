@@ -79,18 +79,20 @@ def validate_batch(
 
     Raises: ApiError.
     """
-    found = begin_validation(log, records, timestamp_ms, allow_zstd)
+    found = begin_validation(log, records, check_format(records, allow_zstd), timestamp_ms)
     return found if isinstance(found, ValidatedBatch) else (yield from found)
 
 
 def begin_validation(
-    log: PartitionLog, records: Buffer, timestamp_ms: int, allow_zstd: bool
+    log: PartitionLog, records: Buffer, header: BatchHeader, timestamp_ms: int
 ) -> ValidatedBatch | StorageSteps[ValidatedBatch]:
     """Validates a batch as `validate_batch`; returns the remaining steps if its records take more than about 1 ms.
 
+    Args: `header`, the result of `check_format`.
+
     Raises: ApiError.
     """
-    header = _parse_batch(log, records, allow_zstd)
+    _check_batch(log, records, header)
     batch = memoryview(records)[: header.size]
     _check_header(log, header)
     config = log.config
@@ -136,8 +138,10 @@ def _validate_in_steps(
     return _with_valid_timestamps(log, ValidatedBatch(batch, header), summary.max_timestamp)
 
 
-def _parse_batch(log: PartitionLog, records: Buffer, allow_zstd: bool) -> BatchHeader:
-    """Returns the header of the only batch of `records`, with verified size, checksum and codec.
+def check_format(records: Buffer, allow_zstd: bool = True) -> BatchHeader:
+    """Returns the header of the only batch of `records`; nothing but the header is verified.
+
+    Source: Kafka `ProduceRequest.validateRecords`, which precedes the checks of transaction and partition.
 
     Raises: ApiError.
     """
@@ -154,7 +158,15 @@ def _parse_batch(log: PartitionLog, records: Buffer, allow_zstd: bool) -> BatchH
             if header is None or count != 1:
                 text = f"A partition of a Produce request must have exactly one whole record batch, got {count}."
                 raise ApiError(ErrorCode.INVALID_RECORD, text)
-        check_size(log, header.size)
+    except CorruptRecordError as error:
+        raise ApiError(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
+    return header
+
+
+def _check_batch(log: PartitionLog, records: Buffer, header: BatchHeader) -> None:
+    """Verifies size, checksum and codec of a batch. Raises: ApiError."""
+    check_size(log, header.size)
+    try:
         check_crc(records, header)
     except CorruptRecordError as error:
         raise ApiError(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
@@ -162,7 +174,6 @@ def _parse_batch(log: PartitionLog, records: Buffer, allow_zstd: bool) -> BatchH
     if codec > _ZSTD:
         text = f"Compression codec {codec} is not supported by this version of Produce."
         raise ApiError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, text)
-    return header
 
 
 def check_size(log: PartitionLog, size: int) -> None:

@@ -25,6 +25,7 @@ from spark_groupsource.storage.log_validator import (
     RejectedBatchError,
     ValidatedBatch,
     begin_validation,
+    check_format,
     check_size,
 )
 from spark_groupsource.storage.producer_state import (
@@ -215,19 +216,21 @@ class Partition:
 
         Raises: ApiError.
         """
-        found = self.validate(records, timestamp_ms, zstd)
+        found = self.validate(records, check_format(records, zstd), timestamp_ms)
         batch = found if isinstance(found, ValidatedBatch) else run_steps(found)
         return self.append_validated(batch, timestamp_ms, verify)
 
     def validate(
-        self, records: Buffer, timestamp_ms: int, zstd: bool = True
+        self, records: Buffer, header: BatchHeader, timestamp_ms: int
     ) -> ValidatedBatch | StorageSteps[ValidatedBatch]:
         """Validates a producer's batch; returns the remaining steps, between which the partition may change.
+
+        Args: `header`, the result of `check_format`.
 
         Raises: ApiError.
         """
         self.check_online()
-        return begin_validation(self.log, records, timestamp_ms, zstd)
+        return begin_validation(self.log, records, header, timestamp_ms)
 
     def append_validated(
         self, batch: ValidatedBatch, timestamp_ms: int, verify: TransactionVerifier | None = None

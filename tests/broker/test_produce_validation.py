@@ -16,6 +16,7 @@ from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
+from spark_groupsource.storage.log_validator import check_format
 from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import ListOffsetsRequest
 
@@ -77,7 +78,7 @@ def test_large_requests_continue_in_time_slices():
     data = encode_batch([*[record] * 30, record._replace(timestamp_ms=2_000)], codec=4)
     with EmbeddedBroker() as broker, RawConnection(broker.bootstrap_servers) as connection:
         assert create_topic(connection, "t").error_code == 0
-        steps = broker.call(lambda b: b.partitions.partition("t", 0).validate(data, 5_000))
+        steps = broker.call(lambda b: b.partitions.partition("t", 0).validate(data, check_format(data), 5_000))
         assert sum(1 for _ in steps) >= 30
         assert produce(connection, "t", data).error_code == 0
         steps = broker.call(lambda b: b.partitions.partition("t", 0).log.find_timestamp(2_000))

@@ -47,18 +47,19 @@ def wait_until_complete(producer: RawTransactions) -> None:
 
 def send(
     producer: RawTransactions, topic: str, sequence: int, version: int = 9, *, epoch: int | None = None,
-    partition: int = 0, transactional: bool = True, named: bool = True, damaged: bool = False,
+    partition: int = 0, transactional: bool = True, named: bool = True, damaged: bool = False, codec: int = 0,
+    acks: int = -1,
 ) -> tuple[ErrorCode, int]:  # fmt: skip
     """Returns the error and the log start offset of the response."""
     data = bytearray(
         batch(
             b"x", timestamp_ms=_NOW_MS, producer_id=producer.producer_id, base_sequence=sequence,
-            producer_epoch=producer.epoch if epoch is None else epoch, transactional=transactional,
+            producer_epoch=producer.epoch if epoch is None else epoch, transactional=transactional, codec=codec,
         )
     )  # fmt: skip
     data[-1] ^= damaged
     request = produce_request(
-        topic, bytes(data), partition, transactional_id=producer.transactional_id if named else None
+        topic, bytes(data), partition, transactional_id=producer.transactional_id if named else None, acks=acks
     )
     response = producer.connection.call(request, version).responses[0].partition_responses[0]
     return ErrorCode(response.error_code), response.log_start_offset
@@ -91,6 +92,22 @@ def test_transactional_batches_are_verified_before_they_are_validated(connection
     assert send(producer, topic, 0, epoch=producer.epoch - 1) == (ErrorCode.INVALID_PRODUCER_EPOCH, -1)
 
 
+def test_the_format_is_checked_before_the_transaction_and_this_before_everything_else(connection, topic, group):
+    producer, internal = producer_of(connection, group), "__transaction_state"
+    outside = ErrorCode.INVALID_TXN_STATE
+    for version, codec, expected in ((6, 4, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE), (7, 4, outside), (6, 0, outside)):
+        assert send(producer, topic, 0, version, codec=codec)[0] is expected
+        assert send(producer, internal, 0, version, codec=codec)[0] is expected
+        assert send(producer, topic, 0, version, codec=codec, acks=5)[0] is expected
+    assert send(producer, topic, 0, 6, codec=4, partition=7)[0] is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert send(producer, topic, 0, 6, named=False, codec=4)[0] is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    plain = {"transactional": False, "named": False}
+    assert send(producer, internal, 0, 6, codec=4, **plain)[0] is ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+    assert send(producer, internal, 0, acks=5, **plain)[0] is ErrorCode.INVALID_REQUIRED_ACKS
+    assert send(producer, internal, 0, damaged=True, **plain)[0] is ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert send(producer, topic, 0, 6, damaged=True, codec=4, **plain)[0] is ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+
+
 def test_produce_version_12_adds_the_partition_to_the_transaction(connection, topic, group):
     producer = producer_of(connection, group)
     assert send(producer, topic, 3, 12) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 0)
@@ -113,8 +130,8 @@ def test_offset_commits_are_verified_until_the_first_of_a_transaction(connection
     assert producer.add_offsets(group) is NONE
     connection.call(FindCoordinatorRequest(key_type=0, coordinator_keys=[group]), 4)  # Kafka creates the topic
     foreign = [ErrorCode.INVALID_PRODUCER_ID_MAPPING]
-    wait_until(lambda: stranger.commit_offset(group, topic, 1) == foreign, "a coordinator of the group")
-    assert producer.commit_offset(group, topic, 1) == [NONE]
+    wait_until(lambda: stranger.commit_offset(group, topic, 1) == foreign, "a coordinator of the transaction")
+    wait_until(lambda: producer.commit_offset(group, topic, 1) == [NONE], "a loaded coordinator of the group")
     assert stranger.commit_offset(group, topic, 1) == [NONE]
     stranger.producer_id += 10_000
     assert stranger.commit_offset(group, topic, 1) == [ErrorCode.INVALID_PRODUCER_ID_MAPPING]

@@ -16,7 +16,7 @@ from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, Re
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition, bounded_names
 from spark_groupsource.records.header import BatchHeader, Buffer, first_header, has_transactional_flag
 from spark_groupsource.storage.catalog import INTERNAL_TOPICS
-from spark_groupsource.storage.log_validator import RejectedBatchError, ValidatedBatch
+from spark_groupsource.storage.log_validator import RejectedBatchError, ValidatedBatch, check_format
 from spark_groupsource.storage.partition import AppendResult, Partition, TransactionVerifier
 from spark_groupsource.storage.producer_state import NO_PRODUCER_ID
 from spark_groupsource.storage.steps import StorageSteps
@@ -145,24 +145,27 @@ def _append(
     topic: ProduceRequest.TopicProduceData,
     data: ProduceRequest.TopicProduceData.PartitionProduceData,
 ) -> StorageSteps[tuple[AppendResult, Partition]]:
-    """Verifies, validates and appends the batch of one partition. Raises: ApiError."""
-    partition = _produce_partition(broker, context, request, topic, data.index)
+    """Verifies, validates and appends the batch of one partition, with Kafka's order of checks. Raises: ApiError."""
+    partition = _partition(broker, context, topic, data.index)
+    records = data.records or b""
+    header = check_format(records, context.api_version >= _ZSTD_SINCE)
     timestamp_ms = broker.clock.timestamp_ms()
     verifier = _verifier(broker, context, request.transactional_id or "", partition.topic_partition)
-    header = _transactional_header(data.records)
-    if header is not None and header.producer_id != NO_PRODUCER_ID:
+    if header.is_transactional and header.producer_id != NO_PRODUCER_ID:
+        broker.leaders.check_leader(context.node_id, partition.topic_partition)
         partition.check_online()
         partition.verify_transaction(header, timestamp_ms, verifier)
-    zstd = context.api_version >= _ZSTD_SINCE
-    found = partition.validate(data.records or b"", timestamp_ms, zstd)
+    _check_append(broker, context, request, partition)
+    found = partition.validate(records, header, timestamp_ms)
     if isinstance(found, ValidatedBatch):
         batch = found
     else:
         batch = yield from found
         # the partition may have been deleted or moved between two steps
-        if _produce_partition(broker, context, request, topic, data.index) is not partition:
+        if _partition(broker, context, topic, data.index) is not partition:
             text = f"Partition {partition.topic_partition} was recreated."
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
+        _check_append(broker, context, request, partition)
     # verified again, because a transaction may have ended between two steps
     return partition.append_validated(batch, broker.clock.timestamp_ms(), verifier), partition
 
@@ -198,23 +201,24 @@ def _record_errors(error: RejectedBatchError) -> list[_RecordError]:
     ]
 
 
-def _produce_partition(
-    broker: Broker,
-    context: ApiRequestContext,
-    request: ProduceRequest,
-    topic: ProduceRequest.TopicProduceData,
-    number: int,
+def _partition(
+    broker: Broker, context: ApiRequestContext, topic: ProduceRequest.TopicProduceData, number: int
 ) -> Partition:
-    name = _topic_name(broker, context, topic)
-    partition = broker.partitions.partition(name, number)
+    """Raises: ApiError for an unknown partition."""
+    return broker.partitions.partition(_topic_name(broker, context, topic), number)
+
+
+def _check_append(broker: Broker, context: ApiRequestContext, request: ProduceRequest, partition: Partition) -> None:
+    """Checks that this node may append to a partition. Raises: ApiError."""
+    topic_partition = partition.topic_partition
     if request.acks not in (-1, 0, 1):
         raise ApiError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, got {request.acks}.")
-    if name in INTERNAL_TOPICS:
-        raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Only coordinators write to the internal topic {name}.")
-    broker.leaders.check_leader(context.node_id, partition.topic_partition)
+    if topic_partition.topic in INTERNAL_TOPICS:
+        text = f"Only coordinators write to the internal topic {topic_partition.topic}."
+        raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, text)
+    broker.leaders.check_leader(context.node_id, topic_partition)
     if request.acks == _ALL_REPLICAS:
-        broker.leaders.check_in_sync(partition.topic_partition, partition.log.config.min_insync_replicas)
-    return partition
+        broker.leaders.check_in_sync(topic_partition, partition.log.config.min_insync_replicas)
 
 
 def _topic_name(broker: Broker, context: ApiRequestContext, topic: ProduceRequest.TopicProduceData) -> str:
