@@ -95,6 +95,12 @@ def test_only_partitions_with_a_retriable_error_are_requested_again() -> None:
     assert listed(bench) == [[0, 1], [1]]
 
 
+@pytest.mark.conformance("OF-052")
+def test_offsets_of_no_partition_need_no_request() -> None:
+    bench = Bench()
+    assert bench.cluster.list_offsets({}) == {} and listed(bench) == []
+
+
 @pytest.mark.conformance("OF-032")
 def test_errors_of_several_partitions_end_at_the_timeout() -> None:
     bench = Bench()
