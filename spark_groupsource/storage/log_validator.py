@@ -184,6 +184,14 @@ def check_size(log: PartitionLog, size: int) -> None:
         raise ApiError(ErrorCode.MESSAGE_TOO_LARGE, text)
 
 
+def check_segment_size(log: PartitionLog, size: int) -> None:
+    """Raises: ApiError for a batch above segment.bytes, which Kafka checks after the content."""
+    limit = log.config.segment_bytes
+    if size > limit:
+        text = f"The record batch has {size} bytes, above segment.bytes ({limit}) of {log.topic_partition}."
+        raise ApiError(ErrorCode.RECORD_LIST_TOO_LARGE, text)
+
+
 def _check_header(log: PartitionLog, header: BatchHeader) -> None:
     """Raises: ApiError."""
     text = ""

@@ -26,6 +26,7 @@ from spark_groupsource.storage.log_validator import (
     ValidatedBatch,
     begin_validation,
     check_format,
+    check_segment_size,
     check_size,
 )
 from spark_groupsource.storage.producer_state import (
@@ -241,6 +242,7 @@ class Partition:
         """
         self.check_online()
         header = batch.header
+        check_segment_size(self.log, header.size)
         if header.producer_id != NO_PRODUCER_ID:
             try:
                 if header.is_transactional and verify is not None:
@@ -280,6 +282,7 @@ class Partition:
         """
         self.check_online()
         check_size(self.log, len(batch))
+        check_segment_size(self.log, len(batch))
         return self._store(batch, next(iter_batches(batch)), timestamp_ms)
 
     def append_transaction_marker(

@@ -36,6 +36,20 @@ def test_each_invalid_record_is_named(connection, topic):
     assert f"without key in topic partition {topic}-0" in response.record_errors[1].batch_index_error_message
 
 
+@pytest.mark.conformance("UL-058")
+def test_a_batch_above_the_segment_size_is_rejected(connection, topic):
+    settings = {"segment_bytes": str(1 << 20), "max_message_bytes": str(1 << 22)}
+    assert create_topic(connection, topic, **settings).error_code == 0
+    largest = (1 << 20) - len(encode_batch([Record(None, bytes(1 << 19), 1_000)])) + (1 << 19)
+
+    def stored(size: int):
+        return produce(connection, topic, encode_batch([Record(None, bytes(size), 1_000)]))
+
+    wait_until(lambda: stored(largest).error_code == ErrorCode.NONE, "a leader")
+    response = stored(largest + 1)
+    assert (response.error_code, response.log_start_offset) == (ErrorCode.RECORD_LIST_TOO_LARGE, -1)
+
+
 def test_requests_received_before_a_disconnect_are_handled(cluster, connection, topic):
     assert create_topic(connection, topic).error_code == 0
     count = 100
