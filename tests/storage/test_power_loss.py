@@ -109,6 +109,9 @@ def run_compaction(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
 def run_topics(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
     """Topics that are deleted and created again, and records that are deleted."""
     for number in range(3):
+        broker.logs.create_topic("brief", 1, SMALL)  # no checkpoint has it
+        append(broker.partition("brief"), b"old")
+        broker.logs.delete_topic("brief")
         broker.logs.create_topic("again", 2, SMALL)
         mark(("topic", "again"))
         partition = broker.partition("again")
@@ -163,6 +166,10 @@ def check(path: Path, known: Acknowledged, flush: bool) -> None:
                 assert order.index(latest[key]) >= order.index(value)
         append(partition, b"next", b"key")
         assert read(partition)[-1:] == [b"next"] or partition.last_stable_offset < partition.log.log_end_offset
+    for name in {"again", "brief"} - set(broker.logs.topics):
+        broker.logs.create_topic(name, 1, SMALL)
+        append(broker.partition(name), b"new")
+        assert read(broker.partition(name)) == [b"new"], "a deleted topic is created again"
     broker.crash()
 
 
