@@ -96,7 +96,7 @@ class LogLoader:
         else:
             self._recover_unflushed(first, recovery_point)
         active = self._segments[-1]
-        if active.next_offset < recovery_point:
+        if active.next_offset < recovery_point and log_start_offset < recovery_point:
             self._corrupt_ranges.add_missing_end(active, recovery_point)
             active.is_closed = True
         if active.next_offset < log_start_offset:

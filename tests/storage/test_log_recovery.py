@@ -300,6 +300,25 @@ def test_a_log_that_ends_below_its_start_is_emptied(directory):
     assert append(log, batch(b"next")) == 200 and values_from(log, 200) == [(200, b"next")]
 
 
+@pytest.mark.parametrize("log_start", (90, 60))
+def test_only_records_above_the_log_start_are_missed(directory, log_start):
+    """A power loss kept the removal of newer segments, but neither that of the first one nor the new active one."""
+    log, _ = open_log(directory, config=SMALL)
+    fill(log)
+    log.close()
+    for path in logs(directory)[1:]:
+        path.unlink()
+    log, reports = open_log(directory, config=SMALL, recovery_point=90, is_clean=False, log_start=log_start)
+    assert (log.log_start_offset, log.log_end_offset) == (log_start, 90)
+    assert [line for line in reports if "damaged" in line] == ([] if log_start == 90 else reports)
+    if log_start == 90:
+        assert "Deleted every segment" in reports[-1]
+        assert append(log, batch(b"next")) == 90
+    else:
+        with pytest.raises(StorageError, match="delete records up to offset 90"):
+            append(log, batch(b"next"))
+
+
 @pytest.mark.conformance("LL-016")
 def test_indexes_without_a_segment_are_removed(directory):
     log, _ = open_log(directory)
