@@ -181,12 +181,13 @@ class Cleaner:
         """
         topic_partition = self._log.topic_partition
         yield from self._build_offset_map()
-        if topic_partition not in self._data.cleaner_offsets:
-            # before the first gap: a log without a cleaner offset must have no gaps
-            self._data.set_cleaner_offset(topic_partition, self._task.first_dirty_offset)
         self._log.gaps_end = max(self._log.gaps_end, self._task.end_offset)
         if self._data.recovery_points.get(topic_partition, 0) < self._task.end_offset:
             yield from self._wait(self._store_recovery_point)
+        if topic_partition not in self._data.cleaner_offsets:
+            # before the first gap: a log without a cleaner offset must have no gaps. After the recovery point, because
+            # a log with a cleaner offset and without a recovery point may have gaps anywhere
+            self._data.set_cleaner_offset(topic_partition, self._task.first_dirty_offset)
         # later segments must get no delete horizon: the records that their tombstones supersede are retained
         mapped = [segment for segment in self._task.segments if segment.base_offset < self._map_end]
         for group in group_segments_by_size(mapped, self._log.config.segment_bytes):

@@ -91,6 +91,23 @@ def test_an_interrupted_replacement_is_completed_after_two_crashes(tmp_path):
 
 
 @pytest.mark.conformance("LC-033")
+def test_a_log_has_a_recovery_point_before_it_may_have_gaps(tmp_path, monkeypatch):
+    """Otherwise records that a power loss takes from the first pass on would count as compacted."""
+    store = Store(tmp_path / "d")
+    fill(store, 11, batches=60)
+    topic_partition, data = store.log.topic_partition, store.data
+    store_recovery_point, had_gaps = data.raise_recovery_point, []
+
+    def stored(*arguments):
+        had_gaps.append(topic_partition in data.cleaner_offsets)
+        store_recovery_point(*arguments)
+
+    monkeypatch.setattr(data, "raise_recovery_point", stored)
+    for _ in Cleaner(store.partition, log_to_clean(store.log, 0, 2_000), data, FileCache(), 2_000).run():
+        pass
+    assert had_gaps == [False] and topic_partition in data.cleaner_offsets
+
+
 @pytest.mark.parametrize("steps", range(0, 70, 5))
 @pytest.mark.slow
 def test_a_pass_that_is_stopped_leaves_the_records_unchanged(tmp_path, steps):
