@@ -18,6 +18,9 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import decode_records
 
 
+ONCE = b"once"
+
+
 class Acknowledged:
     """State that must be stored, from the marks of a run."""
 
@@ -94,6 +97,8 @@ def run_compaction(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
     broker.logs.create_topic("c", 1, {**SMALL, "cleanup.policy": "compact"})
     mark(("topic", "c"))
     partition = broker.partition("c")
+    append(partition, ONCE, ONCE)  # every cleaned segment has it
+    mark(("latest", ONCE, ONCE))
     for number in range(60):
         key = b"%d" % (number % 3)
         value = b"%d " % number + b"." * 50
@@ -161,7 +166,7 @@ def check(path: Path, known: Acknowledged, flush: bool) -> None:
                 for stored in partition.log.batches(0)
                 for record in decode_records(stored.buffer, stored.header)
             }
-            order = [b"%d " % number + b"." * 50 for number in range(60)]
+            order = [ONCE, *(b"%d " % number + b"." * 50 for number in range(60))]
             for key, value in known.latest.items():
                 assert order.index(latest[key]) >= order.index(value)
         append(partition, b"next", b"key")
