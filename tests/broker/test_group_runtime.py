@@ -18,7 +18,7 @@ from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.storage.catalog import OFFSETS_TOPIC
 from spark_groupsource.storage.steps import run_steps
-from spark_groupsource.wire.messages import DeleteGroupsRequest, OffsetCommitRequest
+from spark_groupsource.wire.messages import DeleteGroupsRequest, JoinGroupRequest, OffsetCommitRequest
 
 PARTITIONS = 100
 LIMIT = 1_000
@@ -111,6 +111,30 @@ def test_tombstones_of_a_deleted_group_are_stored_together_or_not_at_all(tmp_pat
         assert len(committed(connection)) == PARTITIONS
     start = "[partition=__consumer_offsets-0] Appending"
     assert [line.levelname for line in caplog.records if line.message.startswith(start)] == ["WARNING"]
+
+
+def test_an_illegal_state_of_a_group_is_an_error_response(tmp_path, caplog):
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")
+    request = JoinGroupRequest(
+        group_id="g", session_timeout_ms=30_000, rebalance_timeout_ms=30_000, member_id="", group_instance_id="i-1",
+        protocol_type="consumer", protocols=[protocol], reason=None,
+    )  # fmt: skip
+    config = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "1"}
+    with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        create_topic(connection, "t", PARTITIONS)
+        commit_all(connection, "t")
+
+        def static_members(b) -> dict[str, str]:
+            group = b.group_coordinator.shards.loaded_shard(0).state_machine.group("g")
+            group.protocol_type = "consumer"
+            return group.static_members
+
+        broker.call(lambda b: static_members(b).update({"i-1": "ghost"}))  # an Empty group has no members
+        assert connection.call(request, 7).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+        broker.call(lambda b: static_members(b).clear())
+        assert connection.call(request, 7).error_code == ErrorCode.NONE, "the connection is open"
+    unexpected = "[partition=__consumer_offsets-0] Unexpected error in a request; responding UNKNOWN_SERVER_ERROR: "
+    assert [line for line in caplog.records if line.message.startswith(unexpected)]
 
 
 @pytest.mark.slow

@@ -306,7 +306,8 @@ class Load:
         self.offsets[group] = number, number
 
     def _compact(self, connection: RawConnection, number: int) -> None:
-        key = b"%d" % (number % KEYS)
+        # a key that is written once must be in the compacted segments from then on
+        key = b"%d" % (number % KEYS) if number % 7 else b"once-%d" % number
         self.latest[key].append(number)
         data = encode_batch([Record(key, b"%d" % number, 1_000), Record(b"filler", b"." * 500, 1_000)])
         _expect_none(produce(connection, "compacted", data).error_code, "produce to the compacted topic")

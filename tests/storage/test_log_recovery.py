@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from support.file_operations import FileOperations
 from support.partition_logs import SMALL, append, batch, fill, logs, offset_for_timestamp, open_log, values_from
+from support.power_loss import Operation
 from support.waiting import wait_until
 
 from spark_groupsource.errors import CorruptRecordError, StorageError
@@ -49,6 +52,20 @@ def test_every_incomplete_tail_is_truncated_and_nothing_before_it(directory):
         if size > last.position:
             assert "Truncated unflushed bytes" in reports[0]
         assert append(log, batch(b"next")) == 6
+
+
+def test_a_truncated_tail_is_flushed_before_it_is_overwritten(directory):
+    """Otherwise a second power loss could restore the truncated bytes after records of the same offsets."""
+    log, _ = open_log(directory)
+    fill(log, batches=3)
+    (path,) = logs(directory)
+    os.truncate(path, path.stat().st_size - 1)
+    operations: list[Operation] = []
+    with FileOperations(directory, operations.append):
+        open_log(directory)
+    opened = {operation[1]: operation[2] for operation in operations if operation[0] == "open"}
+    found = [kind for kind, number, *_ in operations if kind != "open" and opened.get(number) == path.name]
+    assert found == ["truncate", "flush"]
 
 
 def test_zeros_after_the_log_are_an_incomplete_tail(directory):

@@ -301,6 +301,14 @@ def test_another_level_of_the_same_codec_does_not_recompress():
     assert validated(data, TopicConfig(compression_type="gzip", compression_gzip_level=1))[0] == data
 
 
+def test_a_batch_that_another_codec_makes_too_large_is_rejected():
+    data = encode_batch(records(10, value=b"v" * 1_000), codec=4)
+    config = TopicConfig(compression_type="uncompressed", max_message_bytes=10_000)
+    assert len(data) < 1_000 and rejected(data, config).code is ErrorCode.MESSAGE_TOO_LARGE
+    larger = TopicConfig(compression_type="uncompressed", max_message_bytes=11_000)
+    assert len(validated(data, larger)[0]) > 10_000
+
+
 def bomb(payload: bytes, count: int) -> bytes:
     (header,) = iter_batches(batch(1))
     fields = {"attributes": 4, "record_count": count, "last_offset_delta": count - 1}

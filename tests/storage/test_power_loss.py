@@ -17,7 +17,6 @@ from support.power_loss import Disk, Operation, write_state
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import decode_records
 
-
 ONCE = b"once"
 
 
