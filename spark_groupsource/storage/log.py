@@ -45,6 +45,7 @@ class PartitionLog:
 
     Attributes:
         has_files: whether the directory and the active segment exist: the first append creates them.
+        has_new_files: whether the directory may have files that are not durable; set when a transaction index is added.
         gaps_end: the offset below which compaction may have left gaps; 0 if it never did, `INT64_MAX` if it is unknown.
         corrupt_ranges: every corrupt range that was found, in the order of offsets.
         first_recovered_offset: base offset of the first segment that `open` has recovered after an unclean shutdown,
@@ -53,9 +54,9 @@ class PartitionLog:
     """
 
     __slots__ = (
-        "_base_offsets", "_directory", "_files", "_flushed_offset", "_flushes", "_has_new_files",
-        "_is_deleted", "_is_directory_flushed", "_recovery_point", "_report", "_segments", "_unflushed_batches",
-        "config", "corrupt_ranges", "first_recovered_offset", "gaps_end", "has_files", "leader_epochs",
+        "_base_offsets", "_directory", "_files", "_flushed_offset", "_flushes", "_is_deleted",
+        "_is_directory_flushed", "_recovery_point", "_report", "_segments", "_unflushed_batches", "config",
+        "corrupt_ranges", "first_recovered_offset", "gaps_end", "has_files", "has_new_files", "leader_epochs",
         "log_start_offset", "on_roll", "topic_partition",
     )  # fmt: skip
 
@@ -87,7 +88,7 @@ class PartitionLog:
         self._unflushed_batches = 0
         self.has_files = False
         self._is_directory_flushed = False  # whether the directory itself is durable
-        self._has_new_files = True  # whether it may have files that are not
+        self.has_new_files = True
         self._segments: list[LogSegment] = []
         self._is_deleted = False
         self._base_offsets: list[int] = []
@@ -138,7 +139,7 @@ class PartitionLog:
         self._unflushed_batches = loaded.unflushed_batches
         self.has_files = loaded.has_files
         self._is_directory_flushed = is_clean and self.has_files
-        self._has_new_files = not self._is_directory_flushed
+        self.has_new_files = not self._is_directory_flushed
         for segment in loaded.segments:
             self._add_segment(segment)
         if not is_clean:
@@ -264,9 +265,9 @@ class PartitionLog:
 
     def _flush_directory(self) -> None:
         """Makes new files durable, and the directory."""
-        if self._has_new_files:
+        if self.has_new_files:
             sync_directory(self.directory)
-            self._has_new_files = False
+            self.has_new_files = False
         if not self._is_directory_flushed:
             sync_directory(self.directory.parent)
             self._is_directory_flushed = True
@@ -317,7 +318,7 @@ class PartitionLog:
             self._flush_in_background(self._active)
         segment = self._new_segment(self.log_end_offset)
         segment.create()
-        self._has_new_files = True
+        self.has_new_files = True
         self._add_segment(segment)
 
     def _snapshot_path(self, offset: int) -> Path:

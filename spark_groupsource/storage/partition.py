@@ -328,8 +328,8 @@ class Partition:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         aborted = self._update_producers(records, header, base_offset)
         try:
-            if aborted is not None:
-                self.transaction_index.add(self.log.segments[-1].base_offset, aborted)
+            if aborted is not None and self.transaction_index.add(self.log.segments[-1].base_offset, aborted):
+                self.log.has_new_files = True
             self.log.flush_if_due()
         except StorageError as error:
             self.mark_offline(error)

@@ -91,8 +91,10 @@ class TransactionIndex:
             if path.stem.isdigit() and int(path.stem) < before:
                 self._set_count(int(path.stem), len(_read_file(path)))
 
-    def add(self, base_offset: int, row: AbortedTxn) -> None:
+    def add(self, base_offset: int, row: AbortedTxn) -> bool:
         """Adds a transaction whose abort marker is after all others, in the segment with this base offset.
+
+        Returns: whether it is the first one of the segment, whose file may be new.
 
         Raises: StorageError.
         """
@@ -106,6 +108,7 @@ class TransactionIndex:
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error.strerror}. Free space or check the disk.") from error
         self._set_count(base_offset, count + 1)
+        return not count
 
     def rows_below(self, base_offset: int, offset: int) -> list[AbortedTxn]:
         """The transactions of a segment whose marker is below `offset`. Raises: StorageError, CorruptRecordError."""

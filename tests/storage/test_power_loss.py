@@ -144,6 +144,28 @@ def recorded(path: Path, run: Callable[[LogBroker, Callable[[tuple], None]], Non
     return operations
 
 
+@pytest.mark.parametrize("end", ("roll", "stop"))
+def test_a_new_transaction_index_is_in_its_directory_before_its_segment_is_trusted(tmp_path: Path, end: str) -> None:
+    """After a roll the recovery point is the end of the segment, which is then not read again."""
+    operations: list[Operation] = []
+    with FileOperations(tmp_path, operations.append):
+        broker = LogBroker(tmp_path, True)
+        broker.logs.create_topic("t", 1, {})
+        partition = broker.partition("t")
+        append(partition, b"first")  # flushes the directory with the files of the segment
+        append(partition, b"aborted", producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
+        partition.append_transaction_marker(1, 0, False, 0, NOW)
+        partition.remove_expired_producers(NOW)  # else a stop writes their snapshot, and flushes the directory
+        if end == "roll":
+            partition.log.roll()
+        broker.stop()
+    named = [(operation[0], *(each for each in operation[1:] if isinstance(each, str))) for operation in operations]
+    created = named.index(("open", f"t-0/{0:020d}.txnindex"))
+    mark = ".kafka_cleanshutdown"
+    trusted = ("open", f"t-0/{3:020d}.log") if end == "roll" else ("rename", f"{mark}.tmp", mark)
+    assert ("flush_directory", "t-0") in named[created : named.index(trusted)]
+
+
 def check(path: Path, known: Acknowledged, flush: bool) -> None:
     broker = LogBroker(path, flush)
     assert not [line for line in broker.reports if "damaged" in line or "offline" in line], broker.reports
