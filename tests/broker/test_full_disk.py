@@ -17,6 +17,7 @@ from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.storage import files as files_module
 from spark_groupsource.storage import segment as segment_module
 from spark_groupsource.storage import segment_swap as swap_module
+from spark_groupsource.wire.messages import DescribeProducersRequest
 
 OFFLINE = "[partition=t-0] The partition is offline"
 
@@ -181,6 +182,9 @@ def test_a_failed_flush_takes_the_partition_offline_until_a_restart(tmp_path, mo
         # the state on disk is unknown, so the partition is offline until a restart has recovered it
         assert produce(connection, "t", batch(b"x")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         assert any(OFFLINE in line and "Input/output error" in line for line in broker.reports)
+        row = DescribeProducersRequest.TopicRequest(name="t", partition_indexes=[0])
+        (found,) = connection.call(DescribeProducersRequest(topics=[row]), 0).topics[0].partitions
+        assert found.error_code == ErrorCode.KAFKA_STORAGE_ERROR
     with EmbeddedBroker(tmp_path, config=config) as broker, RawConnection(broker.bootstrap_servers) as connection:
         assert produce(connection, "t", batch(b"y")).error_code == 0
         assert fetched_values(fetch(connection, "t", 0))[:3] == [b"0", b"1", b"2"]

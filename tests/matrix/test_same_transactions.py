@@ -15,6 +15,7 @@ from spark_groupsource.wire.messages import (
     DeleteRecordsRequest,
     DescribeTransactionsRequest,
     FindCoordinatorRequest,
+    ListTransactionsRequest,
 )
 
 NONE = ErrorCode.NONE
@@ -176,6 +177,14 @@ def test_clients_neither_write_to_nor_delete_from_internal_topics(connection, gr
     assert {entry.partition_index: ErrorCode(entry.error_code) for entry in found} == {
         0: ErrorCode.INVALID_TOPIC_EXCEPTION, 999: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     }  # fmt: skip
+
+
+def test_every_state_of_kafka_is_a_known_filter(connection, group):
+    producer_of(connection, group)
+    names = ["Ongoing", "Dead", "PrepareEpochFence", "ongoing", "dead", "x"]
+    request = ListTransactionsRequest(state_filters=names, producer_id_filters=[], duration_filter=-1)
+    found = connection.call(request, 1)
+    assert (found.error_code, sorted(found.unknown_state_filters)) == (0, ["dead", "ongoing", "x"])
 
 
 def test_the_latest_timestamp_may_be_below_the_log_start_offset(connection, topic):

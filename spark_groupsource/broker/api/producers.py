@@ -41,6 +41,8 @@ _Marker = WriteTxnMarkersRequest.WritableTxnMarker
 _MarkerResult = WriteTxnMarkersResponse.WritableTxnMarkerResult
 _MarkedTopic = _MarkerResult.WritableTxnMarkerTopicResult
 _PATTERN_SINCE, _TRANSACTION_VERSION_SINCE = 2, 2
+# Kafka's names also of the states that a transactional id of this broker never has
+_KNOWN_STATES = frozenset(TRANSACTION_STATE_NAMES.values()) | {"Dead", "PrepareEpochFence"}
 _ENTRIES_PER_STEP = 200
 _MAX_ENTRIES = 40_000
 
@@ -187,7 +189,7 @@ def list_transactions(
     return ListTransactionsResponse(
         throttle_time_ms=0,
         error_code=ErrorCode.NONE,
-        unknown_state_filters=sorted(states - set(TRANSACTION_STATE_NAMES.values())),
+        unknown_state_filters=sorted(states - _KNOWN_STATES),
         transaction_states=found,
     )
 
