@@ -57,6 +57,11 @@ _BEHAVIOR = (
         "It belongs to no transaction, so no marker ever follows it.",
     ),
     (
+        "An uncompressed batch whose records have other offset deltas than 0, 1, 2 and so on is stored.",
+        "It fails its partition with INVALID_RECORD, as a compressed batch does.",
+        "Two records would have one offset, or offsets would be missing.",
+    ),
+    (
         "A batch with an unknown magic fails the whole Produce request.",
         "It fails its partition.",
         "The other partitions of the request are valid.",
