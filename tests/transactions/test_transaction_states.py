@@ -241,7 +241,9 @@ def test_last_epoch_is_followed_by_a_new_producer_id(expects: bool) -> None:
     assert context.value.previous_producer_id == last.producer_id
     # a retry after a lost response gets the same result, if the first request had the expected epoch
     assert context.init(last) is (ErrorCode.NONE if expects else ErrorCode.PRODUCER_FENCED)
-    assert context.init(ProducerIdAndEpoch(last.producer_id, last.epoch - 1)) is ErrorCode.PRODUCER_FENCED
+    # neither another epoch of the former producer id nor the last epoch of another one
+    for producer_id, epoch in ((last.producer_id, last.epoch - 1), (last.producer_id, 0), (55, last.epoch)):
+        assert context.init(ProducerIdAndEpoch(producer_id, epoch)) is ErrorCode.PRODUCER_FENCED
     assert context.producer == ProducerIdAndEpoch(102, 0)
 
 
