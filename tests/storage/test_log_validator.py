@@ -301,6 +301,14 @@ def test_another_level_of_the_same_codec_does_not_recompress():
     assert validated(data, TopicConfig(compression_type="gzip", compression_gzip_level=1))[0] == data
 
 
+@codecs
+def test_a_batch_above_the_limit_is_too_large_before_its_content_is_checked(codec):
+    data = batch(codec=codec)
+    assert validated(data, TopicConfig(max_message_bytes=len(data)))[0] == data
+    damaged = data[:-1] + bytes([data[-1] ^ 1])
+    assert rejected(damaged, TopicConfig(max_message_bytes=len(data) - 1)).code is ErrorCode.MESSAGE_TOO_LARGE
+
+
 def test_a_batch_that_another_codec_makes_too_large_is_rejected():
     data = encode_batch(records(10, value=b"v" * 1_000), codec=4)
     config = TopicConfig(compression_type="uncompressed", max_message_bytes=10_000)
