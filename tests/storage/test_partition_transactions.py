@@ -138,6 +138,24 @@ def test_a_batch_that_could_not_be_verified_is_stored_before_the_next_one(logged
     assert send(0, epoch=1) == 3, "an abort was followed by the next epoch"
 
 
+def test_a_marker_ends_a_failed_verification(logged):
+    codes = [ErrorCode.INVALID_TXN_STATE]
+
+    def verify(header) -> None:
+        if codes:
+            raise ApiError(codes.pop())
+
+    def send(sequence: int) -> int:
+        data = batch(b"x", producer_id=1, producer_epoch=0, base_sequence=sequence, transactional=True)
+        return logged.partition.append(data, NOW, verify=TransactionVerifier(verify)).base_offset
+
+    logged.send(1, 0, b"a", b"b")
+    logged.end(1, True)
+    assert logged.rejected(send, 1) is ErrorCode.INVALID_TXN_STATE, "a late batch of the transaction"
+    logged.end(1, False)
+    assert send(2) == 4
+
+
 def test_a_transactional_batch_is_verified_before_its_sequence_number(logged):
     """The error of a batch outside of a transaction does not depend on earlier batches, except the fenced epoch."""
 
