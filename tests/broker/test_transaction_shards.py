@@ -219,6 +219,26 @@ def test_an_id_whose_tombstone_is_not_stored_remains(broker, connection, group):
     assert value_of(broker, group) is None
 
 
+def test_an_id_that_is_used_between_two_steps_of_the_expiration_remains(broker, connection, topic, group):
+    """Its transaction would be lost with its state."""
+    producer = RawTransactions(connection, group)
+    wait_until(lambda: producer.init() is NONE, "the coordinator is loaded")
+
+    def begin_expiration(b):
+        machine = b.transaction_coordinator.shards.loaded_shard(0).state_machine
+        config = machine.config
+        machine.config = config.__class__(config.transaction_max_timeout_ms, -1)
+        steps = b.transaction_coordinator.expire_transactional_ids()
+        next(steps)  # the expired ids are found
+        return steps, machine, config
+
+    steps, machine, config = broker.call(begin_expiration)
+    assert producer.add(topic, 0) == [NONE]
+    broker.call(lambda b: list(steps))
+    machine.config = config
+    assert value_of(broker, group).status is ONGOING
+
+
 @pytest.mark.conformance("TS-027", "TS-029")
 def test_tombstones_of_many_ids_are_stored_in_batches_below_the_limit(broker, connection, group):
     for number in range(20):
