@@ -264,7 +264,7 @@ def _measure(options: argparse.Namespace, is_kafka: bool, runs: list[Run]) -> No
             if options.bootstrap:
                 run.run(running(options.bootstrap, options.pid))
             else:
-                run.run(kafka() if is_kafka else embedded(Path(directory)))
+                run.run((kafka if is_kafka else embedded)(Path(directory)))
         finally:
             if run.rows:
                 print_table(run.rows)
@@ -274,15 +274,22 @@ def _document(options: argparse.Namespace, runs: list[Run]) -> None:
     """Measures the memory of the bounds and runs the attacks on both brokers.
 
     The page gets each bound when it is measured, and the attacks in every case, with what was measured until then. Only
-    its tables are replaced: what is written about them may have to be changed by hand.
+    its tables are replaced, with `--only` only the rows of these attacks: what is written about them may have to be
+    changed by hand.
     """
     measure_all(options.bounds if options.bounds is not None else BOUNDS, options.document)
     try:
         _measure(options, False, runs)
         _measure(options, True, runs)
     finally:
-        rows = [run.rows for run in runs] + [{}, {}]
-        write_attacks(options.document, rows[0], rows[1])
+        # with --only, a run of the others stays in the page
+        rows = [{name: row for name, row in run.rows.items() if _is_chosen(options, name)} for run in runs]
+        embedded_rows, kafka_rows = (rows + [{}, {}])[:2]
+        write_attacks(options.document, embedded_rows, kafka_rows, keeps_others=bool(options.only))
+
+
+def _is_chosen(options: argparse.Namespace, name: str) -> bool:
+    return name in options.only or not options.only
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

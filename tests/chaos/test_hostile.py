@@ -127,7 +127,7 @@ def test_only_the_tables_of_the_page_are_replaced(tmp_path):
     rows = {IDLE: Row(), "tags_4mb": Row(), "many_groups": Row()}
     rows[IDLE].add(READING, 0)
     rows["tags_4mb"].add(READING, 2)
-    write_attacks(page, rows, {})
+    write_attacks(page, rows, {}, keeps_others=False)
     attacks, rest = _table(page.read_text(), ATTACKS_TABLE)
     assert rest == _table(before, ATTACKS_TABLE)[1]
     assert attacks.startswith("\n| attack |")
@@ -137,6 +137,34 @@ def test_only_the_tables_of_the_page_are_replaced(tmp_path):
     bounds, rest = _table(page.read_text(), BOUNDS_TABLE)
     assert _table(rest, ATTACKS_TABLE)[1] == _table(_table(before, BOUNDS_TABLE)[1], ATTACKS_TABLE)[1]
     assert bounds.endswith("|---|--:|--:|--:|\n| new | 60 MB | 90 MB | 85 MB |\n\n")
+
+
+def test_the_rows_of_attacks_that_were_not_chosen_stay(monkeypatch, tmp_path):
+    page = tmp_path / "security.md"
+    measured = (TESTS.parent / "docs" / "security.md").read_text()
+    before = "".join(line for line in measured.splitlines(keepends=True) if "2,500 connections with TLS" not in line)
+    page.write_text(before)
+
+    def measure(options, is_kafka, runs):
+        runs.append(hostile.Run(options, tmp_path))
+        runs[-1].rows = {name: Row() for name in (IDLE, FUZZ, "tags_4mb", "topics_in_turn", "tls_connections")}
+        for row in list(runs[-1].rows.values())[: -1 if is_kafka else None]:
+            row.add(READING, 2)
+
+    monkeypatch.setattr(hostile, "_measure", measure)
+    monkeypatch.setattr(os, "nice", lambda value: None)
+    chosen = ["tags_4mb", "topics_in_turn", "tls_connections"]
+    hostile.main(["--document", str(page), "--minutes", "0", "--seed", "2", "--bounds", "--only", *chosen])
+    assert _table(page.read_text(), ATTACKS_TABLE)[1] == _table(before, ATTACKS_TABLE)[1]
+    changed = set(page.read_text().splitlines()) - set(before.splitlines())
+    cells = "7 ms | 80 MB | 2 |"
+    assert {line.split("|", 2)[2].strip() for line in changed} == {f"{cells} {cells}", f"{cells} not measured |  |  |"}
+    assert len(changed) == 3 and "| no attack | 7 ms" not in page.read_text()
+    # in the order of a whole run
+    lines = page.read_text().splitlines()
+    assert lines.index("| no attack, between the others | 3 ms | 76 MB | 0 | 10 ms | 381 MB | 0 |") < min(
+        lines.index(line) for line in changed
+    )
 
 
 def test_the_rows_of_bounds_that_were_not_measured_stay(tmp_path):

@@ -73,12 +73,25 @@ def embedded(directory: Path) -> AttackedBroker:
     return AttackedBroker(start, is_replaceable=True)
 
 
-def kafka() -> AttackedBroker:
-    """An Apache Kafka of one node."""
+def kafka(directory: Path) -> AttackedBroker:
+    """An Apache Kafka of one node, with a key for its TLS listener in `directory`."""
+    files = directory / "tls"
+    files.mkdir()
+    certificates.write_files(files)
 
     def start(stack: ExitStack) -> tuple[Target, Callable[[], bool]]:
-        broker = stack.enter_context(RealKafka(_CONFIG))
-        return Target(broker.bootstrap_servers, broker.process_id), lambda: broker.is_running
+        address, tls_address, controller = free_address(), free_address(), free_address()
+        config = {
+            **_CONFIG,
+            "listeners": f"PLAINTEXT://{address},SSL://{tls_address},CONTROLLER://{controller}",
+            "advertised.listeners": f"PLAINTEXT://{address},SSL://{tls_address}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SSL:SSL,CONTROLLER:PLAINTEXT",
+            "controller.quorum.voters": f"1@{controller}",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": f"{files}/server.pem",
+        }
+        broker = stack.enter_context(RealKafka(config, address))
+        return Target(broker.bootstrap_servers, broker.process_id, tls_address), lambda: broker.is_running
 
     return AttackedBroker(start, is_replaceable=True)
 

@@ -95,24 +95,42 @@ def print_table(rows: Mapping[str, Row]) -> None:
     print(f"worst {worst_ms:.0f} ms, peak {max(row.peak_mb for row in rows.values()):.0f} MB", flush=True)
 
 
-def write_attacks(path: Path, embedded: Mapping[str, Row], kafka: Mapping[str, Row]) -> None:
-    """Replaces the table of attacks with what was measured, which may be a part of them; nothing: it stays."""
+def write_attacks(path: Path, embedded: Mapping[str, Row], kafka: Mapping[str, Row], *, keeps_others: bool) -> None:
+    """Replaces the table of attacks with what was measured, which may be a part of them; nothing: it stays.
+
+    Args:
+        keeps_others: the rows of attacks that were not measured stay, and the columns of a broker without a run.
+    """
+    text = path.read_text()
+    known = _rows(_parts(text, ATTACKS_TABLE)[1]) if keeps_others else {}
     nothing = Row()
-    attacks = [
-        f"| {_LABELS[name]} |{row.cells}{kafka.get(name, nothing).cells}" for name, row in embedded.items() if row.runs
-    ]
-    not_measured = [_LABELS[name] for name, row in embedded.items() if not row.runs]
+    for name, row in embedded.items():
+        if row.runs:
+            measured = kafka.get(name, nothing)
+            cells = measured.cells if measured.runs else _last_cells(known.get(_LABELS[name])) or nothing.cells
+            known[_LABELS[name]] = f"| {_LABELS[name]} |{row.cells}{cells}"
+    rows = [known[label] for label in _LABELS.values() if label in known]
+    not_measured = [_LABELS[name] for name, row in embedded.items() if _LABELS[name] not in known]
     ending = f"\n\nNot measured: {'; '.join(not_measured)}." if not_measured else ""
-    if attacks:
-        table = "\n".join([_ATTACKS_HEADER, *attacks])
-        path.write_text(_replaced(path.read_text(), ATTACKS_TABLE, f"{table}{ending}"))
+    if any(row.runs for row in embedded.values()):
+        table = "\n".join([_ATTACKS_HEADER, *rows])
+        path.write_text(_replaced(text, ATTACKS_TABLE, f"{table}{ending}"))
+
+
+def _last_cells(line: str | None) -> str:
+    """The cells of a real Kafka in a row of the table of attacks; empty without a row."""
+    return "" if line is None else "|".join(["", *line.split("|")[5:]])[1:]
+
+
+def _rows(table: str) -> dict[str, str]:
+    """The rows of a table by their first cell."""
+    return {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("|")}
 
 
 def write_bounds(path: Path, costs: Iterable[BoundCost], order: Sequence[str]) -> None:
     """Replaces the rows of the bounds that were measured; `order`: the descriptions of all bounds."""
     text = path.read_text()
-    section = _parts(text, BOUNDS_TABLE)[1]
-    rows = {line.split("|")[1].strip(): line for line in section.splitlines() if line.startswith("|")}
+    rows = _rows(_parts(text, BOUNDS_TABLE)[1])
     rows |= {cost.description: cost.row for cost in costs}
     table = "\n".join([_BOUNDS_HEADER, *(rows[each] for each in order if each in rows)])
     path.write_text(_replaced(text, BOUNDS_TABLE, table))
