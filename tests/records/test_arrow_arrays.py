@@ -1,4 +1,4 @@
-"""Conversions between Arrow arrays and NumPy arrays, and that decoding does not import pandas."""
+"""Conversions between Arrow arrays and NumPy arrays, without pandas."""
 
 from __future__ import annotations
 
