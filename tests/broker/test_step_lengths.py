@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from support.partition_logs import batch
 
-from spark_groupsource.broker.api import produce
+# private functions: their time is hidden by the rest of a request
+from spark_groupsource.broker.api import configs, produce, producers
+from spark_groupsource.broker.api.topics import create_partitions
 from spark_groupsource.broker.config import broker_config
 from spark_groupsource.broker.coordinators import group_runtime
 from spark_groupsource.broker.coordinators.transaction_runtime import TransactionRuntime
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.clock import ManualClock
+from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import Node, ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.partition import Partition
-from spark_groupsource.wire.messages import JoinGroupRequest, ProduceRequest, SyncGroupRequest
+from spark_groupsource.storage.steps import run_steps
+from spark_groupsource.wire.messages import (
+    CreatePartitionsRequest,
+    DescribeConfigsRequest,
+    IncrementalAlterConfigsRequest,
+    JoinGroupRequest,
+    ProduceRequest,
+    SyncGroupRequest,
+)
+
+# of processor time; generous, because the memory of a busy machine is slow
+_LIMIT_S = 0.05
 
 
 @pytest.fixture
@@ -130,3 +146,60 @@ def test_a_large_assignment_is_stored_and_returned_in_two_steps(broker, sent, mo
     else:
         broker.run_timers()
         assert (sent[2].error_code, len(sent[2].assignment)) == (0, 2_000)
+
+
+def longest_step_s(steps):
+    """Returns the longest processor time of a step of a handler, and its response."""
+    longest = 0.0
+    while True:
+        began = time.thread_time()
+        try:
+            next(steps)
+        except StopIteration as end:
+            return max(longest, time.thread_time() - began), end.value
+        longest = max(longest, time.thread_time() - began)
+
+
+def altered(config, operation, value):
+    """Returns cleanup.policy after one operation of IncrementalAlterConfigs."""
+    resource = IncrementalAlterConfigsRequest.AlterConfigsResource
+    change = resource.AlterableConfig(name="cleanup.policy", config_operation=operation, value=value)
+    changed = configs._changed(resource(resource_type=2, resource_name="t", configs=[change]), dict(config))
+    return changed["cleanup.policy"]
+
+
+def test_topics_that_cannot_be_enlarged_are_checked_in_steps(broker):
+    topic = CreatePartitionsRequest.CreatePartitionsTopic
+    topics = [topic(name=f"unknown-{number}", count=2, assignments=None) for number in range(20_000)]
+    request = CreatePartitionsRequest(topics=topics, timeout_ms=0, validate_only=False)
+    took_s, response = longest_step_s(create_partitions(broker, None, request))
+    assert [result.error_code for result in response.results] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 20_000
+    assert took_s < _LIMIT_S
+
+
+def test_results_of_many_markers_are_collected_in_steps(broker):
+    codes = {TopicPartition("t", number): ErrorCode.NONE for number in range(39_000)}
+    took_s, result = longest_step_s(producers._marker_result(7, codes))
+    assert [len(topic.partitions) for topic in result.topics] == [39_000] and took_s < _LIMIT_S
+
+
+# the operations APPEND and SUBTRACT
+@pytest.mark.parametrize("operation, expected", [(2, 10_001), (3, 1)])
+def test_long_lists_of_settings_are_changed_in_linear_time(operation, expected):
+    names = ",".join(f"name-{number}" for number in range(10_000))
+    config = {"cleanup.policy": f"compact,{names}"}
+    began = time.thread_time()
+    assert len(altered(config, operation, names).split(",")) == expected
+    assert time.thread_time() - began < _LIMIT_S
+
+
+def test_many_names_of_settings_are_looked_up_in_linear_time(broker):
+    run_steps(broker.alter_config_steps("", {f"own.{number}": "" for number in range(1_000)}, validate_only=False))
+    resource = DescribeConfigsRequest.DescribeConfigsResource
+    names = [f"other.{number}" for number in range(20_000)] + ["own.999"]
+    described = resource(resource_type=4, resource_name="", configuration_keys=names)
+    request = DescribeConfigsRequest(resources=[described], include_synonyms=False, include_documentation=False)
+    began = time.thread_time()
+    (entry,) = configs._describe_all_nodes(broker, None, described, request)
+    assert entry.name == "own.999"
+    assert time.thread_time() - began < _LIMIT_S

@@ -143,7 +143,7 @@ def _no_settings(resource_type: int) -> str:
 
 def _requested(table: Mapping[str, BrokerConfigKey], resource: _Resource) -> list[BrokerConfigKey]:
     """Returns the rows that the request names, every row where it names none."""
-    names = resource.configuration_keys
+    names = frozenset(resource.configuration_keys or ())
     return [key for key in table.values() if not names or key.name in names]
 
 
@@ -198,7 +198,7 @@ def _describe_unknown(
     broker: Broker, resource: _Resource, source: int, request: DescribeConfigsRequest
 ) -> list[_ConfigEntry]:
     """Returns altered settings that are not in the table; as in Kafka they have no type and no visible value."""
-    names = resource.configuration_keys
+    names = frozenset(resource.configuration_keys or ())
     entries = []
     for name in broker.dynamic.of(resource.resource_name):
         if name in BROKER_SETTINGS or (names and name not in names):
@@ -402,9 +402,11 @@ def _changed(resource: _IncrementalResource, settings: dict[str, str]) -> dict[s
             old = [each for each in settings.get(name, format_value(key.default)).split(",") if each]
             entries = _value(config).split(",")
             if operation == _APPEND:
-                new = old + [each for each in entries if each not in old]
+                known = frozenset(old)
+                new = old + [each for each in entries if each not in known]
             else:
-                new = [each for each in old if each not in entries]
+                removed = frozenset(entries)
+                new = [each for each in old if each not in removed]
             settings[name] = ",".join(new)
     return settings
 

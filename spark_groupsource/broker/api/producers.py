@@ -18,7 +18,7 @@ from spark_groupsource.broker.requests import ApiRequestContext, Steps
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.storage.producer_state import ProducerStateEntry
-from spark_groupsource.storage.steps import portions
+from spark_groupsource.storage.steps import StorageSteps, portions
 from spark_groupsource.transactions.states import TRANSACTION_STATE_NAMES
 from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import (
@@ -75,7 +75,7 @@ def describe_producers(broker: Broker, context: ApiRequestContext, request: Desc
                 entry.error_code, entry.error_message = error.code, error.message
             results.append(entry)
             left -= 1 + len(entry.active_producers)
-            described += 1
+            described += 1 + len(entry.active_producers)
             if described >= _ENTRIES_PER_STEP:
                 described = 0
                 yield None
@@ -225,7 +225,10 @@ def write_txn_markers(broker: Broker, context: ApiRequestContext, request: Write
                 codes = results.setdefault(marker.producer_id, {})
                 codes[topic_partition] = _write_marker(broker, context, marker, topic_partition)
                 yield None
-    return WriteTxnMarkersResponse(markers=[_marker_result(*each) for each in results.items()])
+    markers = []
+    for producer_id, by_partition in results.items():
+        markers.append((yield from _marker_result(producer_id, by_partition)))
+    return WriteTxnMarkersResponse(markers=markers)
 
 
 def _write_marker(
@@ -251,9 +254,11 @@ def _write_marker(
     return ErrorCode.NONE
 
 
-def _marker_result(producer_id: int, codes: Mapping[TopicPartition, ErrorCode]) -> _MarkerResult:
+def _marker_result(producer_id: int, codes: Mapping[TopicPartition, ErrorCode]) -> StorageSteps[_MarkerResult]:
     topics: dict[str, list[_MarkedTopic.WritableTxnMarkerPartitionResult]] = {}
-    for (topic, number), code in codes.items():
+    for count, ((topic, number), code) in enumerate(codes.items()):
+        if count % _ENTRIES_PER_STEP == 0:
+            yield None
         result = _MarkedTopic.WritableTxnMarkerPartitionResult(partition_index=number, error_code=code)
         topics.setdefault(topic, []).append(result)
     return _MarkerResult(

@@ -406,10 +406,13 @@ def delete_topics(broker: Broker, context: ApiRequestContext, request: DeleteTop
 
 def create_partitions(broker: Broker, context: ApiRequestContext, request: CreatePartitionsRequest) -> Steps:
     """Adds partitions to topics, up to the largest number of one request."""
-    results, created = [], 0
+    results: list[_GrownTopic] = []
+    created = 0
     named = Counter(topic.name for topic in request.topics)
     for topic in {topic.name: topic for topic in request.topics}.values():
         code, message = ErrorCode.NONE, None
+        if len(results) % _TOPICS_PER_STEP == 0:
+            yield None
         try:
             if named[topic.name] > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"The request contains topic {topic.name} more than once.")
