@@ -158,6 +158,10 @@ def check_acl(acl: Acl) -> None:
         raise ApiError(ErrorCode.INVALID_REQUEST, problem)
 
 
+_Index = dict[tuple[int, int, str], dict[tuple[str, str], list[Acl]]]
+"""Resource type, pattern type and name -> principal and address -> entries: a decision takes few lookups."""
+
+
 class Authorizer:
     """The ACLs of one broker and its super users. Changes may run in any thread."""
 
@@ -167,7 +171,7 @@ class Authorizer:
         self._path: Path | None = None
         self._lock = threading.Lock()
         self._acls: frozenset[Acl] = frozenset()
-        self._index: dict[tuple[int, int, str], list[Acl]] = {}
+        self._index: _Index = {}
         self._prefix_lengths: dict[int, set[int]] = {}  # by type of resource
         self._decisions: dict[tuple[str, str, int, int, str], bool] = {}
 
@@ -201,10 +205,11 @@ class Authorizer:
 
     def _set(self, acls: Iterable[Acl]) -> None:
         self._acls = frozenset(acls)
-        index: dict[tuple[int, int, str], list[Acl]] = {}
+        index: _Index = {}
         lengths: dict[int, set[int]] = {}
         for acl in self._acls:
-            index.setdefault((acl.resource_type, acl.pattern_type, acl.resource_name), []).append(acl)
+            of_pattern = index.setdefault((acl.resource_type, acl.pattern_type, acl.resource_name), {})
+            of_pattern.setdefault((acl.principal, acl.host), []).append(acl)
             if acl.pattern_type == PatternType.PREFIXED and acl.resource_name:
                 lengths.setdefault(acl.resource_type, set()).add(len(acl.resource_name))
         # the decisions last: another thread that has read the new ones decides by the new entries
@@ -253,23 +258,28 @@ class Authorizer:
         )
 
     def _decide(self, principal: str, host: str, operation: int, resource_type: int, name: str) -> bool:
-        applicable = [
-            *self._index.get((resource_type, PatternType.LITERAL, name), ()),
-            *self._index.get((resource_type, PatternType.LITERAL, _WILDCARD), ()),
+        patterns = [(resource_type, PatternType.LITERAL, each) for each in {name, _WILDCARD}]
+        patterns += [
+            (resource_type, PatternType.PREFIXED, name[:end])
+            for end in self._prefix_lengths.get(resource_type, ())
+            if end <= len(name)
         ]
-        for end in self._prefix_lengths.get(resource_type, ()):
-            if end <= len(name):
-                applicable += self._index.get((resource_type, PatternType.PREFIXED, name[:end]), ())
-        results = {acl.permission for acl in applicable if _result(acl, principal, host, operation)}
+        applicable = [entries for pattern in patterns if (entries := self._index.get(pattern))]
+        callers = [(each, address) for each in {principal, _ANYONE} for address in {host, _WILDCARD}]
+        results = {
+            acl.permission
+            for entries in applicable
+            for caller in callers
+            for acl in entries.get(caller, ())
+            if _applies(acl, operation)
+        }
         if Permission.DENY in results:
             return False
         return Permission.ALLOW in results or (not applicable and self._allows_by_default)
 
 
-def _result(acl: Acl, principal: str, host: str, operation: int) -> bool:
-    """Returns whether an entry applies to a principal, an address and an operation."""
-    if acl.principal not in (principal, _ANYONE) or acl.host not in (host, _WILDCARD):
-        return False
+def _applies(acl: Acl, operation: int) -> bool:
+    """Returns whether an entry of the principal and the address applies to an operation."""
     if acl.operation in (Operation.ALL, operation):
         return True
     return acl.permission == Permission.ALLOW and acl.operation in _IMPLIED.get(Operation(operation), ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,6 +173,14 @@ def test_a_long_name_is_decided_in_few_steps_and_not_kept() -> None:
 
 NAMES = [CountedName(f"{'d' if number % 2 else 'a'}-{number}") for number in range(1_000)]
 TOPICS = [MetadataRequest.MetadataRequestTopic(name=name) for name in NAMES]
+
+
+def test_a_decision_does_not_visit_the_entries_of_other_principals() -> None:
+    one = acl("t", READ, prefixed=True)
+    checked = authorizer(*(one._replace(principal=f"User:{number}") for number in range(9_000)))
+    began = time.thread_time()
+    decisions = [checked.authorize("User:8999", one.host, READ, TOPIC, f"t-{name}") for name in range(500)]
+    assert all(decisions) and time.thread_time() - began < 0.1
 
 
 @pytest.mark.parametrize(
