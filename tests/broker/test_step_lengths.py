@@ -7,7 +7,6 @@ import time
 import pytest
 from support.partition_logs import batch
 
-# private functions: their time is hidden by the rest of a request
 from spark_groupsource.broker.api import configs, produce, producers
 from spark_groupsource.broker.api.topics import create_partitions
 from spark_groupsource.broker.config import broker_config
@@ -164,6 +163,7 @@ def altered(config, operation, value):
     """Returns cleanup.policy after one operation of IncrementalAlterConfigs."""
     resource = IncrementalAlterConfigsRequest.AlterConfigsResource
     change = resource.AlterableConfig(name="cleanup.policy", config_operation=operation, value=value)
+    # private: such a list is rejected or stored afterwards
     changed = configs._changed(resource(resource_type=2, resource_name="t", configs=[change]), dict(config))
     return changed["cleanup.policy"]
 
@@ -179,6 +179,7 @@ def test_topics_that_cannot_be_enlarged_are_checked_in_steps(broker):
 
 def test_results_of_many_markers_are_collected_in_steps(broker):
     codes = {TopicPartition("t", number): ErrorCode.NONE for number in range(39_000)}
+    # private: the markers themselves take most of the time of a request
     took_s, result = longest_step_s(producers._marker_result(7, codes))
     assert [len(topic.partitions) for topic in result.topics] == [39_000] and took_s < _LIMIT_S
 
@@ -200,6 +201,7 @@ def test_many_names_of_settings_are_looked_up_in_linear_time(broker):
     described = resource(resource_type=4, resource_name="", configuration_keys=names)
     request = DescribeConfigsRequest(resources=[described], include_synonyms=False, include_documentation=False)
     began = time.thread_time()
+    # private: the rest of a request is measured by others
     (entry,) = configs._describe_all_nodes(broker, None, described, request)
     assert entry.name == "own.999"
     assert time.thread_time() - began < _LIMIT_S
