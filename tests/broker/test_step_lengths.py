@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import pytest
@@ -29,8 +30,8 @@ from spark_groupsource.wire.messages import (
     SyncGroupRequest,
 )
 
-# of processor time; generous, because the memory of a busy machine is slow
-_LIMIT_S = 0.05
+# of processor time, for sizes at which linear work takes some hundredths of it and quadratic work some times as long
+_LINEAR_S = 2
 
 
 @pytest.fixture
@@ -147,16 +148,26 @@ def test_a_large_assignment_is_stored_and_returned_in_two_steps(broker, sent, mo
         assert (sent[2].error_code, len(sent[2].assignment)) == (0, 2_000)
 
 
-def longest_step_s(steps):
-    """Returns the longest processor time of a step of a handler, and its response."""
-    longest = 0.0
+def calls_of_steps(steps):
+    """Returns the number of function calls of each step of a handler, and its response.
+
+    Calls, because the time of a step depends on the machine and on what else runs there.
+    """
+    counts = [0]
+
+    def count(frame, event, function):
+        if event in ("call", "c_call"):
+            counts[-1] += 1
+
     while True:
-        began = time.thread_time()
+        sys.setprofile(count)
         try:
             next(steps)
         except StopIteration as end:
-            return max(longest, time.thread_time() - began), end.value
-        longest = max(longest, time.thread_time() - began)
+            return counts, end.value
+        finally:
+            sys.setprofile(None)
+        counts.append(0)
 
 
 def altered(config, operation, value):
@@ -172,36 +183,37 @@ def test_topics_that_cannot_be_enlarged_are_checked_in_steps(broker):
     topic = CreatePartitionsRequest.CreatePartitionsTopic
     topics = [topic(name=f"unknown-{number}", count=2, assignments=None) for number in range(20_000)]
     request = CreatePartitionsRequest(topics=topics, timeout_ms=0, validate_only=False)
-    took_s, response = longest_step_s(create_partitions(broker, None, request))
+    calls, response = calls_of_steps(create_partitions(broker, None, request))
     assert [result.error_code for result in response.results] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 20_000
-    assert took_s < _LIMIT_S
+    assert max(calls) < sum(calls) / 10
 
 
 def test_results_of_many_markers_are_collected_in_steps(broker):
     codes = {TopicPartition("t", number): ErrorCode.NONE for number in range(39_000)}
     # private: the markers themselves take most of the time of a request
-    took_s, result = longest_step_s(producers._marker_result(7, codes))
-    assert [len(topic.partitions) for topic in result.topics] == [39_000] and took_s < _LIMIT_S
+    calls, result = calls_of_steps(producers._marker_result(7, codes))
+    assert [len(topic.partitions) for topic in result.topics] == [39_000]
+    assert max(calls) < sum(calls) / 10
 
 
 # the operations APPEND and SUBTRACT
-@pytest.mark.parametrize("operation, expected", [(2, 10_001), (3, 1)])
+@pytest.mark.parametrize("operation, expected", [(2, 60_001), (3, 1)])
 def test_long_lists_of_settings_are_changed_in_linear_time(operation, expected):
-    names = ",".join(f"name-{number}" for number in range(10_000))
+    names = ",".join(f"name-{number}" for number in range(60_000))
     config = {"cleanup.policy": f"compact,{names}"}
     began = time.thread_time()
     assert len(altered(config, operation, names).split(",")) == expected
-    assert time.thread_time() - began < _LIMIT_S
+    assert time.thread_time() - began < _LINEAR_S
 
 
 def test_many_names_of_settings_are_looked_up_in_linear_time(broker):
-    run_steps(broker.alter_config_steps("", {f"own.{number}": "" for number in range(1_000)}, validate_only=False))
+    run_steps(broker.alter_config_steps("", {f"own.{number}": "" for number in range(6_000)}, validate_only=False))
     resource = DescribeConfigsRequest.DescribeConfigsResource
-    names = [f"other.{number}" for number in range(20_000)] + ["own.999"]
+    names = [f"other.{number}" for number in range(100_000)] + ["own.999"]
     described = resource(resource_type=4, resource_name="", configuration_keys=names)
     request = DescribeConfigsRequest(resources=[described], include_synonyms=False, include_documentation=False)
     began = time.thread_time()
     # private: the rest of a request is measured by others
     (entry,) = configs._describe_all_nodes(broker, None, described, request)
     assert entry.name == "own.999"
-    assert time.thread_time() - began < _LIMIT_S
+    assert time.thread_time() - began < _LINEAR_S
