@@ -22,6 +22,8 @@ CLUSTER_NAME = "kafka-cluster"
 _FILE = "acls.json"
 _WILDCARD, _ANYONE = "*", "User:*"
 _MAX_TEXT = 1_000
+_MAX_TEXT_BYTES = 2_000_000
+"""Names, principals and addresses of all ACLs: room for 10,000 of 200 bytes each."""
 # longer names are decided each time, so that the decisions of a client with many names need at most 10 MB
 _MAX_DECISIONS, _MAX_DECISION_NAME = 20_000, 249
 _ANY_NAME = "hardcode"  # as in Kafka
@@ -170,7 +172,7 @@ class Authorizer:
         self._allows_by_default = config.allow_everyone_if_no_acl_found
         self._path: Path | None = None
         self._lock = threading.Lock()
-        self._acls: frozenset[Acl] = frozenset()
+        self._acls: tuple[Acl, ...] = ()
         self._index: _Index = {}
         self._prefix_lengths: dict[int, set[int]] = {}  # by type of resource
         self._decisions: dict[tuple[str, str, int, int, str], bool] = {}
@@ -189,22 +191,25 @@ class Authorizer:
             ) from error
 
     def matching(self, wanted: AclFilter) -> list[Acl]:
-        """Returns the entries that a filter selects, in order."""
-        return sorted(acl for acl in self._acls if wanted.matches(acl))
+        """Returns the entries that a filter selects, in order: up to `MAX_ACLS` are visited."""
+        return [acl for acl in self._acls if wanted.matches(acl)]
 
     def change(self, added: Sequence[Acl] = (), removed: Iterable[Acl] = ()) -> None:
-        """Adds and removes entries; durable on return. Raises: StorageError, ApiError above the limit."""
+        """Adds and removes entries; durable on return. Raises: StorageError, ApiError above the limits."""
         with self._lock:
-            acls = (self._acls - frozenset(removed)) | frozenset(added)
+            acls = sorted((frozenset(self._acls) - frozenset(removed)) | frozenset(added))
             if added and len(acls) > MAX_ACLS:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"The broker has at most {MAX_ACLS:,} ACLs.")
+            if added and sum(map(_text_bytes, acls)) > _MAX_TEXT_BYTES:
+                text = f"The texts of all ACLs have at most {_MAX_TEXT_BYTES:,} bytes."
+                raise ApiError(ErrorCode.INVALID_REQUEST, text)
             assert self._path is not None, "open must be called first"
-            data = json.dumps({"version": 1, "acls": sorted(acls)}).encode()
+            data = json.dumps({"version": 1, "acls": acls}).encode()
             replace_file(self._path, data, private=True)
             self._set(acls)
 
     def _set(self, acls: Iterable[Acl]) -> None:
-        self._acls = frozenset(acls)
+        self._acls = tuple(sorted(acls))
         index: _Index = {}
         lengths: dict[int, set[int]] = {}
         for acl in self._acls:
@@ -276,6 +281,11 @@ class Authorizer:
         if Permission.DENY in results:
             return False
         return Permission.ALLOW in results or (not applicable and self._allows_by_default)
+
+
+def _text_bytes(acl: Acl) -> int:
+    texts = acl.resource_name, acl.principal, acl.host
+    return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
 
 
 def _applies(acl: Acl, operation: int) -> bool:

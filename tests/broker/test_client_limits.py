@@ -19,7 +19,7 @@ from support.raw_members import committed
 from support.waiting import wait_until
 
 from spark_groupsource.broker import server
-from spark_groupsource.broker.api import topics, users
+from spark_groupsource.broker.api import request_limits, topics, users
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.fetch import delayed_fetch
 from spark_groupsource.broker.network import limits
@@ -349,7 +349,7 @@ def test_connections_above_a_limit_are_closed_and_reported(setting):
 
 
 def test_a_request_creates_a_limited_number_of_partitions_and_topics(monkeypatch):
-    monkeypatch.setattr(topics, "_MAX_PARTITIONS_PER_REQUEST", 4)
+    monkeypatch.setattr(request_limits, "MAX_CHANGES", 4)
     monkeypatch.setattr(topics, "_MAX_CREATED_BY_METADATA", 2)
     with EmbeddedBroker() as broker, RawConnection(broker.bootstrap_servers) as connection:
         topic = CreateTopicsRequest.CreatableTopic

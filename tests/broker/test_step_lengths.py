@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 import pytest
 from support.partition_logs import batch
+from support.step_calls import calls_of_steps
 
 from spark_groupsource.broker.api import configs, produce, producers
 from spark_groupsource.broker.api.topics import create_partitions
@@ -148,28 +148,6 @@ def test_a_large_assignment_is_stored_and_returned_in_two_steps(broker, sent, mo
         assert (sent[2].error_code, len(sent[2].assignment)) == (0, 2_000)
 
 
-def calls_of_steps(steps):
-    """Returns the number of function calls of each step of a handler, and its response.
-
-    Calls, because the time of a step depends on the machine and on what else runs there.
-    """
-    counts = [0]
-
-    def count(frame, event, function):
-        if event in ("call", "c_call"):
-            counts[-1] += 1
-
-    while True:
-        sys.setprofile(count)
-        try:
-            next(steps)
-        except StopIteration as end:
-            return counts, end.value
-        finally:
-            sys.setprofile(None)
-        counts.append(0)
-
-
 def altered(config, operation, value):
     """Returns cleanup.policy after one operation of IncrementalAlterConfigs."""
     resource = IncrementalAlterConfigsRequest.AlterConfigsResource
@@ -183,7 +161,7 @@ def test_topics_that_cannot_be_enlarged_are_checked_in_steps(broker):
     topic = CreatePartitionsRequest.CreatePartitionsTopic
     topics = [topic(name=f"unknown-{number}", count=2, assignments=None) for number in range(20_000)]
     request = CreatePartitionsRequest(topics=topics, timeout_ms=0, validate_only=False)
-    calls, response = calls_of_steps(create_partitions(broker, None, request))
+    calls, _, response = calls_of_steps(create_partitions(broker, None, request))
     assert [result.error_code for result in response.results] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 20_000
     assert max(calls) < sum(calls) / 10
 
@@ -191,7 +169,7 @@ def test_topics_that_cannot_be_enlarged_are_checked_in_steps(broker):
 def test_results_of_many_markers_are_collected_in_steps(broker):
     codes = {TopicPartition("t", number): ErrorCode.NONE for number in range(39_000)}
     # private: the markers themselves take most of the time of a request
-    calls, result = calls_of_steps(producers._marker_result(7, codes))
+    calls, _, result = calls_of_steps(producers._marker_result(7, codes))
     assert [len(topic.partitions) for topic in result.topics] == [39_000]
     assert max(calls) < sum(calls) / 10
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from spark_groupsource.broker.acls import Acl, AclFilter, check_acl
+from spark_groupsource.broker.acls import MAX_ACLS, Acl, AclFilter, check_acl
+from spark_groupsource.broker.api.request_limits import check_changes
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, Steps
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
+from spark_groupsource.storage.steps import portions
 from spark_groupsource.wire.messages import (
     CreateAclsRequest,
     CreateAclsResponse,
@@ -21,6 +23,9 @@ from spark_groupsource.wire.messages import (
     DescribeAclsResponse,
 )
 
+_PER_STEP = 200
+_MAX_DELETED = 2 * MAX_ACLS
+_TOO_MANY = f"The filters of the request select more than {_MAX_DELETED:,} ACLs. Delete the others with further ones."
 _NO_AUTHORIZER = "No Authorizer is configured on the broker"
 _Created = CreateAclsResponse.AclCreationResult
 _Filtered = DeleteAclsResponse.DeleteAclsFilterResult
@@ -39,26 +44,29 @@ def _filter(given: Any) -> AclFilter:
     )
 
 
-def describe_acls(broker: Broker, context: ApiRequestContext, request: DescribeAclsRequest) -> DescribeAclsResponse:
+def describe_acls(broker: Broker, context: ApiRequestContext, request: DescribeAclsRequest) -> Steps:
     """Returns the selected ACLs by resource."""
     if broker.authorizer is None:
         code = ErrorCode.SECURITY_DISABLED
         return DescribeAclsResponse(throttle_time_ms=0, error_code=code, error_message=_NO_AUTHORIZER, resources=[])
-    resources: dict[tuple[int, str, int], Any] = {}
-    for acl in broker.authorizer.matching(_filter(request)):
-        resource = resources.setdefault(
-            acl[:3],
-            _Resource(
-                resource_type=acl.resource_type, resource_name=acl.resource_name, pattern_type=acl.pattern_type, acls=[]
-            ),
-        )
-        resource.acls.append(
-            _Resource.AclDescription(
+    resources: list[_Resource] = []
+    acls: dict[tuple[int, str, int], list[_Resource.AclDescription]] = {}
+    for some in portions(broker.authorizer.matching(_filter(request)), _PER_STEP):
+        for acl in some:
+            key = kind, name, pattern = acl[:3]
+            if key not in acls:
+                acls[key] = []
+                resources.append(
+                    _Resource(resource_type=kind, resource_name=name, pattern_type=pattern, acls=acls[key])
+                )
+            description = _Resource.AclDescription(
                 principal=acl.principal, host=acl.host, operation=acl.operation, permission_type=acl.permission
             )
-        )
+            acls[key].append(description)
+        if len(some) == _PER_STEP:
+            yield None
     return DescribeAclsResponse(
-        throttle_time_ms=0, error_code=ErrorCode.NONE, error_message=None, resources=list(resources.values())
+        throttle_time_ms=0, error_code=ErrorCode.NONE, error_message=None, resources=resources
     )
 
 
@@ -68,7 +76,7 @@ def create_acls(broker: Broker, context: ApiRequestContext, request: CreateAclsR
         rejected = _Created(error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER)
         return CreateAclsResponse(throttle_time_ms=0, results=[rejected] * len(request.creations))
     results, added = [], []
-    for each in request.creations:
+    for number, each in enumerate(request.creations, 1):
         acl = Acl(
             each.resource_type,
             each.resource_name,
@@ -79,12 +87,15 @@ def create_acls(broker: Broker, context: ApiRequestContext, request: CreateAclsR
             each.permission_type,
         )
         try:
+            check_changes(len(request.creations), "ACLs")
             check_acl(acl)
         except ApiError as error:
             results.append(_Created(error_code=error.code, error_message=error.message))
         else:
             added.append(acl)
             results.append(_Created(error_code=ErrorCode.NONE, error_message=None))
+        if number % _PER_STEP == 0:
+            yield None
     try:
         if added:
             yield partial(broker.authorizer.change, added)
@@ -102,28 +113,43 @@ def delete_acls(broker: Broker, context: ApiRequestContext, request: DeleteAclsR
             error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER, matching_acls=[]
         )
         return DeleteAclsResponse(throttle_time_ms=0, filter_results=[rejected] * len(request.filters))
-    found = [broker.authorizer.matching(_filter(each)) for each in request.filters]
+    found: list[list[Acl] | None] = []
+    count = 0
+    for each in request.filters:
+        selected = broker.authorizer.matching(_filter(each)) if count <= _MAX_DELETED else None
+        count += len(selected or ())
+        found.append(selected if count <= _MAX_DELETED else None)
+        yield None
     code, text = ErrorCode.NONE, None
     try:
-        if any(found):
-            yield partial(broker.authorizer.change, (), [acl for acls in found for acl in acls])
+        removed = [acl for acls in found for acl in acls or ()]
+        if removed:
+            yield partial(broker.authorizer.change, (), removed)
     except StorageError as error:
         code, text = ErrorCode.KAFKA_STORAGE_ERROR, str(error)
     results = []
-    for acls in found:
-        matching = [
-            _Filtered.DeleteAclsMatchingAcl(
-                error_code=code,
-                error_message=text,
-                resource_type=acl.resource_type,
-                resource_name=acl.resource_name,
-                pattern_type=acl.pattern_type,
-                principal=acl.principal,
-                host=acl.host,
-                operation=acl.operation,
-                permission_type=acl.permission,
-            )
-            for acl in acls
-        ]
+    for selected in found:
+        if selected is None:
+            results.append(_Filtered(error_code=ErrorCode.POLICY_VIOLATION, error_message=_TOO_MANY, matching_acls=[]))
+            yield None
+            continue
+        matching = []
+        for some in portions(selected, _PER_STEP):
+            matching += [_deleted(acl, code, text) for acl in some]
+            yield None
         results.append(_Filtered(error_code=code, error_message=text, matching_acls=matching))
     return DeleteAclsResponse(throttle_time_ms=0, filter_results=results)
+
+
+def _deleted(acl: Acl, code: ErrorCode, text: str | None) -> _Filtered.DeleteAclsMatchingAcl:
+    return _Filtered.DeleteAclsMatchingAcl(
+        error_code=code,
+        error_message=text,
+        resource_type=acl.resource_type,
+        resource_name=acl.resource_name,
+        pattern_type=acl.pattern_type,
+        principal=acl.principal,
+        host=acl.host,
+        operation=acl.operation,
+        permission_type=acl.permission,
+    )

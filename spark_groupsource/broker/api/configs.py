@@ -10,6 +10,7 @@ import shutil
 from collections import Counter
 from typing import Callable, Mapping, Sequence, TypeVar, Union
 
+from spark_groupsource.broker.api.request_limits import check_changes
 from spark_groupsource.broker.config import BROKER_SETTINGS
 from spark_groupsource.broker.dynamic_config import (
     ALL_NODES,
@@ -332,15 +333,18 @@ def _alter(
     validate_only: bool,
 ) -> StorageSteps[list[_ResultT]]:
     named = Counter((resource.resource_type, resource.resource_name) for resource in resources)
+    changes = sum(len(resource.configs) for resource in resources)
     results = []
     for resource in resources:
         yield None
         code: int = ErrorCode.NONE
         message: str | None = None
         try:
+            check_changes(changes, "settings")
             if named[(resource.resource_type, resource.resource_name)] > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
             _check_alterable(resource)
+            yield None
             if resource.resource_type == _BROKER_RESOURCE:
                 _check_node(context, resource)
                 while broker.is_altering_config:

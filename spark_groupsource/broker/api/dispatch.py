@@ -118,6 +118,7 @@ class RequestDispatcher:
         self._send = send
         self._run_steps = run_steps
         self._complete_with = complete_with
+        self._is_first_step = False
 
     def has_small_response(self, frame: memoryview) -> bool:
         """Returns whether the response to a request of one of `PREDICTABLE_RESPONSES` is small, or an error."""
@@ -165,12 +166,11 @@ class RequestDispatcher:
         if isinstance(request, _Rejection):
             response: ApiMessage | ResponseAction = request.response
             return response
-        response = yield from self._handle_after(creation_steps(self._broker, request), context, request)
-        if complete is None or isinstance(response, ResponseAction):
-            return response
-        self._complete_with(context.token, None)
-        completed: ApiMessage = yield partial(complete, response)
-        return completed
+        steps = self._handle_after(creation_steps(self._broker, request), context, request)
+        if complete is not None:
+            steps = self._completed(context.token, steps, complete)
+        response = yield from steps
+        return response
 
     def _handle_after(
         self, creation: StorageSteps[None] | None, context: ApiRequestContext, request: ApiMessage
@@ -183,7 +183,10 @@ class RequestDispatcher:
 
     def handle(self, context: ApiRequestContext, request: ApiMessage) -> None:
         """Handles a request of a served API and version."""
-        request = self._authorized(context, request)
+        verdict = None if self._broker.authorizer is None else authorize(self._broker, context, request)
+        complete = None
+        if verdict is not None:
+            request, complete = self._accepted(context, request, verdict), verdict.complete
         if isinstance(request, _Rejection):
             self._respond(context.token, request.response)
             return
@@ -193,17 +196,21 @@ class RequestDispatcher:
             return
         result = self.served[context.api_key].handler(self._broker, context, request)
         if isinstance(result, GeneratorType):
-            self._start(context, result)
+            self._start(context, result if complete is None else self._completed(context.token, result, complete))
         else:
             self._respond(context.token, result)
 
-    def _authorized(self, context: ApiRequestContext, request: Any) -> Any:
-        """Returns the request without what its principal may not access, or a rejection."""
-        if self._broker.authorizer is None:
-            return request
-        return self._accepted(context, request, authorize(self._broker, context, request))
+    def _completed(self, token: int, steps: Steps, complete: Callable[[Any], Any]) -> Steps:
+        """Completes the response in the worker thread if the handler needed more than one step."""
+        response = yield from steps
+        if isinstance(response, ResponseAction) or self._is_first_step:
+            return response
+        self._complete_with(token, None)
+        completed: ApiMessage = yield partial(complete, response)
+        return completed
 
     def _accepted(self, context: ApiRequestContext, request: Any, verdict: Verdict) -> Any:
+        """Returns the request without what its principal may not access, or a rejection."""
         if verdict.response is not None:
             is_unacknowledged = context.api_key == ApiKey.PRODUCE and not request.acks
             return _Rejection(NO_RESPONSE if is_unacknowledged else verdict.response)
@@ -217,7 +224,7 @@ class RequestDispatcher:
         """Performs the first step, which is the only one of most requests."""
         token = context.token
         try:
-            first = next(steps)
+            first = self._first(steps)
         except StopIteration as end:
             self._respond(token, end.value)
         else:
@@ -225,6 +232,13 @@ class RequestDispatcher:
             respond = partial(self._respond, token)
             is_short = first is in_a_slice
             self._run_steps(token, steps, None if is_short else first, respond, is_update, is_large, is_short)
+
+    def _first(self, steps: Steps) -> Any:
+        self._is_first_step = True
+        try:
+            return next(steps)
+        finally:
+            self._is_first_step = False
 
     def _respond(self, token: int, response: Any) -> None:
         if response is NO_RESPONSE:

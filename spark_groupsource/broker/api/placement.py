@@ -9,7 +9,8 @@ Source: KIP-966 (pagination of topics), KIP-460 (elections), KIP-455 (reassignme
 
 from __future__ import annotations
 
-from typing import Generator, Sequence
+from functools import partial
+from typing import Collection, Generator, Sequence
 
 from spark_groupsource.broker.api.topics import TOPIC_OPERATIONS, partition_fields
 from spark_groupsource.broker.node import Broker
@@ -30,6 +31,7 @@ from spark_groupsource.wire.messages import (
 _MAX_PARTITIONS = 2000
 """Partitions of one response: Kafka's default of max.request.partition.size.limit."""
 _PARTITIONS_PER_STEP = 200
+_NAMES_PER_STEP = 1_000
 _PREFERRED, _UNCLEAN = 0, 1
 _ELECTION_TYPES_SINCE = 1
 _ALL_OPERATIONS = sum(1 << number for number in TOPIC_OPERATIONS)
@@ -58,7 +60,8 @@ def describe_topic_partitions(
         return _page([_describe(topic.name, code, operations=_NO_OPERATIONS) for topic in request.topics], None)
     left = max(min(request.response_partition_limit, _MAX_PARTITIONS), 1)
     topics: list[_Topic] = []
-    names = sorted(each for each in named or broker.partitions.topics.keys() - UNLISTED_TOPICS if each >= start)
+    known = named or broker.partitions.topics.keys() - UNLISTED_TOPICS
+    names = (yield partial(_sorted_from, start, known)) if len(known) > _NAMES_PER_STEP else _sorted_from(start, known)
     for number, name in enumerate(names, 1):
         if number % _PARTITIONS_PER_STEP == 0:
             yield None
@@ -84,6 +87,10 @@ def describe_topic_partitions(
         if first + len(included) < entry.partition_count:
             return _page(topics, _Cursor(topic_name=name, partition_index=first + len(included)))
     return _page(topics, None)
+
+
+def _sorted_from(start: str, names: Collection[str]) -> list[str]:
+    return sorted(name for name in names if name >= start)
 
 
 def _page(topics: Sequence[_Topic], next_cursor: _Cursor | None) -> DescribeTopicPartitionsResponse:

@@ -9,12 +9,15 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Mapping, NamedTuple
 
+from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.wire.api_keys import ApiKey
 
 INLINE_ELEMENTS = 200
 """A request with at most this many elements is decoded and handled when it is received."""
 SLICE_ELEMENTS = 1_000
 """A request with at most this many elements is decoded in one time slice, a larger one in the worker thread."""
+MAX_CHANGES = 10_000
+"""Partitions, settings or ACLs that a request changes: Kafka's `QuorumController.MAX_RECORDS_PER_USER_OP`."""
 
 
 class RequestLimit(NamedTuple):
@@ -61,3 +64,10 @@ _LIMITS: Mapping[int, RequestLimit] = MappingProxyType(
 def request_limit(api_key: int) -> RequestLimit:
     """Returns the largest request of an API; an API without a row takes a list of names, ids or partitions."""
     return _LIMITS.get(api_key, _LISTS)
+
+
+def check_changes(count: int, unit: str) -> None:
+    """Raises: ApiError (POLICY_VIOLATION, as in Kafka) if a request changes more than `MAX_CHANGES`."""
+    if count > MAX_CHANGES:
+        text = f"A request changes at most {MAX_CHANGES:,} {unit}, got {count:,}. Change the others in further ones."
+        raise ApiError(ErrorCode.POLICY_VIOLATION, text)

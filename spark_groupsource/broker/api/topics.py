@@ -9,11 +9,12 @@ import uuid
 from collections import Counter
 from typing import Mapping, NamedTuple, Sequence
 
+from spark_groupsource.broker.api.request_limits import check_changes
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ZERO_UUID, ApiRequestContext, Steps
 from spark_groupsource.config_def import format_value
 from spark_groupsource.errors import ApiError, ErrorCode
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.model import TopicPartition, bounded_names
 from spark_groupsource.storage.catalog import (
     INTERNAL_TOPICS,
     OFFSETS_TOPIC,
@@ -43,8 +44,6 @@ TOPIC_OPERATIONS = frozenset({3, 4, 5, 6, 7, 8, 10, 11})
 _CLUSTER_OPERATIONS = frozenset({5, 7, 8, 9, 10, 11, 12})
 _BROKERS, _CONTROLLERS = 1, 2
 _TOPIC_SOURCE = 1
-_MAX_PARTITIONS_PER_REQUEST = 10_000
-"""Partitions that one request creates: Kafka's `QuorumController.MAX_RECORDS_PER_BATCH`."""
 _MAX_CREATED_BY_METADATA = 1_000
 _PARTITIONS_PER_STEP = 100
 _NAMES_PER_STEP = 1_000
@@ -263,7 +262,7 @@ def describe_cluster(
 
 def create_topics(broker: Broker, context: ApiRequestContext, request: CreateTopicsRequest) -> Steps:
     """Creates each topic independently of the others, up to the largest number of partitions of one request."""
-    counted = 0
+    counted = configured = 0
     named = Counter(topic.name for topic in request.topics)
     # a duplicate name is an error, with one entry in the response
     distinct = {topic.name: topic for topic in request.topics}
@@ -273,9 +272,11 @@ def create_topics(broker: Broker, context: ApiRequestContext, request: CreateTop
         try:
             if named[topic.name] > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"The request contains topic {topic.name} more than once.")
+            configured += len(topic.configs)
+            check_changes(configured, "settings")
             _check_settings(broker, topic)
             count = _partition_count(broker, topic)
-            _check_batch(counted + count)
+            check_changes(counted + count, "partitions")
             settings = {config.name: config.value for config in topic.configs}
             if request.validate_only:
                 broker.partitions.check_new_topic(topic.name, count, settings)
@@ -296,12 +297,6 @@ def create_topics(broker: Broker, context: ApiRequestContext, request: CreateTop
         if len(results) % _TOPICS_PER_STEP == 0:
             yield None
     return CreateTopicsResponse(throttle_time_ms=0, topics=results)
-
-
-def _check_batch(partitions: int) -> None:
-    if partitions > _MAX_PARTITIONS_PER_REQUEST:
-        text = f"A request creates at most {_MAX_PARTITIONS_PER_REQUEST} partitions. Create the others in further ones."
-        raise ApiError(ErrorCode.POLICY_VIOLATION, text)
 
 
 def _created_topic(
@@ -348,7 +343,7 @@ def _check_settings(broker: Broker, topic: _NewTopic) -> None:
     known = {name: value for name, value in settings.items() if value is not None}
     broker.partitions.check_new_topic(topic.name, 1, known)
     if len(known) < len(settings):
-        names = ", ".join(sorted(settings.keys() - known.keys()))
+        names = bounded_names(sorted(settings.keys() - known.keys()))
         raise ApiError(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {names}")
 
 
@@ -380,9 +375,12 @@ def delete_topics(broker: Broker, context: ApiRequestContext, request: DeleteTop
         requested = [(topic.name, topic.topic_id or ZERO_UUID) for topic in request.topics]
     else:
         requested = [(name, ZERO_UUID) for name in request.topic_names]
+    yield None
     names = {entry.topic_id: name for name, entry in broker.partitions.topics.items()}
+    yield None
     counts = Counter(names.get(topic_id, topic_id) if name is None else name for name, topic_id in requested)
     results = []
+    yield None
     for name, topic_id in dict.fromkeys(requested):
         code, message = ErrorCode.NONE, None
         try:
@@ -418,7 +416,7 @@ def create_partitions(broker: Broker, context: ApiRequestContext, request: Creat
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"The request contains topic {topic.name} more than once.")
             _check_new_count(broker, topic)
             added = topic.count - broker.partitions.topic(topic.name).partition_count
-            _check_batch(created + added)
+            check_changes(created + added, "partitions")
             created += added
             if not request.validate_only:
                 yield from broker.add_partitions_steps(topic.name, topic.count)

@@ -16,6 +16,7 @@ from spark_groupsource.broker.credentials import MAX_USERS, CredentialStore
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, Steps
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
+from spark_groupsource.model import bounded_names
 from spark_groupsource.wire.messages import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
@@ -68,7 +69,7 @@ def alter_client_quotas(
         if number % _PER_STEP == 0:
             yield None
         sets = [operation.key for operation in entry.ops if not operation.remove]
-        text = f"Quotas are not supported: cannot set {', '.join(sets)}." if sets else None
+        text = f"Quotas are not supported: cannot set {bounded_names(sets)}." if sets else None
         entity = [_Quota.EntityData(entity_type=e.entity_type, entity_name=e.entity_name) for e in entry.entity]
         code = ErrorCode.INVALID_REQUEST if sets else ErrorCode.NONE
         entries.append(_Quota(error_code=code, error_message=text, entity=entity))
