@@ -16,7 +16,7 @@ from spark_groupsource.broker.coordinators.transaction_runtime import Transactio
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.clock import ManualClock
-from spark_groupsource.errors import ErrorCode
+from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import Node, ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.partition import Partition
@@ -195,3 +195,18 @@ def test_many_names_of_settings_are_looked_up_in_linear_time(broker):
     (entry,) = configs._describe_all_nodes(broker, None, described, request)
     assert entry.name == "own.999"
     assert time.thread_time() - began < _LINEAR_S
+
+
+def test_transactional_ids_are_matched_in_steps():
+    ids = [f"{'ab' * 60}-{number:05}" for number in range(500)]
+    # private: transactions of 500 ids take longer
+    calls, in_worker, found = calls_of_steps(producers._matching_steps(ids, "(a|b)*-00[12].*"))
+    assert found == set(ids[100:300]) and in_worker == len(calls) - 1 >= 10
+
+
+@pytest.mark.parametrize("pattern", ["(a|b|c)*" * 126, "a)|(b", "(ab"])
+def test_patterns_of_transactional_ids_are_checked(pattern):
+    with pytest.raises(ApiError) as raised:
+        # private: as above
+        calls_of_steps(producers._matching_steps([], pattern))
+    assert raised.value.code == ErrorCode.INVALID_REGULAR_EXPRESSION

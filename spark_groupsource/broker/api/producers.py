@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Collection, Mapping
+from typing import Collection, Mapping, Sequence
 
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, Steps
@@ -45,6 +45,9 @@ _PATTERN_SINCE, _TRANSACTION_VERSION_SINCE = 2, 2
 _KNOWN_STATES = frozenset(TRANSACTION_STATE_NAMES.values()) | {"Dead", "PrepareEpochFence"}
 _ENTRIES_PER_STEP = 200
 _MAX_ENTRIES = 40_000
+_MAX_PATTERN = 1_000
+_MATCHED_PER_STEP = 4_096
+"""Characters of the ids that are matched in one step."""
 
 
 def describe_producers(broker: Broker, context: ApiRequestContext, request: DescribeProducersRequest) -> Steps:
@@ -162,7 +165,7 @@ def list_transactions(
     try:
         matches = {name for shard in shards for name in shard.transactions}
         if pattern:
-            matches = yield partial(_matching, matches, pattern)
+            matches = yield from _matching_steps(matches, pattern)
     except ApiError as error:
         return ListTransactionsResponse(
             throttle_time_ms=0, error_code=error.code, unknown_state_filters=[], transaction_states=[]
@@ -194,23 +197,44 @@ def list_transactions(
     )
 
 
-def _matching(transactional_ids: Collection[str], pattern: str) -> set[str]:
-    """Returns the ids that match a pattern as a whole. Pure.
+def _matching_steps(transactional_ids: Collection[str], pattern: str) -> StorageSteps[set[str]]:
+    """Returns the ids that match a pattern as a whole.
 
-    Patterns have the syntax of RE2, as in Kafka: the time of a match is linear in the length of an id.
+    Patterns have the syntax of RE2, as in Kafka: the time of a match is linear in the length of an id, and in that of
+    the pattern at worst. So a call of the worker thread has a short pattern and few ids.
 
     Raises: ApiError for an invalid pattern.
     """
+    if len(pattern) > _MAX_PATTERN:
+        text = f"The pattern has {len(pattern):,} characters, the limit is {_MAX_PATTERN:,}."
+        raise ApiError(ErrorCode.INVALID_REGULAR_EXPRESSION, text)
+    matches: set[str] = set()
+    some: list[str] = []
+    length = 0
+    for name in transactional_ids:
+        some.append(name)
+        length += len(name)
+        if length >= _MATCHED_PER_STEP:
+            matches |= yield partial(_matching, some, pattern)
+            some, length = [], 0
+    matches |= yield partial(_matching, some, pattern)
+    return matches
+
+
+def _matching(transactional_ids: Sequence[str], pattern: str) -> set[str]:
+    """Returns the ids that match a pattern as a whole. Pure. Raises: ApiError for an invalid pattern."""
     import pyarrow as pa
     import pyarrow._compute as compute  # a tenth of the time and memory of pyarrow.compute
 
     from spark_groupsource.records.arrow_arrays import strings
 
-    # the pattern of an empty array is not checked
-    ids = strings(["", *transactional_ids])
-    options = compute.MatchSubstringOptions(rf"\A(?:{pattern})\z")
+    def matching(ids: pa.StringArray, regex: str) -> pa.BooleanArray:
+        return compute.call_function("match_substring_regex", [ids], compute.MatchSubstringOptions(regex))
+
+    ids = strings(transactional_ids)
     try:
-        return set(ids.filter(compute.call_function("match_substring_regex", [ids], options)).to_pylist())
+        matching(strings([""]), pattern)  # an array without values does not check it, and a group may make it valid
+        return set(ids.filter(matching(ids, rf"\A(?:{pattern})\z")).to_pylist())
     except pa.ArrowInvalid as error:
         raise ApiError(ErrorCode.INVALID_REGULAR_EXPRESSION, str(error)) from error
 

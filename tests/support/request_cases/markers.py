@@ -64,4 +64,5 @@ LIST_TRANSACTIONS = [
     Case("a pattern that matches none", list_transactions(pattern="no-.*-such"), 2),
     Case("an empty pattern", list_transactions(("PrepareCommit",), pattern=""), 2),
     Case("an invalid pattern", list_transactions(pattern="(ab"), 2),
+    Case("a pattern that is valid in a group only", list_transactions(pattern="a)|(b"), 2),
 ]
