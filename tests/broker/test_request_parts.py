@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import sys
 import time
 from contextlib import ExitStack
 
@@ -15,6 +15,7 @@ from support.waiting import wait_until
 from spark_groupsource.broker.api.group_parts import delete_groups
 from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.broker.network import scheduler
 from spark_groupsource.broker.requests import ApiRequestContext, in_a_slice
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.storage.steps import run_steps
@@ -44,8 +45,8 @@ from spark_groupsource.wire.messages import (
 
 PARTITIONS = 1_200
 GROUPS = 350
-_LIMIT_MS = 60
-"""Three times the bound of a slice, in processor time of the event loop: other tests run at the same time."""
+_MAX_CALLS = 25_000
+"""Function calls of one step: 8 ms on the machine of docs/performance.md. Most requests below have more in all."""
 
 _CommitTopic = OffsetCommitRequest.OffsetCommitRequestTopic
 _FetchGroup = OffsetFetchRequest.OffsetFetchRequestGroup
@@ -68,20 +69,27 @@ def connection(broker):
 
 @pytest.fixture
 def slices(monkeypatch):
-    """Processor time of each callback of the event loop from now on, in ms."""
-    times: list[float] = []
+    """Function calls of each callback of the event loop from now on, one step each: times depend on the machine."""
+    counts: list[int] = []
     run = asyncio.Handle._run
 
-    def timed(handle):
-        started = time.thread_time()
-        run(handle)
-        times.append((time.thread_time() - started) * 1000)
+    def counted(handle):
+        count = 0
 
-    gc.collect()
-    gc.freeze()  # as the broker's process: a collection of the objects of all tests takes longer than the bound
-    monkeypatch.setattr(asyncio.Handle, "_run", timed)
-    yield times
-    gc.unfreeze()
+        def add(frame, event, function):
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(add)
+        try:
+            run(handle)
+        finally:
+            sys.setprofile(None)
+        counts.append(count)
+
+    monkeypatch.setattr(asyncio.Handle, "_run", counted)
+    monkeypatch.setattr(scheduler, "_SLICE_NS", 0)
+    return counts
 
 
 def _commit(connection, count: int, group_id: str = "g"):
@@ -113,7 +121,7 @@ def test_offsets_of_many_partitions_are_committed_and_fetched_in_parts(connectio
     topic = OffsetFetchRequest.OffsetFetchRequestTopic(name="many", partition_indexes=list(range(PARTITIONS)))
     (older,) = connection.call(OffsetFetchRequest(group_id="g", topics=[topic]), 5).topics
     assert [each.committed_offset for each in older.partitions] == list(range(PARTITIONS))
-    assert max(slices) < _LIMIT_MS
+    assert max(slices) < _MAX_CALLS
 
 
 @pytest.mark.parametrize("version", [5, 8, 10])
@@ -131,7 +139,7 @@ def test_all_offsets_of_a_group_are_fetched_in_parts(broker, connection, slices,
     assert sorted((each.partition_index, each.committed_offset) for each in topic.partitions) == [
         (number, number) for number in range(PARTITIONS)
     ]
-    assert max(slices) < _LIMIT_MS
+    assert max(slices) < _MAX_CALLS
 
 
 @pytest.mark.slow
@@ -191,7 +199,7 @@ def test_a_transaction_of_many_partitions_and_offsets_is_handled_in_steps(connec
     deletion = OffsetDeleteRequest(group_id="in-t", topics=[requested(name="many", partitions=partitions)])
     assert connection.call(deletion, 0).error_code == 0
     assert connection.call(every, 8).groups[0].topics == []
-    assert max(slices) < _LIMIT_MS
+    assert max(slices) < _MAX_CALLS
 
 
 def test_a_group_of_many_offsets_is_not_changed_while_it_is_deleted(broker, connection):
@@ -224,7 +232,7 @@ def test_many_groups_are_described_and_deleted_in_the_order_of_the_request(conne
     assert [group.group_id for group in described] == names
     deleted = connection.call(DeleteGroupsRequest(groups_names=[*names, names[0]]), 1).results
     assert [result.group_id for result in deleted] == names
-    assert max(slices) < _LIMIT_MS
+    assert max(slices) < _MAX_CALLS
 
 
 def test_groups_of_all_shards_are_listed_in_steps(connection, slices):
@@ -233,7 +241,7 @@ def test_groups_of_all_shards_are_listed_in_steps(connection, slices):
     response = connection.call(ListGroupsRequest(states_filter=[], types_filter=[]), 5)
     assert response.error_code == 0
     assert {f"listed-{number}" for number in range(40)} <= {group.group_id for group in response.groups}
-    assert max(slices) < _LIMIT_MS
+    assert max(slices) < _MAX_CALLS
 
 
 def test_elections_of_all_partitions_are_decided_in_steps(connection, slices):
@@ -243,7 +251,7 @@ def test_elections_of_all_partitions_are_decided_in_steps(connection, slices):
     request = ElectLeadersRequest(election_type=0, topic_partitions=[requested], timeout_ms=1000)
     (topic,) = connection.call(request, 2).replica_election_results
     assert [each.error_code for each in topic.partition_result] == [*[84] * PARTITIONS, 3]
-    assert max(slices) < _LIMIT_MS
+    assert max(slices) < _MAX_CALLS
 
 
 def test_a_fetch_after_a_large_one_continues_in_a_slice(broker):
@@ -306,7 +314,7 @@ def test_a_session_of_many_partitions_is_read_in_steps_and_completes_after_an_ap
     response = decode_response(connection.read_frame(), waits, 11, 2)
     assert [[each.partition_index for each in topic.partitions] for topic in response.responses] == [[PARTITIONS - 1]]
     assert fetched_values(response.responses[0].partitions[0]) == [b"value"]
-    assert max(slices) < _LIMIT_MS
+    assert max(slices) < _MAX_CALLS
 
 
 def test_records_of_many_partitions_are_deleted_in_steps(connection, slices):
@@ -324,7 +332,7 @@ def test_records_of_many_partitions_are_deleted_in_steps(connection, slices):
     by_number = {each.partition_index: (each.error_code, each.low_watermark) for each in results}
     assert (by_number[0], by_number[1], by_number[count - 2]) == ((0, 0), (0, 1), (0, 1))
     assert (by_number[count][0], by_number[5][0]) == (3, 1)
-    assert max(slices) < _LIMIT_MS
+    assert max(slices) < _MAX_CALLS
 
 
 def test_metadata_of_many_names_and_rejected_topics_are_handled_in_steps(connection, slices):
@@ -339,7 +347,7 @@ def test_metadata_of_many_names_and_rejected_topics_are_handled_in_steps(connect
     ]
     created = connection.call(CreateTopicsRequest(topics=topics, timeout_ms=1000, validate_only=False), 4).topics
     assert {topic.error_code for topic in created} == {44} and len(created) == 1_000
-    assert max(slices) < _LIMIT_MS
+    assert max(slices) < _MAX_CALLS
 
 
 def test_many_members_whose_joins_wait_are_removed_in_parts(broker, connection):
