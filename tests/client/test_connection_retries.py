@@ -226,8 +226,8 @@ def test_addresses_of_one_host_name_share_the_timeout(monkeypatch: pytest.Monkey
             rows = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", target) for target in (full.getsockname(), address)]
             monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: rows)
             started = time.monotonic()
-            net.dial(Address("broker", 9092), 200).close()
-            assert 0.09 < time.monotonic() - started < 0.2
+            net.dial(Address("broker", 9092), 600).close()
+            assert 0.29 < time.monotonic() - started < 0.6
             with pytest.raises(NetworkError, match="Connecting to broker:9092 failed: no response within 50 ms"):
                 rows.pop()
                 net.dial(Address("broker", 9092), 50)
@@ -362,8 +362,8 @@ def test_frozen_address_leaves_time_for_the_others_and_is_tried_last(monkeypatch
         with open_cluster(f"{address},{broker.address}") as client:
             assert client.metadata(timeout_ms=400).cluster_id == "c"
             started = time.monotonic()
-            assert client.metadata(refresh=True, timeout_ms=400).cluster_id == "c"
-            assert time.monotonic() - started < 0.15, "the frozen address was tried again"
+            assert client.metadata(refresh=True, timeout_ms=8_000).cluster_id == "c"
+            assert time.monotonic() - started < 2, "the frozen address was tried again"
 
 
 def test_address_of_a_cluster_that_exists_is_tried_until_the_timeout() -> None:
