@@ -1,4 +1,4 @@
-"""Function calls of the steps of a request: their work, whatever the machine does beside."""
+"""Function calls of the steps of a request, a measure of their work."""
 
 from __future__ import annotations
 
