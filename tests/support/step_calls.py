@@ -1,4 +1,4 @@
-"""Function calls of the steps of a request, a measure of their work."""
+"""Function calls of each step of a request."""
 
 from __future__ import annotations
 
