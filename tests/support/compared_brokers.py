@@ -41,10 +41,11 @@ Json = Any
 class ComparedBroker:
     """A connection to one of two compared brokers; a context manager. `prefix`, of topic and group names, is equal."""
 
-    def __init__(self, bootstrap_servers: str, prefix: str) -> None:
+    def __init__(self, bootstrap_servers: str, prefix: str, client_id: str = "broker") -> None:
         self.bootstrap_servers = bootstrap_servers
         (self._address,) = parse_addresses(bootstrap_servers)
-        self._socket = dial(self._address, TIMEOUT_MS)
+        self.socket = dial(self._address, TIMEOUT_MS)
+        self._client_id = client_id
         self._correlation_id = 0
         self._topic_names: dict[uuid.UUID, str] = {NO_ID: "none"}
         self._ids: dict[str, uuid.UUID] = {}
@@ -56,7 +57,7 @@ class ComparedBroker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._socket.close()
+        self.socket.close()
 
     def name(self, short: str) -> str:
         """The full name of a topic or group of this run."""
@@ -94,19 +95,23 @@ class ComparedBroker:
         """Returns the response. Raises: NetworkError if the broker closes the connection instead."""
         self._correlation_id += 1
         self.send(request, version)
+        return self.receive(request, version)
+
+    def receive(self, request: Any, version: int) -> Any:
+        """Returns the response to the last request that was sent. Raises: as `exchange`."""
         prefix = bytearray(4)
-        receive_into(self._socket, memoryview(prefix), TIMEOUT_MS)
+        receive_into(self.socket, memoryview(prefix), TIMEOUT_MS)
         frame = bytearray(frame_length(bytes(prefix), 1 << 26))
-        receive_into(self._socket, memoryview(frame), TIMEOUT_MS)
+        receive_into(self.socket, memoryview(frame), TIMEOUT_MS)
         return decode_response(memoryview(frame), request, version, self._correlation_id)
 
     def send(self, request: Any, version: int) -> None:
         """Sends a request without reading a response."""
-        send_all(self._socket, encode_request(request, version, self._correlation_id, "broker"), TIMEOUT_MS)
+        send_all(self.socket, encode_request(request, version, self._correlation_id, self._client_id), TIMEOUT_MS)
 
     def reconnect(self) -> None:
-        self._socket.close()
-        self._socket = dial(self._address, TIMEOUT_MS)
+        self.socket.close()
+        self.socket = dial(self._address, TIMEOUT_MS)
 
 
 class Case(NamedTuple):
@@ -131,11 +136,26 @@ def comparable_response(broker: ComparedBroker, request: Any, version: int) -> J
     return normalize(broker, response)
 
 
-def normalize(broker: ComparedBroker, response: Any) -> Json:
-    """Returns a response with broker-specific values replaced and lists sorted."""
+def whole_batches(data: bytes) -> bytes:
+    """Removes a truncated last batch, which Kafka may return."""
+    last = last_batch(data)
+    return data[: last.position + last.size] if last else b""
+
+
+def normalize(
+    broker: ComparedBroker,
+    response: Any,
+    describe_records: Callable[[bytes], bytes] = whole_batches,
+    name_member: Callable[[str], str] | None = None,
+) -> Json:
+    """Returns a response with broker-specific values replaced and lists sorted.
+
+    Args: `describe_records` returns what is compared of the records of a partition in a Fetch response; `name_member`
+    returns what is compared of a member id: by default, generated ids are numbered in the order of the response.
+    """
     if response.name == "FetchResponse":
         for partition in (each for topic in response.responses for each in topic.partitions):
-            partition.records = whole_batches(bytes(partition.records or b""))
+            partition.records = describe_records(bytes(partition.records or b""))
     returned = response.to_dict()
     if response.name == "ListGroupsResponse":
         returned["groups"] = [each for each in returned["groups"] if each["group_id"].startswith(broker.prefix)]
@@ -145,13 +165,14 @@ def normalize(broker: ComparedBroker, response: Any) -> Json:
         returned["config_resources"] = [each for each in returned["config_resources"] if each not in others]
     if response.name == "ApiVersionsResponse":
         returned["api_keys"] = [each for each in returned["api_keys"] if each["api_key"] in _ALL_VERSIONS]
-    return _Normalizer(broker).value("", returned)
+    return _Normalizer(broker, name_member).value("", returned)
 
 
 class _Normalizer:
-    def __init__(self, broker: ComparedBroker) -> None:
+    def __init__(self, broker: ComparedBroker, name_member: Callable[[str], str] | None) -> None:
         self._broker = broker
         self._members: dict[str, str] = {"": ""}
+        self._name_member = name_member or self._numbered
 
     def value(self, field: str, value: Any) -> Json:
         if field in _BROKER_SPECIFIC:
@@ -167,14 +188,11 @@ class _Normalizer:
         if field.endswith("_time_ms") and value > _THIS_CENTURY_MS:
             return "now"
         if field in _MEMBER_FIELDS and value:
-            return self._members.setdefault(value, f"member {len(self._members)}") if len(str(value)) > 30 else value
+            return self._name_member(value)
         return value
 
-
-def whole_batches(data: bytes) -> bytes:
-    """Removes a truncated last batch, which Kafka may return."""
-    last = last_batch(data)
-    return data[: last.position + last.size] if last else b""
+    def _numbered(self, member_id: str) -> str:
+        return self._members.setdefault(member_id, f"member {len(self._members)}") if len(member_id) > 30 else member_id
 
 
 def differences(ours: Json, theirs: Json, path: str = "") -> Iterator[str]:
