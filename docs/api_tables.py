@@ -25,6 +25,11 @@ _BEHAVIOR = (
         "No group was created: ListGroups would show one that no client has joined.",
     ),
     (
+        "An aborted transaction with the first offsets of a group leaves an Empty group until offsets expire.",
+        "It leaves nothing.",
+        "The same.",
+    ),
+    (
         "A member that names one protocol twice is counted twice, so no other member matches it.",
         "It is counted once.",
         "A duplicate is not a conflict.",

@@ -60,11 +60,11 @@ class ComparedSequence:
             side.close()
 
     def perform(self, action: Action) -> list[str]:
-        """Sends the request of an action, unless its member waits or the result depends on chance.
+        """Sends the request of an action, unless its member waits or the brokers need not agree.
 
         Returns the differences of its responses and of those to members that have waited.
         """
-        if not action.is_decided(self.sides[0]):
+        if not action.is_alike(self.sides[0]):
             return []
         if action.member is None:
             found = self._exchange(action)

@@ -53,6 +53,7 @@ class ComparedSide:
         self.broker = ComparedBroker(bootstrap_servers, prefix)
         self.members: dict[tuple[str, str], Membership] = {}
         self.leaders: dict[str, str] = {}
+        self.groups: set[str] = set()
         self.producers: dict[str, Producer] = {}
         self.sequences: dict[tuple[str, str, int], int] = {}
         self.session_epoch = 0

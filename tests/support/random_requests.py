@@ -32,7 +32,7 @@ class Action(NamedTuple):
 
     Attributes: `text`, names it in a report; `member`, the connection on which it may wait, None if it has a response
     at once; `is_repeatable`, whether it changes nothing, so that it can be sent again until the brokers agree;
-    `is_decided`, whether Kafka's responses to it and to later ones do not depend on chance.
+    `is_alike`, False where the brokers differ on purpose afterwards, or Kafka's behavior depends on chance.
     """
 
     text: str
@@ -42,7 +42,7 @@ class Action(NamedTuple):
     read: Callable[[ComparedSide, Any], None] = lambda side, response: None
     member: str | None = None
     is_repeatable: bool = False
-    is_decided: Callable[[ComparedSide], bool] = lambda side: True
+    is_alike: Callable[[ComparedSide], bool] = lambda side: True
 
     def request(self, side: ComparedSide) -> Request:
         """The request for one of the brokers."""
@@ -269,6 +269,7 @@ class RandomRequests:
                 side.members[group, name] = Membership(response.member_id, response.generation_id)
                 if response.error_code == 0:
                     side.leaders[group] = response.leader
+                    side.groups.add(group)
             elif response.error_code == 25:  # UNKNOWN_MEMBER_ID
                 side.members.pop((group, name), None)
 
@@ -312,7 +313,7 @@ class RandomRequests:
             if response.error_code == 0:
                 side.members.pop((group, name), None)
 
-        def is_decided(side: ComparedSide) -> bool:
+        def is_alike(side: ComparedSide) -> bool:
             # the next leader is the first in the order of a hash table; the SyncGroup of a member that leaves has no
             # response (docs/apis.md)
             if side.awaits_assignment(group):
@@ -323,7 +324,7 @@ class RandomRequests:
 
         text = f"{group} {name} {instance} {others}"
         since = 3 if instance else 0
-        return self._action(ApiKey.LEAVE_GROUP, text, build, read, since=since, is_decided=is_decided)
+        return self._action(ApiKey.LEAVE_GROUP, text, build, read, since=since, is_alike=is_alike)
 
     def _commit(self) -> Action:
         group, name, instance = self._member()
@@ -338,8 +339,12 @@ class RandomRequests:
             }  # fmt: skip
             return groups.commit(*parts, group=group, **given)(side.broker)
 
+        def read(side: ComparedSide, response: Any) -> None:
+            if any(partition.error_code == 0 for topic in response.topics for partition in topic.partitions):
+                side.groups.add(group)
+
         text = f"{group} {name} {instance} {ahead:+} {kind} {parts}"
-        return self._action(ApiKey.OFFSET_COMMIT, text, build, since=7)
+        return self._action(ApiKey.OFFSET_COMMIT, text, build, read, since=7)
 
     def _fetch_offsets(self) -> Action:
         group, topic = self._pick("g0", *GROUPS, "gone"), self._topic()
@@ -362,7 +367,12 @@ class RandomRequests:
 
     def _delete_group(self) -> Action:
         group = self._pick("g0", *GROUPS, "gone")
-        return self._change(ApiKey.DELETE_GROUPS, group, groups.delete_groups(group))
+
+        def read(side: ComparedSide, response: Any) -> None:
+            if response.results[0].error_code == 0:
+                side.groups.discard(group)
+
+        return self._change(ApiKey.DELETE_GROUPS, group, groups.delete_groups(group), read)
 
     # --- producers and transactions ---
 
@@ -447,8 +457,12 @@ class RandomRequests:
                 group_instance_id=instance if kind == "member" else None,
             )  # fmt: skip
 
+        def is_alike(side: ComparedSide) -> bool:
+            # an aborted transaction with the first offsets of a group leaves an Empty group in Kafka (docs/apis.md)
+            return group in side.groups
+
         text = f"{text} {group} {name} {instance} {kind} {ahead:+} {parts}"
-        return self._action(ApiKey.TXN_OFFSET_COMMIT, text, build, since=3)
+        return self._action(ApiKey.TXN_OFFSET_COMMIT, text, build, since=3, is_alike=is_alike)
 
     def _end_transaction(self) -> Action:
         text, own = self._transactional()
