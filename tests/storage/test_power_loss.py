@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Callable
@@ -18,6 +19,7 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import decode_records
 
 ONCE = b"once"
+_STATES = 120
 
 
 class Acknowledged:
@@ -207,13 +209,15 @@ def test_logs_recover_from_a_power_loss_at_any_operation(tmp_path: Path, name: s
     """With flushes nothing acknowledged is lost; without, every log opens and takes records."""
     operations = recorded(tmp_path / "data", RUNS[name], flush)
     randomness = random.Random(name)
-    places = set(randomness.sample(range(len(operations)), scaled(120, 20)))
+    count = scaled(_STATES, 20)
+    # the long variant has eight states for each operation
+    states = Counter(randomness.choices(range(len(operations)), k=8 * len(operations) if count == _STATES else count))
     disk, known = Disk(), Acknowledged()
     for number, operation in enumerate(operations):
         disk.apply(operation)
         if operation[0] == "mark":
             known.add(operation[1])
-        if number in places:
+        for _ in range(states[number]):
             check_after_power_loss(disk, randomness, tmp_path / "after", known, flush)
 
 
