@@ -11,7 +11,7 @@ from typing import Any
 from support.compared_brokers import Json, differences
 from support.compared_sides import ComparedSide
 from support.random_requests import GROUPS, TOPICS, TRANSACTIONAL_IDS, Action, RandomRequests
-from support.request_cases import admin, groups
+from support.request_cases import admin, data, groups
 from support.waiting import wait_until
 
 from spark_groupsource.errors import ErrorCode
@@ -30,7 +30,6 @@ _RETRIED = frozenset(
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
         ErrorCode.NOT_COORDINATOR,
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,  # a new partition
     }
 )
 _CHANGES_TOPICS = frozenset({ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS})
@@ -222,7 +221,13 @@ def _has_coordinators(side: ComparedSide, kind: int, names: Sequence[str]) -> bo
 
 def _has_leaders(side: ComparedSide) -> bool:
     topics = side.broker.exchange(admin.metadata(*TOPICS)(side.broker), 9).topics
-    return not any(partition.error_code for topic in topics for partition in topic.partitions)
+    if any(partition.error_code for topic in topics for partition in topic.partitions):
+        return False
+    # a Kafka that has the metadata of a new partition may not lead it yet
+    short_names = {side.broker.name(short): short for short in TOPICS}
+    parts = [(short_names[topic.name], number, -1) for topic in topics for number in range(len(topic.partitions))]
+    offsets = side.broker.exchange(data.list_offsets(*parts)(side.broker), 7).topics
+    return not any(partition.error_code for topic in offsets for partition in topic.partitions)
 
 
 def _transactions(side: ComparedSide) -> Sequence[Any]:
