@@ -120,8 +120,8 @@ class ComparedSequence:
             ours, theirs = (side.comparable(side.broker.exchange(build(side.broker), version)) for side in self.sides)
             return not list(differences(ours, theirs))
 
-        wait_until(lambda: all(_has_leaders(side) for side in self.sides), "partitions have leaders", 60)
         wait_until(lambda: agree(wanted, 9), "both brokers have the same topics", 60)
+        wait_until(lambda: all(_has_leaders(side) for side in self.sides), "partitions have leaders", 60)
         wait_until(lambda: agree(offsets, 8), "both brokers have the same offsets", 60)
 
 
