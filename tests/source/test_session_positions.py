@@ -184,6 +184,7 @@ def test_only_a_commit_below_the_last_one_of_the_query_is_a_reset(end_committed,
     [
         (OffsetAndMetadata(5), True),  # of Kafka's tools
         (OffsetAndMetadata(5, "", 3), False),  # of a consumer
+        (OffsetAndMetadata(5, "", 0), False),
         (OffsetAndMetadata(5, "groupsource other"), False),
         (OffsetAndMetadata(5, "worker 7"), False),
         (OffsetAndMetadata(3, "groupsource other"), True),
