@@ -128,13 +128,14 @@ class RandomRequests:
 
     def _alter_topic(self) -> Action:
         topic, operation = self._topic(), self._pick(0, 1, 2, 3)
-        setting = self._pick(("max.message.bytes", "400"), ("cleanup.policy", "compact"), ("segment.bytes", "x"))
+        # settings without an effect on later requests, because Kafka applies a change after its response
+        setting = self._pick(("retention.bytes", "1000000"), ("cleanup.policy", "delete"), ("segment.bytes", "x"))
         build = admin.change((admin.TOPIC, topic, [(setting[0], operation, setting[1])]))
         return self._change(ApiKey.INCREMENTAL_ALTER_CONFIGS, f"{topic} {setting} {operation}", build)
 
     def _describe_configs(self) -> Action:
         topic = self._topic()
-        build = admin.describe_configs((admin.TOPIC, topic, ["max.message.bytes", "cleanup.policy"]))
+        build = admin.describe_configs((admin.TOPIC, topic, ["retention.bytes", "cleanup.policy"]))
         return self._read(ApiKey.DESCRIBE_CONFIGS, topic, build)
 
     def _metadata(self) -> Action:
