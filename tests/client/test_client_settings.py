@@ -10,7 +10,7 @@ import pytest
 
 from spark_groupsource.client.network.sasl_options import parse_jaas
 from spark_groupsource.client.network.security import SecuritySettings
-from spark_groupsource.client.records.partition_fetch import fetch_request
+from spark_groupsource.client.records.partition_fetch import PartitionState, fetch_request
 from spark_groupsource.client.settings import (
     ACCEPTED_SETTINGS,
     REJECTED_SETTINGS,
@@ -19,6 +19,7 @@ from spark_groupsource.client.settings import (
     without_prefix,
 )
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.model import TopicPartition
 from spark_groupsource.net import Address
 
 SERVERS = {"bootstrap.servers": "a:1,[::1]:2"}
@@ -42,6 +43,15 @@ def test_librdkafka_names() -> None:
 def test_responses_of_all_leaders_together_have_twice_the_maximum(leaders: int, part: int) -> None:
     settings = ClientSettings.parse({**SERVERS, "fetch.max.bytes": "1000"})
     assert fetch_request([], settings, leaders).max_bytes == 1000 // part
+
+
+def test_a_fetch_request_has_its_partitions_in_the_order_of_the_ranges() -> None:
+    partitions = [("a", 0), ("a", 1), ("b", 0), ("a", 2)]
+    states = [PartitionState(TopicPartition(topic, number), 10 * number, 99) for topic, number in partitions]
+    topics = fetch_request(states, ClientSettings.parse(SERVERS)).topics
+    found = [(topic.topic, each.partition, each.fetch_offset) for topic in topics for each in topic.partitions]
+    assert found == [(topic, number, 10 * number) for topic, number in partitions]
+    assert [topic.topic for topic in topics] == ["a", "b", "a"]
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -56,6 +56,8 @@ class ComparedSequence:
 
     def __exit__(self, *_: object) -> None:
         for side in self.sides:
+            # thousands of topics would make Kafka slow
+            side.broker.exchange(admin.delete(*TOPICS)(side.broker), 6)
             side.close()
 
     def perform(self, action: Action) -> list[str]:
