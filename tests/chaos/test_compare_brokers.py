@@ -7,7 +7,8 @@ from real_kafka import RealKafka
 from support import compared_sequences
 from support.clusters import BROKER_CONFIG
 from support.compared_sequences import compare, first_difference
-from support.random_requests import Action, RandomRequests
+from support.random_requests.actions import Action
+from support.random_requests.sequence import RandomRequests
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.clock import SystemClock

@@ -10,7 +10,8 @@ from typing import Any
 
 from support.compared_brokers import Json, differences
 from support.compared_sides import ComparedSide
-from support.random_requests import GROUPS, TOPICS, TRANSACTIONAL_IDS, Action, RandomRequests
+from support.random_requests.actions import GROUPS, TOPICS, TRANSACTIONAL_IDS, Action
+from support.random_requests.sequence import RandomRequests
 from support.request_cases import admin, data, groups
 from support.waiting import wait_until
 

@@ -1,0 +1,1 @@
+"""Random requests to two brokers, valid ones and slightly invalid ones."""
