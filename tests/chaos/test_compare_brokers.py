@@ -27,7 +27,7 @@ def test_the_report_has_the_requests_that_lead_to_the_first_difference(embedded:
     at = steps.index("differs in:")
     assert first.startswith("seed 7, sequence of seed ")
     assert at <= 3 and steps[at - 1].startswith("  JOIN_GROUP ")
-    assert any(line.endswith(".error_code: embedded 0, Kafka 26") for line in steps[at + 1 :])
+    assert any(".error_code: embedded " in line and line.endswith(", Kafka 26") for line in steps[at + 1 :])
 
 
 def test_a_request_that_waits_on_one_broker_only_is_a_difference(
@@ -35,7 +35,8 @@ def test_a_request_that_waits_on_one_broker_only_is_a_difference(
 ) -> None:
     # private: a broker that lets the request wait would be given 10 s
     monkeypatch.setattr(compared_sequences, "_AGREE_S", 1)
-    join = next(action for action in _actions(1) if action.api is ApiKey.JOIN_GROUP)
+    # later versions first get a member id
+    join = next(action for action in _actions(1) if action.api is ApiKey.JOIN_GROUP and action.version < 4)
     with EmbeddedBroker(config={**BROKER_CONFIG, "group.initial.rebalance.delay.ms": "60000"}) as other:
         found = first_difference(embedded.bootstrap_servers, other.bootstrap_servers, "waits", [join])
     assert found == (1, [f"{join.text}: Kafka does not respond"])

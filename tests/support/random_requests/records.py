@@ -44,8 +44,9 @@ class RecordRequests(Choices):
 
     def fetch_several(self) -> Action:
         parts = [(self.topic(), self.partition(), self.pick(0, 0, 1, 3)) for _ in range(3)]
+        # with a limit between them, Kafka's response ends within a batch, which leaves less for the other partitions
         options = {
-            "isolation_level": self.pick(0, 1), "max_bytes": self.pick(1 << 20, 1, 150, 400),
+            "isolation_level": self.pick(0, 1), "max_bytes": self.pick(1 << 20, 1),
             "min_bytes": self.pick(0, 1), "part_bytes": self.pick(1 << 20, 1, 200),
         }  # fmt: skip
         build = data.fetch(*{part[:2]: part for part in parts}.values(), **options)
