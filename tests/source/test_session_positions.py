@@ -306,6 +306,15 @@ def test_replay_of_batch_zero_needs_no_start():
     }
 
 
+def test_replay_of_a_batch_of_sparks_source_reads_an_added_partition_from_its_start(caplog):
+    """Spark's Kafka source writes no start of a partition that was added: its batch has it as end only."""
+    query = Query({"t": {"0": 4}}, FakeCluster({P0: (0, 10), P1: (2, 10)}))
+    with caplog.at_level(logging.WARNING):
+        tasks = query.session.input_partitions({"t": {"0": 4}}, {"t": {"0": 6, "1": 5}})
+    assert [task.ranges for task in tasks] == [(OffsetRange(P0, 4, 6), OffsetRange(P1, 2, 5))]
+    assert "The checkpoint has no start offset of t-1; reading from 2." in caplog.text
+
+
 def test_truncated_log_is_data_loss():
     group = FakeGroup(assigned={P0: 0})
     with pytest.raises(DataLossError, match=r"KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED.*t-0 ends at 3, not 7"):

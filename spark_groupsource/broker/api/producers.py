@@ -259,12 +259,12 @@ def _write_marker(
     broker: Broker, context: ApiRequestContext, marker: _Marker, topic_partition: TopicPartition
 ) -> ErrorCode:
     producer = ProducerIdAndEpoch(marker.producer_id, marker.producer_epoch)
-    if min(producer) < 0:
-        return ErrorCode.UNKNOWN_SERVER_ERROR
     version = marker.transaction_version if context.api_version >= _TRANSACTION_VERSION_SINCE else 0
     try:
         broker.partitions.partition(*topic_partition)  # an unknown partition has no leader
         broker.leaders.check_leader(context.node_id, topic_partition)
+        if min(producer) < 0:
+            return ErrorCode.UNKNOWN_SERVER_ERROR
         broker.transaction_coordinator.write_marker(
             topic_partition, producer, bool(marker.transaction_result), marker.coordinator_epoch, version
         )

@@ -41,6 +41,7 @@ WRITE_TXN_MARKERS = [
     Case("a producer without records", markers((99_000, 0, 0, MARKED))),
     Case("a commit", markers((99_001, 0, 0, MARKED), committed=True)),
     Case("no such topic", markers((99_002, 0, 0, (("gone", [0]),)))),
+    Case("no such topic, a negative epoch", markers((99_002, -1, 0, (("gone", [0]),)))),
     Case("no such partition", markers((99_003, 0, 0, (("marked", [0, 9]),)))),
     Case("a producer twice", markers((99_004, 0, 0, MARKED), (99_004, 1, 0, (("marked", [1]),)))),
     Case("two producers", markers((99_005, 0, 0, MARKED), (99_006, 0, 0, MARKED))),
