@@ -81,6 +81,7 @@ class AssignedPartitions:
         self._cluster = cluster
         self._group_id = options.group_id
         self._partitions = OffsetLookup(cluster, options).partitions()
+        self._is_rejected = False
 
     def poll(self, timeout_ms: int) -> bool:
         return True
@@ -113,12 +114,17 @@ class AssignedPartitions:
         except BrokerError as error:
             if error.code != ErrorCode.UNKNOWN_MEMBER_ID:
                 raise
-            # the group has members
-            _log.warning(
+            # the group has members; one line until a commit succeeds, because each batch commits
+            level = logging.DEBUG if self._is_rejected else logging.WARNING
+            _log.log(
+                level,
                 "[group=%s] Offsets of option assign are not committed while the group has members: %s",
                 self._group_id,
                 error,
             )
+            self._is_rejected = True
+        else:
+            self._is_rejected = False
 
     def leave(self, reason: str) -> None:
         self._partitions = []

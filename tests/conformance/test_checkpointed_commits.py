@@ -6,6 +6,7 @@ A Java consumer commits periodically (enable.auto.commit); a query commits the o
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -106,6 +107,18 @@ def test_failed_commit_is_sent_when_the_coordinator_is_available() -> None:
     assert query.trigger(end=20) == [(10, 20)] and query.commits() == [], "the query continues"
     query.script.clear_prepared()
     assert query.trigger() == [] and query.commits() == [(-1, "", 20)], "the latest offset"
+
+
+def test_commits_of_assigned_partitions_are_rejected_with_one_warning_while_the_group_has_members(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    query = running()
+    query.script.prepare("OffsetCommit", ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.UNKNOWN_MEMBER_ID)
+    with caplog.at_level(logging.WARNING):
+        assert query.trigger(end=20) == [(10, 20)] and query.trigger(end=30) == [(20, 30)]
+    (line,) = [message for message in caplog.messages if "not committed while the group has members" in message]
+    assert line.startswith(f"[group={GROUP}] Offsets of option assign")
+    assert query.trigger(end=40) == [(30, 40)] and query.commits()[-1] == (-1, "", 30), "the group is empty again"
 
 
 @pytest.mark.conformance("CC-128")
