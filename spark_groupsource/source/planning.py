@@ -237,16 +237,27 @@ def plan_tasks(
 def split_tasks(
     tasks: Sequence[TaskPlan], *, min_partitions: int | None = None, max_records: int | None = None
 ) -> list[TaskPlan]:
-    """Splits tasks so that none exceeds `max_records` and, if possible, there are at least `min_partitions` tasks."""
+    """Splits tasks so that none exceeds `max_records` and there are about `min_partitions` tasks.
+
+    As in Spark's `KafkaOffsetRangeCalculator`, tasks that are too small to be split count towards `min_partitions`.
+    """
     total = sum(task.offsets for task in tasks)
     desired = min_partitions if min_partitions and min_partitions > len(tasks) else 0
+    large = [task for task in tasks if _share(task, total, desired) > 1]
+    total, desired = sum(task.offsets for task in large), max(desired - (len(tasks) - len(large)), 1)
+    chosen = frozenset(large)
     pieces = []
     for task in tasks:
-        parts = max(1, (task.offsets * desired + total // 2) // total) if desired else 1
+        parts = max(_share(task, total, desired), 1) if task in chosen else 1
         if max_records:
             parts = max(parts, -(-task.offsets // max_records))
         pieces.extend(_split(task, min(parts, task.offsets)))
     return pieces
+
+
+def _share(task: TaskPlan, total: int, parts: int) -> int:
+    """Returns the share of a task in `parts` tasks of `total` offsets in all, rounded."""
+    return (task.offsets * parts + total // 2) // total
 
 
 def _split(task: TaskPlan, parts: int) -> list[TaskPlan]:

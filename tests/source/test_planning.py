@@ -157,6 +157,25 @@ def test_tasks_are_split_for_min_partitions_and_max_records():
     assert len(split_tasks([task], min_partitions=100)) == 10
 
 
+@pytest.mark.parametrize(
+    "offsets, min_partitions, expected",
+    [
+        ([4, 20], 4, [4, 6, 7, 7]),
+        ([1, 1000], 4, [1, 333, 333, 334]),
+        ([500, 12_000, 15_001], 6, [500, 5_000, 5_000, 5_001, 6_000, 6_000]),
+        ([1, 1, 10_000], 6, [1, 1, 2_500, 2_500, 2_500, 2_500]),
+        ([10_000, 15_000, 20_000], 9, [5_000] * 9),
+        # only large tasks are split, so rounding leaves more or fewer tasks
+        ([10, 10, 1], 6, [1, 3, 3, 3, 3, 4, 4]),
+        ([10, 10, 10], 4, [10, 10, 10]),
+    ],
+)
+def test_small_tasks_count_towards_min_partitions(offsets, min_partitions, expected):
+    """The cases of Spark's KafkaOffsetRangeCalculatorSuite (SPARK-28489, SPARK-30656, SPARK-36576)."""
+    tasks = [TaskPlan(-1, (OffsetRange(TopicPartition("t", n), 0, size),)) for n, size in enumerate(offsets)]
+    assert sorted(task.offsets for task in split_tasks(tasks, min_partitions=min_partitions)) == expected
+
+
 @given(sizes, st.integers(1, 60), st.none() | st.integers(1, 1000))
 def test_splitting_reads_everything_once(sizes, parts, cap):
     sizes = [size % 5000 for size in sizes]
