@@ -44,6 +44,8 @@ class LogEndOffsets:
         *,
         read_committed: bool,
         refresh_ms: int,
+        retries: int,
+        retry_interval_ms: int,
     ) -> None:
         self._lookup = lookup
         self._epochs = epochs
@@ -51,6 +53,8 @@ class LogEndOffsets:
         self._clock = clock
         self._read_committed = read_committed
         self._refresh_ms = refresh_ms
+        self._retries = retries
+        self._retry_interval_ms = retry_interval_ms
         self._cached: Offsets = {}
         self._fetched_ms: int | None = None
         self._pause_ms = 0
@@ -121,15 +125,36 @@ class LogEndOffsets:
         return ReadableOffsets(limited, truncated)
 
     def _truncated(self, begins: Offsets, ends: Offsets) -> Offsets:
+        shorter = self._shorter(begins, ends)
+        if shorter:
+            self._data_loss.truncated({p: begins[p] for p in shorter}, ends)
+        # as in Spark's Kafka source, what follows the present end is new
+        return {p: ends[p] for p in shorter}
+
+    def _shorter(self, begins: Offsets, ends: Offsets) -> list[TopicPartition]:
         shorter = [p for p in begins if ends[p] < begins[p]]
         if shorter and self._read_committed:
             # an open transaction may keep the last stable offset below a position that another reader has reached
             log_ends = self._lookup.log_end_offsets(shorter)
             shorter = [p for p in shorter if log_ends[p] < begins[p]]
-        if shorter:
-            self._data_loss.truncated({p: begins[p] for p in shorter}, ends)
-        # as in Spark's Kafka source, what follows the present end is new
-        return {p: ends[p] for p in shorter}
+        return shorter
+
+    def _confirmed(self, begins: Offsets, ends: Offsets) -> Offsets:
+        """Looks up again the ends of logs that end before the offsets read, as Spark's Kafka source does.
+
+        A new leader may not know the high watermark yet; brokers before Kafka 2.2 do not report this (KIP-207).
+        """
+        for attempt in range(self._retries):
+            shorter = self._shorter(begins, ends)
+            if not shorter:
+                break
+            if not attempt:
+                listed = bounded_names(f"{p} ({ends[p]} < {begins[p]})" for p in shorter)
+                names = bounded_names(shorter)
+                _log.warning("[partition=%s] End offsets are before the offsets read, retrying: %s.", names, listed)
+            self._clock.sleep_ms(self._retry_interval_ms)
+            ends = {**ends, **self._fetch_existing({p: begins[p] for p in shorter})}
+        return ends
 
     def _diverged(self, begins: Offsets, ends: Offsets) -> Offsets:
         """Returns the positions in logs that a new leader has truncated and appended to since."""
@@ -146,7 +171,7 @@ class LogEndOffsets:
         if self._fetched_ms is not None:
             self._clock.sleep_ms(self._fetched_ms + self._pause_ms - self._clock.now_ms())
         started_ms = self._clock.now_ms()
-        self._cached = self._fetch_existing(begins)
+        self._cached = self._confirmed(begins, self._fetch_existing(begins))
         self._fetched_ms = self._clock.now_ms()
         if _has_records(begins, self._cached):
             self._pause_ms = 0

@@ -83,6 +83,8 @@ class StreamSession:
             self._clock,
             read_committed=cluster.settings.read_committed,
             refresh_ms=_REFRESH_MS,
+            retries=options.fetch_offset_num_retries,
+            retry_interval_ms=options.fetch_offset_retry_interval_ms,
         )
         self._start_positions = StartPositions(options, ownership, self._lookup, data_loss, self._log_ends)
         self._planner = BatchPlanner(cluster, options, self._log_ends, self._clock)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from support.session_fakes import NO_LIMITS, P0, P1, P2, P3, FakeCluster, FakeGroup, Query
 
+from spark_groupsource.client.cluster.metadata import LATEST
 from spark_groupsource.errors import (
     BrokerError,
     ConfigurationError,
@@ -326,6 +327,33 @@ def test_truncated_log_is_data_loss():
     lenient.clock.advance_ms(500)
     assert lenient.trigger() == {P0: (3, 6)}
     assert lenient.committed() == {P0: 3}
+
+
+class LateHighWatermark(FakeCluster):
+    """The first `late` lookups of end offsets are below the log end offset: the leader does not know it yet."""
+
+    late = 0
+
+    def list_offsets(self, partitions, read_committed=None):
+        found = super().list_offsets(partitions, read_committed)
+        if LATEST in partitions.values() and self.late:
+            self.late -= 1
+            found = {p: each._replace(offset=each.offset - 4) for p, each in found.items()}
+        return found
+
+
+@pytest.mark.parametrize("isolation_level", ["read_uncommitted", "read_committed"])
+@pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
+def test_end_offset_of_a_new_leader_that_is_late_is_no_data_loss(caplog, fail_on_data_loss, isolation_level):
+    cluster = LateHighWatermark({P0: (0, 10)})
+    cluster.settings = replace(cluster.settings, isolation_level=isolation_level)
+    start = {"t": {"0": 9}, "@group": RESTART["@group"]}
+    cluster.late = 2
+    query = Query(start, cluster, FakeGroup(assigned={P0: 0}), failOnDataLoss=fail_on_data_loss)
+    with caplog.at_level(logging.WARNING):
+        assert query.trigger() == {P0: (9, 10)}
+    assert "KAFKA_DATA_LOSS" not in caplog.text
+    assert caplog.text.count("[partition=t-0] End offsets are before the offsets read, retrying: t-0 (6 < 9).") == 1
 
 
 def test_recreated_topic_is_data_loss_although_it_is_longer(caplog):
