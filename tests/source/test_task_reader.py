@@ -1,9 +1,12 @@
 """Read tasks with a scripted fetcher: completeness, data loss, heartbeats."""
 
+import os
 import pickle
 from contextlib import nullcontext
 
 import pytest
+from support.clients import open_cluster
+from support.topics import create_topic, delete_topic, produce
 
 from spark_groupsource.client.records.fetcher import FetchedBlock
 from spark_groupsource.client.settings import ClientSettings
@@ -12,6 +15,8 @@ from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.net import Address
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.source import task_reader
+from spark_groupsource.source.batch_reader import GroupBatchReader
+from spark_groupsource.source.options import parse_options
 from spark_groupsource.source.schema import SelectedColumns
 from spark_groupsource.source.task_partition import GroupInputPartition, TaskMembership
 from spark_groupsource.source.task_reader import read_task
@@ -157,6 +162,29 @@ def test_connections_of_a_worker_use_the_brokers_of_the_reader_process(fetch):
     try:
         list(read_task(pickle.loads(pickle.dumps(partition)), SelectedColumns(("offset",))))
         assert added == [(known,)]
+    finally:
+        task_reader.close_connections()
+
+
+def test_task_of_a_batch_read_carries_what_the_planner_knows(monkeypatch, embedded, topic):
+    servers = embedded.bootstrap_servers
+    create_topic(servers, topic)
+    produce(servers, topic, [(0, None, b"old")])
+    options = parse_options({"kafka.bootstrap.servers": servers, "subscribe": topic}, "batch")
+    reader = GroupBatchReader(options, SelectedColumns(("value",)), os.getpid())
+    (task,) = reader.partitions()
+    with open_cluster(servers) as cluster:
+        p = TopicPartition(topic, 0)
+        assert task.topic_ids == {topic: str(cluster.metadata([topic]).topics[topic].topic_id)}
+        assert task.leader_epochs == cluster.cached_leader_epochs([p])
+        assert task.known_brokers == cluster.known_brokers() != ()
+    delete_topic(servers, topic)
+    create_topic(servers, topic)
+    produce(servers, topic, [(0, None, b"new")])
+    monkeypatch.setattr(task_reader, "exempt_from_collection", lambda: None)
+    try:
+        with pytest.raises(DataLossError, match=f"PARTITIONS_DELETED.*{topic}-0 was deleted and recreated"):
+            list(reader.read(pickle.loads(pickle.dumps(task))))
     finally:
         task_reader.close_connections()
 
