@@ -102,6 +102,14 @@ def test_batch_read_of_several_topics_by_every_kind_of_subscription(sources, sam
     assert [len(rows) for rows in found] == [64 + 60, 64 + 60, 32 + 40]
 
 
+def test_pattern_is_matched_as_a_whole_by_groupsource_alone(sources, samples):
+    name = samples["times"]
+    part = {"subscribePattern": f"^{name[:-2]}"}
+    assert sources.read(SPARK_SOURCE, part).count() == 60
+    assert sources.read(GROUP_SOURCE, part).count() == 0
+    sources.check_batch({"subscribePattern": f"^{name[:-2]}.*"})
+
+
 def test_available_now_stream_of_every_kind_of_topic(sources, samples):
     kinds = ("nulls", "headers", "empty", "compacted", "codecs", "log_append_time", "times", "trimmed", "transactions")
     names = [samples[kind] for kind in kinds]
