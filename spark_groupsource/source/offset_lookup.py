@@ -8,7 +8,7 @@ from typing import Callable, Iterable, Mapping, TypeVar
 from uuid import UUID
 
 from spark_groupsource.client.cluster.client import ClusterClient
-from spark_groupsource.client.cluster.metadata import EARLIEST, LATEST, ClusterMetadata
+from spark_groupsource.client.cluster.metadata import EARLIEST, LATEST, ClusterMetadata, TopicInfo
 from spark_groupsource.clock import Clock, SystemClock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
@@ -44,8 +44,8 @@ class OffsetLookup:
         pattern = self._options.subscribe_pattern
         if pattern is not None:
             view = self._cluster.metadata(None, refresh=True)
-            matching = (t for t, info in view.topics.items() if not info.is_internal and re.fullmatch(pattern, t))
-            return [p for topic in sorted(matching) for p in view.partitions_of(topic)]
+            matching = sorted(info.name for info in self._matching(view))
+            return [p for topic in matching for p in view.partitions_of(topic)]
         assigned = self._options.assign or ()
         topics = self._options.subscribe or tuple(dict.fromkeys(p.topic for p in assigned))
         view = self._describe(topics)
@@ -67,6 +67,14 @@ class OffsetLookup:
         topic = self._options.values.dead_letter_topic
         if topic is not None:
             self._describe((topic,), "deadLetterTopic")
+
+    def _matching(self, view: ClusterMetadata) -> list[TopicInfo]:
+        """Returns the topics that subscribePattern matches, as the members of the query do."""
+        pattern = re.compile(self._options.subscribe_pattern or "")
+        group = self._options.group
+        leaves_out_internal = group is None or group.exclude_internal_topics
+        found = (info for info in view.topics.values() if not (leaves_out_internal and info.is_internal))
+        return [info for info in found if pattern.fullmatch(info.name)]
 
     def warn_of_partial_matches(self) -> None:
         """Logs the topics that contain a match of subscribePattern but are not read.
@@ -140,9 +148,7 @@ class OffsetLookup:
         pattern = self._options.subscribe_pattern
         topics = self._options.subscribe or {p.topic for p in self._options.assign or ()}
         view = self._cluster.metadata(None if pattern is not None else set(topics))
-        chosen = list(view.topics.values())
-        if pattern is not None:
-            chosen = [info for info in chosen if not info.is_internal and re.fullmatch(pattern, info.name)]
+        chosen = view.topics.values() if pattern is None else self._matching(view)
         return {info.name: len(info.partitions) for info in chosen}
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> Offsets:

@@ -350,6 +350,25 @@ def test_topics_that_a_pattern_matches_in_part_are_named_once(caplog, pattern, i
     assert caplog.text.count(expected) == caplog.text.count("subscribePattern") == is_partial
 
 
+@pytest.mark.parametrize("exclude, counts", [("true", {}), ("false", {"t": 1})])
+def test_internal_topic_of_a_pattern_is_subject_to_starting_offsets(exclude, counts):
+    cluster = FakeCluster({P0: (0, 10)})
+    described = cluster.metadata
+
+    def metadata(names=None, *, refresh=False):
+        view = described(names, refresh=refresh)
+        return replace(view, topics={name: info._replace(is_internal=True) for name, info in view.topics.items()})
+
+    cluster.metadata = metadata
+    options = {"kafka.bootstrap.servers": "h:1", "subscribePattern": "t", "kafka.group.id": "g"}
+    parsed = parse_options(
+        {**options, "startingOffsets": "latest", "kafka.exclude.internal.topics": exclude}, "stream"
+    )
+    query = Query(cluster=cluster, group=FakeGroup(assigned={P0: 0} if counts else {}), parsed=parsed)
+    assert query.trigger() == {}, "nothing before the end of the log is read"
+    assert query.start["@group"].get("partitions", {}) == counts
+
+
 class LateHighWatermark(FakeCluster):
     """The first `late` lookups of end offsets are below the log end offset: the leader does not know it yet."""
 
