@@ -200,8 +200,8 @@ class GroupSettings:
 
     Attributes:
         members: number of members, at least 1.
-        topics, pattern: the subscription; exactly one is given. `pattern` is a regular expression that must match
-            the whole topic name.
+        topics, pattern: the subscription; exactly one is given. `pattern` is a regular expression of
+            which the name of a topic contains a match, as in Spark's Kafka source.
     """
 
     group_id: str = setting(

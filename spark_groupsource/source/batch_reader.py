@@ -60,7 +60,6 @@ class GroupBatchReader(DataSourceReader):
             SchemaChanges(options.values).check_planned()
             lookup = OffsetLookup(cluster, options)
             lookup.check_dead_letter_topic()
-            lookup.warn_of_partial_matches()
             topic_ids = lookup.topic_ids({r.topic_partition.topic for r in ranges})
             leader_epochs = cluster.cached_leader_epochs(r.topic_partition for r in ranges)
             known_brokers = cluster.known_brokers()

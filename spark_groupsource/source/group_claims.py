@@ -141,7 +141,7 @@ def recorded_queries(directory: Path) -> dict[int, Mapping[str, Any]]:
 
 
 def _matches(pattern: str | None, topic: str) -> bool:
-    return pattern is not None and re.fullmatch(pattern, topic) is not None
+    return pattern is not None and re.search(pattern, topic) is not None
 
 
 def _query_file(path: Path) -> Path:

@@ -69,32 +69,12 @@ class OffsetLookup:
             self._describe((topic,), "deadLetterTopic")
 
     def _matching(self, view: ClusterMetadata) -> list[TopicInfo]:
-        """Returns the topics that subscribePattern matches, as the members of the query do."""
+        """Returns the topics whose names contain a match of subscribePattern, as the members of the query do."""
         pattern = re.compile(self._options.subscribe_pattern or "")
         group = self._options.group
         leaves_out_internal = group is None or group.exclude_internal_topics
         found = (info for info in view.topics.values() if not (leaves_out_internal and info.is_internal))
-        return [info for info in found if pattern.fullmatch(info.name)]
-
-    def warn_of_partial_matches(self) -> None:
-        """Logs the topics that contain a match of subscribePattern but are not read.
-
-        Spark's Kafka source reads them, Kafka's consumer does not.
-        """
-        if self._options.subscribe_pattern is None:
-            return
-        pattern = re.compile(self._options.subscribe_pattern)
-        topics = self._cluster.metadata(None).topics.values()
-        found = (topic.name for topic in topics if not topic.is_internal and pattern.search(topic.name))
-        names = sorted(name for name in found if not pattern.fullmatch(name))
-        if names:
-            _log.warning(
-                "[option=subscribePattern] Topics that %s does not match as a whole are not read: %s. Use .*(%s).* to "
-                "read topics that contain a match, as Spark's Kafka source does.",
-                pattern.pattern,
-                bounded_names(names),
-                pattern.pattern,
-            )
+        return [info for info in found if pattern.search(info.name)]
 
     def _describe(self, topics: tuple[str, ...], option: str = "") -> ClusterMetadata:
         for _ in range(_NEW_TOPIC_ATTEMPTS):

@@ -69,7 +69,9 @@ class SourceOptions:
 
     subscribe: tuple[str, ...] | None = _parsed("subscribe", "Topics to read, separated by commas.", parse_topics)
     subscribe_pattern: str | None = _parsed(
-        "subscribePattern", "Regular expression (Python's re, full match) of the topics to read.", parse_pattern
+        "subscribePattern",
+        "Regular expression (Python's re): topics whose names contain a match are read.",
+        parse_pattern,
     )
     assign: tuple[TopicPartition, ...] | None = _parsed(
         "assign", 'Partitions to read without group membership, for example {"topic":[0,1]}.', parse_partitions
@@ -448,7 +450,7 @@ def _check_dead_letters(options: SourceOptions) -> None:
     topic, assigned = options.values.dead_letter_topic, options.assign or ()
     is_read = topic in (options.subscribe or ()) or topic in {each.topic for each in assigned}
     if topic is not None and options.subscribe_pattern is not None:
-        is_read = re.fullmatch(options.subscribe_pattern, topic) is not None
+        is_read = re.search(options.subscribe_pattern, topic) is not None
     if is_read:
         raise ConfigurationError(
             f"Option deadLetterTopic={topic} must not be a topic that the query reads. Choose another topic."

@@ -128,7 +128,6 @@ class StreamSession:
         self._schemas.check_kept(start)
         if self._positions.checkpoint is None:
             self._lookup.check_dead_letter_topic()
-            self._lookup.warn_of_partial_matches()
         self._checkpointed(start)
         self._reports.batch_ended()
         self._co_readers.call_started()

@@ -43,7 +43,8 @@ def claims():
         ({"topics": ("payments",)}, []),
         ({"topics": ("orders", "payments")}, ["orders"]),
         ({"topics": (), "pattern": "or.*"}, ["orders"]),
-        ({"topics": (), "pattern": "or"}, []),
+        ({"topics": (), "pattern": "rd"}, ["orders"]),
+        ({"topics": (), "pattern": "^rd"}, []),
         ({"is_split_allowed": True}, ["orders"]),
     ],
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.session_fakes import NO_LIMITS, P0, P1, P2, P3, FakeCluster, FakeGroup, Query
 
-from spark_groupsource.client.cluster.metadata import LATEST, TopicInfo
+from spark_groupsource.client.cluster.metadata import LATEST
 from spark_groupsource.errors import (
     BrokerError,
     ConfigurationError,
@@ -16,7 +16,6 @@ from spark_groupsource.errors import (
     GenerationMismatchError,
 )
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
-from spark_groupsource.source.options import parse_options
 
 
 def own_commit(offset):
@@ -328,45 +327,6 @@ def test_truncated_log_is_data_loss():
     lenient.clock.advance_ms(500)
     assert lenient.trigger() == {P0: (3, 6)}
     assert lenient.committed() == {P0: 3}
-
-
-@pytest.mark.parametrize("pattern, is_partial", [("t", True), ("^t", True), ("t.*", False), ("u", False)])
-def test_topics_that_a_pattern_matches_in_part_are_named_once(caplog, pattern, is_partial):
-    """Spark's Kafka source reads them."""
-    cluster = FakeCluster({P0: (0, 10)})
-    described = cluster.metadata
-    topics = {name: TopicInfo(name, None, {}, name == "__t") for name in ("t-dlq", "__t")}
-
-    def metadata(names=None, *, refresh=False):
-        view = described(names, refresh=refresh)
-        return replace(view, topics={**view.topics, **topics})
-
-    cluster.metadata = metadata
-    options = {"kafka.bootstrap.servers": "h:1", "subscribePattern": pattern, "kafka.group.id": "g"}
-    query = Query(cluster=cluster, group=FakeGroup(assigned={P0: 0}), parsed=parse_options(options, "stream"))
-    query.trigger()
-    query.trigger()
-    expected = f"Topics that {pattern} does not match as a whole are not read: t-dlq. Use .*({pattern}).* to read "
-    assert caplog.text.count(expected) == caplog.text.count("subscribePattern") == is_partial
-
-
-@pytest.mark.parametrize("exclude, counts", [("true", {}), ("false", {"t": 1})])
-def test_internal_topic_of_a_pattern_is_subject_to_starting_offsets(exclude, counts):
-    cluster = FakeCluster({P0: (0, 10)})
-    described = cluster.metadata
-
-    def metadata(names=None, *, refresh=False):
-        view = described(names, refresh=refresh)
-        return replace(view, topics={name: info._replace(is_internal=True) for name, info in view.topics.items()})
-
-    cluster.metadata = metadata
-    options = {"kafka.bootstrap.servers": "h:1", "subscribePattern": "t", "kafka.group.id": "g"}
-    parsed = parse_options(
-        {**options, "startingOffsets": "latest", "kafka.exclude.internal.topics": exclude}, "stream"
-    )
-    query = Query(cluster=cluster, group=FakeGroup(assigned={P0: 0} if counts else {}), parsed=parsed)
-    assert query.trigger() == {}, "nothing before the end of the log is read"
-    assert query.start["@group"].get("partitions", {}) == counts
 
 
 class LateHighWatermark(FakeCluster):

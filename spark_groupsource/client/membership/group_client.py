@@ -80,7 +80,7 @@ class GroupClient:
         self._clock = clock or cluster.clock
         self._settings = settings
         self._listener = listener
-        self._matches = re.compile(settings.pattern).fullmatch if settings.pattern is not None else None
+        self._matches = re.compile(settings.pattern).search if settings.pattern is not None else None
         self._is_started = False
         self._is_closed = False
         self.shared = SharedMembership(settings)
