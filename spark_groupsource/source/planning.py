@@ -256,8 +256,8 @@ def split_tasks(
 
 
 def _share(task: TaskPlan, total: int, parts: int) -> int:
-    """Returns the share of a task in `parts` tasks of `total` offsets in all, rounded."""
-    return (task.offsets * parts + total // 2) // total
+    """Returns the share of a task in `parts` tasks of `total` offsets in all, rounded; 0 if there are none."""
+    return (task.offsets * parts + total // 2) // total if total else 0
 
 
 def _split(task: TaskPlan, parts: int) -> list[TaskPlan]:
