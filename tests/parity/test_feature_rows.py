@@ -52,7 +52,7 @@ BOTH_QUERIES = [
     ("subscribe", {"subscribe": " T ,, T"}, ALL),
     ("subscribePattern", {"subscribePattern": "T|nothing"}, ALL),
     ("subscribePattern", {"subscribePattern": "(?x) T  # Python's dialect"}, ALL),
-    ("subscribePattern", {"subscribePattern": "ow.*"}, {}),  # the whole name must match
+    ("subscribePattern", {"subscribePattern": "^ow.*"}, {}),  # within the name only
     ("assign", {"assign": '{"T":[1,2]}'}, {1: (0, 20)}),
     ("startingOffsets", {"startingOffsets": "EARLIEST"}, ALL),
     ("startingOffsets", {"startingOffsets": '{"T":{"0":38,"1":-2,"2":0}}'}, {0: (38, 40), 1: (0, 20)}),
