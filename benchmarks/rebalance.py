@@ -63,7 +63,7 @@ class Application:
     """One query in a thread that makes Spark's calls; `ended` has the end times of batches with records, in seconds."""
 
     def __init__(self, name: str, options: dict[str, str], slow_s: float = 0) -> None:
-        from spark_groupsource.source.options import parse_options
+        from spark_groupsource.source.option_parser import parse_options
         from spark_groupsource.source.schema import SelectedColumns
         from spark_groupsource.source.stream_reader import GroupStreamReader
 

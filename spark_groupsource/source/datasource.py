@@ -169,7 +169,7 @@ class GroupDataSource(DataSource):
 
 def _parse(options: Mapping[str, str], query: QueryKind | None = None) -> SourceOptions | TableOptions:
     """Raises: ConfigurationError."""
-    from spark_groupsource.source.options import parse_options
+    from spark_groupsource.source.option_parser import parse_options
     from spark_groupsource.source.table_options import is_table, parse_table_options
 
     return parse_table_options(options, query) if is_table(options) else parse_options(options, query)

@@ -1,17 +1,15 @@
-"""Options of the data source: one table, parsed once into `SourceOptions`.
+"""Options of the data source: the table, parsed into a `SourceOptions`.
 
-Names are case-insensitive. An unknown option is rejected with the closest known name, an option of other sources that
-this one does not serve with the reason. ``kafka.*`` settings are parsed by `client.settings`.
+``kafka.*`` settings are in `client.settings`.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Mapping
 
-from spark_groupsource.client.settings import ACCEPTED_SETTINGS, ClientSettings, GroupSettings, check_names
-from spark_groupsource.config_def import INT64_MAX, ConfigType, closest, config_keys, setting
+from spark_groupsource.client.settings import ClientSettings, GroupSettings
+from spark_groupsource.config_def import INT64_MAX, ConfigType, config_keys, setting
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.net import parse_addresses
@@ -33,7 +31,6 @@ from spark_groupsource.source.position_spec import (
     parse_starting_offsets,
     parse_timestamps,
 )
-from spark_groupsource.source.secret_options import resolve_references
 from spark_groupsource.source.source_option import (
     BATCH,
     BOTH,
@@ -43,7 +40,7 @@ from spark_groupsource.source.source_option import (
     QueryKind,
     SourceOption,
 )
-from spark_groupsource.source.value_options import TLS_PREFIXES, VALUE_OPTIONS, value_options
+from spark_groupsource.source.value_options import VALUE_OPTIONS
 from spark_groupsource.values.options import ValueOptions
 
 # placeholder for the address of an embedded broker that is not started yet
@@ -307,7 +304,8 @@ class SourceOptions:
         return self.ending_offsets_by_timestamp or self.ending_offsets or default
 
 
-_FIELDS = {key.name.lower(): name for name, key in config_keys(SourceOptions).items()}
+FIELDS = {key.name.lower(): name for name, key in config_keys(SourceOptions).items()}
+"""Lower-case name -> field of `SourceOptions`, of the options that are parsed into one."""
 
 OPTIONS: Mapping[str, SourceOption] = {
     **{key.name.lower(): key for key in config_keys(SourceOptions).values()},
@@ -319,169 +317,6 @@ OPTIONS: Mapping[str, SourceOption] = {
 def is_embedded(bootstrap_servers: str) -> bool:
     """Returns True for ``embedded`` and ``embedded:DIR``."""
     return bootstrap_servers.strip().split(":", 1)[0].lower() == "embedded"
-
-
-def parse_options(options: Mapping[str, str], query: QueryKind | None = None) -> SourceOptions:
-    """Parses the options of one query.
-
-    Args:
-        options: name in any case -> text.
-        query: the kind of query; None checks only what does not depend on it.
-
-    Raises: ConfigurationError that names the option.
-    """
-    values: dict[str, Any] = {}
-    formats: dict[str, Any] = {}
-    kafka, registry_tls = dict[str, str](), dict[str, str]()
-    ignored = []
-    # of names that differ in case only, the last one counts
-    given = {name.lower(): (name, text) for name, text in resolve_references(options).items()}
-    for key, (name, text) in given.items():
-        if key.startswith("kafka."):
-            kafka[key.removeprefix("kafka.")] = str(text)
-            continue
-        if key.startswith(TLS_PREFIXES):
-            registry_tls[key] = str(text)
-            continue
-        option = _find_option(name)
-        if query is None or query in option.queries:
-            if key in VALUE_OPTIONS:
-                formats[key] = option.parse(str(text))
-            else:
-                values[_FIELDS[key]] = option.parse(str(text))
-        elif option.elsewhere == "ignored":
-            ignored.append(option.name)
-        else:
-            raise ConfigurationError(f"Option {option.name} is not allowed in a {query} query. Leave it out.")
-    values["group_id"] = _group_id(values, kafka)
-    parsed = SourceOptions(
-        bootstrap_servers=kafka.get("bootstrap.servers") or kafka.get("metadata.broker.list", ""),
-        ignored=tuple(ignored),
-        **values,
-    )
-    _check_subscription(parsed)
-    _check_address(parsed, kafka)
-    parsed = replace(parsed, client=_parse_client(parsed, kafka))
-    wait_ms = parsed.task_settings(parsed.client).default_api_timeout_ms
-    parsed = replace(parsed, values=value_options(formats, registry_tls, wait_ms))
-    _check_limits(parsed)
-    if query == "stream" and parsed.assign is None:
-        parsed = replace(parsed, group=_parse_group(parsed, kafka))
-    if query is not None and parsed.starting is not None:
-        _check_starting(parsed, parsed.starting, query)
-    return parsed
-
-
-def _group_id(values: Mapping[str, Any], kafka: dict[str, str]) -> str | None:
-    """Returns the group, and sets it among the settings of the client."""
-    if values.get("group_id") and kafka.setdefault("group.id", values["group_id"]) != values["group_id"]:
-        raise ConfigurationError("Options group.id and kafka.group.id differ. Give one of them.")
-    return kafka.get("group.id")
-
-
-def _find_option(name: str) -> SourceOption:
-    key = name.lower()
-    if key in OPTIONS:
-        return OPTIONS[key]
-    if key in UNSUPPORTED_OPTIONS:
-        raise ConfigurationError(f"Option {name} is not supported. {UNSUPPORTED_OPTIONS[key]}")
-    known = {key: option.name for key, option in OPTIONS.items()}
-    known |= {key: f"kafka.{key}" for key in ACCEPTED_SETTINGS if key not in known}
-    near = closest(key, known)
-    hint = f"Did you mean {known[near]}?" if near else "Settings of the Kafka client need the prefix kafka."
-    raise ConfigurationError(f"Option {name} is unknown. {hint}")
-
-
-def _check_subscription(options: SourceOptions) -> None:
-    given = {
-        "subscribe": options.subscribe,
-        "subscribePattern": options.subscribe_pattern,
-        "assign": options.assign,
-    }
-    chosen = [name for name, value in given.items() if value is not None]
-    if len(chosen) != 1:
-        got = " and ".join(chosen) or "none"
-        hint = "" if chosen else f" Option table reads tables of groups and lag. {WRITING_HINT}"
-        raise ConfigurationError(
-            f"Exactly one of options subscribe, subscribePattern, assign is needed, got {got}.{hint}"
-        )
-
-
-def _check_address(options: SourceOptions, kafka: Mapping[str, str]) -> None:
-    if not options.bootstrap_servers.strip():
-        # a misspelled name is the cause
-        check_names(kafka)
-        raise ConfigurationError(
-            "Option kafka.bootstrap.servers is missing. Give host:port of a broker, or embedded for an embedded broker."
-        )
-
-
-def _parse_client(options: SourceOptions, kafka: Mapping[str, str]) -> ClientSettings:
-    address = UNRESOLVED if options.is_embedded else options.bootstrap_servers
-    settings = {name: text for name, text in kafka.items() if name != "metadata.broker.list"}
-    return ClientSettings.parse({**settings, "bootstrap.servers": address})
-
-
-def _parse_group(options: SourceOptions, kafka: Mapping[str, str]) -> GroupSettings:
-    if not options.group_id:
-        raise ConfigurationError(
-            "Option kafka.group.id is missing: a streaming query is a consumer group. Name the group; only assign "
-            "reads without one."
-        )
-    # not at the top: load() imports this module and needs no assignor
-    from spark_groupsource.assign import load_assignor
-
-    settings = GroupSettings.parse(kafka, topics=options.subscribe or (), pattern=options.subscribe_pattern)
-    for assignor in settings.assignors:
-        load_assignor(assignor)
-    return settings
-
-
-def _check_limits(options: SourceOptions) -> None:
-    low, high = options.min_offsets_per_trigger, options.max_offsets_per_trigger
-    if low and high and low > high:
-        raise ConfigurationError(
-            f"Option minOffsetsPerTrigger ({low}) must not exceed maxOffsetsPerTrigger ({high})."
-        )
-    _check_dead_letters(options)
-
-
-def _check_dead_letters(options: SourceOptions) -> None:
-    topic, assigned = options.values.dead_letter_topic, options.assign or ()
-    is_read = topic in (options.subscribe or ()) or topic in {each.topic for each in assigned}
-    if topic is not None and options.subscribe_pattern is not None:
-        is_read = re.search(options.subscribe_pattern, topic) is not None
-    if is_read:
-        raise ConfigurationError(
-            f"Option deadLetterTopic={topic} must not be a topic that the query reads. Choose another topic."
-        )
-
-
-def _check_starting(options: SourceOptions, starting: PositionSpec, query: QueryKind) -> None:
-    if starting.uses_group and not options.group_id:
-        raise ConfigurationError("Option kafka.group.id is missing: startingOffsets refers to it. Name the group.")
-    if query != "batch":
-        return
-    if starting.default == LATEST and not starting.partitions:
-        raise ConfigurationError(
-            "Option startingOffsets must not be latest in a batch query: the read would be empty. Use earliest or "
-            "offsets."
-        )
-    if LATEST in starting.partitions.values():
-        raise ConfigurationError(
-            "Option startingOffsets must not contain -1 (latest) in a batch query: the read would be empty. Use an "
-            "offset or -2 (earliest)."
-        )
-    ending = options.ending
-    if starting.by_time != ending.by_time:
-        return
-    for p, start in sorted(starting.partitions.items()):
-        end = ending.partitions.get(p, LATEST)
-        if start > end >= 0:
-            raise ConfigurationError(
-                f"[UNRESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] Partition {p} would start after its end: "
-                f"{starting.option} is {start}, {ending.option} is {end}. Correct one of them."
-            )
 
 
 __all__ = [
@@ -497,5 +332,4 @@ __all__ = [
     "SourceOption",
     "SourceOptions",
     "is_embedded",
-    "parse_options",
 ]

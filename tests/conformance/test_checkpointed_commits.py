@@ -17,7 +17,8 @@ from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import OffsetAndMetadata
 from spark_groupsource.source.batch_planner import Limits
-from spark_groupsource.source.options import SourceOptions, parse_options
+from spark_groupsource.source.option_parser import parse_options
+from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.ownership import AssignedPartitions, GroupPartitions
 from spark_groupsource.source.session import StreamSession
 

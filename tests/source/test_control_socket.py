@@ -17,7 +17,7 @@ from spark_groupsource.source import drain, reader_process
 from spark_groupsource.source.batch_planner import Limits
 from spark_groupsource.source.control_socket import ControlServer, control_directory, control_sockets
 from spark_groupsource.source.drain import stop_gracefully
-from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.option_parser import parse_options
 from spark_groupsource.source.queries import drain_readers
 
 READER = "0123456789abcdef0123456789abcdef"

@@ -16,7 +16,7 @@ from support.waiting import wait_until
 from spark_groupsource.client.admin import describe_groups
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.option_parser import parse_options
 from spark_groupsource.source.schema import SelectedColumns
 from spark_groupsource.source.stream_reader import GroupStreamReader
 

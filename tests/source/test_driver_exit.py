@@ -20,7 +20,7 @@ READER = """
 import sys
 from pyspark import SparkFiles
 from spark_groupsource.source.reader_process import ReaderProcess
-from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.option_parser import parse_options
 
 SparkFiles._root_directory, SparkFiles._is_running_on_worker = sys.argv[3], True
 options = {"kafka.bootstrap.servers": sys.argv[1], "kafka.group.id": "g", "subscribe": "t"}

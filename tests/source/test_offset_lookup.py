@@ -12,7 +12,7 @@ from spark_groupsource.clock import ManualClock
 from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError, NetworkError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.source.offset_lookup import OffsetLookup
-from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.option_parser import parse_options
 
 P0 = TopicPartition("t", 0)
 OPTIONS = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "fetchOffset.numRetries": "2"}

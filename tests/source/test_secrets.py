@@ -13,7 +13,7 @@ from support import certificates
 from spark_groupsource.broker.config import broker_config
 from spark_groupsource.config_providers import resolve
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.option_parser import parse_options
 from spark_groupsource.source.secret_options import shown_secrets
 
 OPTIONS = {"kafka.bootstrap.servers": "a:1", "subscribe": "t", "kafka.group.id": "g"}

@@ -15,7 +15,7 @@ from spark_groupsource.errors import (
 )
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange
 from spark_groupsource.source.batch_planner import Limits
-from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.option_parser import parse_options
 from spark_groupsource.source.rebalance_reports import NoReports
 from spark_groupsource.source.session import StreamSession
 

@@ -7,14 +7,8 @@ import pytest
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.source.options import (
-    EARLIEST,
-    LATEST,
-    OPTIONS,
-    UNSUPPORTED_OPTIONS,
-    SourceOption,
-    parse_options,
-)
+from spark_groupsource.source.option_parser import parse_options
+from spark_groupsource.source.options import EARLIEST, LATEST, OPTIONS, UNSUPPORTED_OPTIONS, SourceOption
 
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t", "kafka.group.id": "g"}
 

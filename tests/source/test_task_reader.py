@@ -16,7 +16,7 @@ from spark_groupsource.net import Address
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.source import task_reader
 from spark_groupsource.source.batch_reader import GroupBatchReader
-from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.option_parser import parse_options
 from spark_groupsource.source.schema import SelectedColumns
 from spark_groupsource.source.task_partition import GroupInputPartition, TaskMembership
 from spark_groupsource.source.task_reader import read_task

@@ -23,7 +23,8 @@ from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import Node, OffsetAndMetadata, TopicPartition
 from spark_groupsource.net import Address
 from spark_groupsource.source.batch_planner import Limits
-from spark_groupsource.source.options import SourceOptions, parse_options
+from spark_groupsource.source.option_parser import parse_options
+from spark_groupsource.source.options import SourceOptions
 from spark_groupsource.source.session import StreamSession
 from spark_groupsource.source.task_partition import TaskMembership
 

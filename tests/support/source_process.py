@@ -16,7 +16,7 @@ from spark_groupsource.net import LocalListener
 _READER = """
 import json, os, sys
 from spark_groupsource.net import dial_local
-from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.option_parser import parse_options
 from spark_groupsource.source.stream_reader import GroupStreamReader
 
 spark = dial_local(os.environ["PYTHON_WORKER_FACTORY_SOCK_PATH"], 10_000)

@@ -17,7 +17,7 @@ from support.protobuf_messages import Schemas, shown
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.source.datasource import GroupDataSource
-from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.option_parser import parse_options
 from spark_groupsource.source.schema import select_columns
 from spark_groupsource.values import protobuf_fields
 from spark_groupsource.values.schema_headers import NamedSchemas

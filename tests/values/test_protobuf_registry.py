@@ -13,7 +13,7 @@ from schema_registry import SchemaRegistryServer
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.source.datasource import GroupDataSource
-from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.option_parser import parse_options
 from spark_groupsource.source.schema import select_columns
 from spark_groupsource.values import proto_files
 from spark_groupsource.values.proto_files import descriptor_set

@@ -14,7 +14,7 @@ from support.session_fakes import P0, FakeCluster, FakeGroup, Query
 from spark_groupsource.errors import AuthenticationError, ConfigurationError, NetworkError, SchemaChangedError
 from spark_groupsource.source.checkpoint import schemas_in_checkpoint
 from spark_groupsource.source.datasource import GroupDataSource
-from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.option_parser import parse_options
 from spark_groupsource.source.schema_changes import SchemaChanges
 from spark_groupsource.values.json_schema import struct_of_json_schema
 from spark_groupsource.values.registry import shared_registry

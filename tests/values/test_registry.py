@@ -16,7 +16,7 @@ from support import certificates
 from support.certificates import write_pem
 
 from spark_groupsource.errors import AuthenticationError, ConfigurationError, NetworkError
-from spark_groupsource.source.options import parse_options
+from spark_groupsource.source.option_parser import parse_options
 from spark_groupsource.values import registry
 from spark_groupsource.values.options import ColumnFormat
 from spark_groupsource.values.registry import SchemaRegistry

@@ -28,7 +28,7 @@ _PRELOADED = {
     "pyspark.sql.worker.create_data_source": (
         _SOURCE,
         "spark_groupsource.source.schema",
-        "spark_groupsource.source.options",
+        "spark_groupsource.source.option_parser",
     ),
     "pyspark.sql.worker.plan_data_source_read": (
         _SOURCE,
