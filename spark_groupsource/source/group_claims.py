@@ -1,10 +1,9 @@
 """Rejects readers of one application with the same group and topic.
 
 Spark starts a reader process for each query and each ``load()`` in it, and for each side of a self-join whose columns
-have the same names. Two of them in one group split the records of
-a topic, where Spark's Kafka source gives all records to each. Each reader therefore keeps a locked file with its group
-and topics in the directory of its application; its read tasks add the name of the query, which Spark does not pass to
-readers.
+have the same names. Two of them in one group split the records of a topic, where Spark's Kafka source gives all records
+to each. Each reader therefore keeps a locked file with its group and topics in the directory of its application; its
+read tasks add the name of the query, which Spark does not pass to readers.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from spark_groupsource.source.file_locks import SharedLock, lock_exclusive, lock
 # a stopped query releases its group a moment after query.stop() returns
 _RELEASE_WAIT_MS = 5_000
 _POLL_MS = 100
-_CLAIM, _QUERY, _FIRST_RECORD = "claim.", "query.", "first_record."
+_NEW_CLAIM, _CLAIM, _QUERY, _FIRST_RECORD = "new_claim.", "claim.", "query.", "first_record."
 _NAME_LENGTH = 100
 
 # query file -> the batch that it names
@@ -192,10 +191,14 @@ def _claims(directory: Path) -> Iterator[tuple[Path, GroupClaim]]:
 
 
 def _write(directory: Path, claim: GroupClaim) -> ClaimedGroup:
-    descriptor, name = tempfile.mkstemp(prefix=_CLAIM, dir=directory)
+    descriptor, name = tempfile.mkstemp(prefix=_NEW_CLAIM, dir=directory)
     with open(descriptor, "w") as file:
         json.dump(asdict(claim), file)
-    return ClaimedGroup(Path(name), [lock_shared(Path(name)), lock_shared(directory)])
+    locks = [lock_shared(Path(name)), lock_shared(directory)]
+    # a claim is complete and locked as soon as others see it, or they would remove it
+    path = directory / f"{_CLAIM}{Path(name).name.removeprefix(_NEW_CLAIM)}"
+    os.rename(name, path)
+    return ClaimedGroup(path, locks)
 
 
 def _conflict(claim: GroupClaim, path: Path, other: GroupClaim) -> ConfigurationError:

@@ -19,6 +19,7 @@ from spark_groupsource.source.group_claims import (
     claim_group,
     record_first_record,
     record_query,
+    recorded_queries,
     recorded_query,
 )
 
@@ -115,6 +116,17 @@ def test_group_can_be_claimed_while_its_reader_is_being_stopped(tmp_path, claims
             first.release()
 
     claims.append(claim_group(tmp_path, CLAIM, StoppingClock()))
+
+
+def test_listing_the_queries_keeps_a_claim_that_is_being_made(tmp_path, claims, monkeypatch):
+    def lock_after_listing(path):
+        assert recorded_queries(tmp_path) == {}
+        return lock_shared(path)
+
+    monkeypatch.setattr("spark_groupsource.source.group_claims.lock_shared", lock_after_listing)
+    claims.append(claim_group(tmp_path, CLAIM))
+    with pytest.raises(ConfigurationError):
+        claim_group(tmp_path, CLAIM, ManualClock())
 
 
 def test_claim_ends_with_its_process(tmp_path, claims):
