@@ -3,8 +3,9 @@
     python benchmarks/run.py --only batch-read-1 --only batch-read-2
 
 Each of local[1] and local[2] has a JVM of its own, warmed up by reads with each source. The ceiling is a data
-source of prebuilt Arrow batches of the same schema (`bench/ceiling.py`). The sink is `noop`. Both sources must read the
-same rows: their numbers, and sums of hashes of each column, are compared before the rounds, of a part of a large topic.
+source of prebuilt Arrow batches of the same schema (`bench/ceiling.py`): a ratio that it does not have beside Spark's
+Kafka source itself is out of reach. The sink is `noop`. Both sources must read the same rows: their numbers, and sums
+of hashes of each column, are compared before the rounds, of a part of a large topic.
 """
 
 from __future__ import annotations
@@ -58,11 +59,10 @@ def cases(context: Context) -> list[Case]:
     base = topic("bytes", 8_000_000, 150)
     found = [
         Case("100 B, all columns", base, {CEILING: (0.95, 0.8), KAFKA: (3.4, 3.0)}),
-        Case("100 B, value", base, {KAFKA: (4.0, 3.5)}, columns=("value",)),
+        Case("100 B, value", base, {CEILING: (None, None), KAFKA: (4.0, 3.5)}, columns=("value",)),
     ]
     for codec, least_ratio in (("lz4", 2.8), ("zstd", 2.8), ("snappy", 2.8), ("gzip", 2.0)):
         shape = topic(f"json-{codec}", 8_000_000, 1_000, make=json, codec=codec)
-        # the ceiling shows how much of the distance is decompression and decoding
         beside = {CEILING: (None, None), KAFKA: (None, least_ratio)}
         found.append(Case(f"JSON of 93 B, {codec}", shape, beside, cores=(2,), value_bytes=93))
     with_headers = {"includeHeaders": "true"}

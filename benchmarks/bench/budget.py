@@ -35,7 +35,7 @@ class Row(NamedTuple):
 # measures that read one topic, as batch-read-1, batch-read-2 and availableNow, have the same scale
 BUDGET: Mapping[str, Row] = {
     "batch-read-1": Row(8_000_000, Size(0.4, 3, 82), Size(0.0625, 1, 27), Size(1, 3, 190)),
-    "batch-read-2": Row(8_000_000, Size(0.4, 3, 205), Size(0.0625, 1, 45), Size(1, 3, 450)),
+    "batch-read-2": Row(8_000_000, Size(0.4, 3, 205), Size(0.0625, 1, 45), Size(1, 3, 300)),
     "parts": Row(1_200_000, Size(0.5, 1, 5), Size(0.125, 1, 2), Size(1, 1, 15)),
     "arrow-clients": Row(1_200_000, Size(0.25, 2, 10), Size(0.05, 1, 3), Size(1, 3, 80)),
     "availableNow": Row(8_000_000, Size(0.4, 3, 40), Size(0.0625, 1, 15), Size(1, 3, 90)),
@@ -44,7 +44,7 @@ BUDGET: Mapping[str, Row] = {
     "micro-batch-tcp": Row(0, Size(0.6, 2, 40), Size(0.25, 1, 18), Size(1, 4, 100)),
     "micro-batch-unix": Row(0, Size(0.6, 2, 40), Size(0.25, 1, 0), Size(1, 4, 100)),
     "curve-records": Row(50_000_000, Size(0.32, 2, 25), Size(0.04, 1, 8), Size(1, 2, 90)),
-    "curve-partitions": Row(100_000, Size(0.5, 2, 40), Size(0.05, 1, 6), Size(1, 3, 100)),
+    "curve-partitions": Row(100_000, Size(0.5, 2, 40), Size(0.05, 1, 6), Size(1, 3, 460)),
     "curve-batches": Row(2_000_000, Size(0.5, 2, 25), Size(0.1, 1, 8), Size(1, 3, 60)),
     "broker": Row(10_000, Size(0.25, 2, 35), Size(0.05, 1, 12), Size(1, 3, 150)),
     "joins": Row(0, Size(1, 2, 35), Size(0.05, 1, 5), Size(1, 3, 70)),
