@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, Iterator
@@ -35,9 +36,10 @@ def run_until_signal(*queries: StreamingQuery, timeout_s: float = 60.0) -> None:
 
     Args:
         queries: running streaming queries of one Spark session.
-        timeout_s: maximum duration of the drain of each query, in seconds.
+        timeout_s: maximum duration of the drain, in seconds; the queries are drained at the same time.
 
-    Raises: StreamingQueryException when a query failed; TimeoutError when a query did not drain in time.
+    Raises: StreamingQueryException when a query failed; TimeoutError when a query did not drain in time, after the
+        drains of the others.
     """
     if not queries:
         return
@@ -51,8 +53,7 @@ def run_until_signal(*queries: StreamingQuery, timeout_s: float = 60.0) -> None:
         try:
             _wait(queries, requested)
             if requested.is_set():
-                for query in queries:
-                    stop_gracefully(query, timeout_s)
+                _drain(queries, timeout_s)
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -91,6 +92,17 @@ def _wait(queries: tuple[StreamingQuery, ...], requested: SignalFlag) -> None:
             if not query.isActive:
                 query.awaitTermination()  # raises the error of a failed query
                 running.remove(query)
+
+
+def _drain(queries: tuple[StreamingQuery, ...], timeout_s: float) -> None:
+    """Drains the queries at the same time. Raises: the first error, after all drains; the others are logged."""
+    with ThreadPoolExecutor(len(queries), "groupsource drain") as pool:
+        drains = [pool.submit(stop_gracefully, query, timeout_s) for query in queries]
+    errors = [error for error in (drain.exception() for drain in drains) if error is not None]
+    for error in errors[1:]:
+        _log.error("[driver] %s", error)
+    if errors:
+        raise errors[0]
 
 
 class _ScalaFunction:
