@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Sequence
 
@@ -125,8 +126,11 @@ def private_directory(name: str) -> Path:
     Raises: ConfigurationError when another user owns it or has access.
     """
     path = _path(name)
-    path.mkdir(mode=0o700, exist_ok=True)
-    status = path.lstat()
+    status = None
+    while status is None:
+        path.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileNotFoundError):  # another process has removed it as a stale one
+            status = path.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077 or path.is_symlink():
         raise ConfigurationError(f"Directory {path} is accessible to other users. Remove it and restart the query.")
     return path

@@ -135,8 +135,12 @@ def main(run_dir: Path, data_dir: str | None) -> None:
     def end(signal_number: int, frame: FrameType | None) -> None:
         ended.set()
 
+    def report_wait() -> None:
+        print("Waiting for the previous broker of the directory to stop.", file=sys.stderr, flush=True)
+
     signal.signal(signal.SIGTERM, end)
-    with EmbeddedBroker(data_dir or None) as broker:
+    # the address is free before a broker has written all of its data
+    with lock_exclusive(run_dir / "broker", report_wait), EmbeddedBroker(data_dir or None) as broker:
         ready = run_dir / "address.new"
         ready.write_text(f"{os.getpid()} {broker.bootstrap_servers}")
         lock = lock_shared(ready)
@@ -147,12 +151,11 @@ def main(run_dir: Path, data_dir: str | None) -> None:
                     (run_dir / "address").unlink()
                     break
         lock.release()
-    if not data_dir:
-        # the directory is named after an application that has ended
-        shutil.rmtree(run_dir)
-        return
     with lock_exclusive(run_dir / "lock"):
-        _remove_ended_users(run_dir)
+        is_used = _remove_ended_users(run_dir)
+        # without DIR it is named after an application, which may start another broker after a signal
+        if not data_dir and not is_used:
+            shutil.rmtree(run_dir)
 
 
 def _remove_ended_users(run_dir: Path) -> bool:

@@ -10,7 +10,7 @@ import fcntl
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator
+from typing import Callable, Iterator
 
 
 class SharedLock:
@@ -67,8 +67,15 @@ def is_locked(path: Path) -> bool:
 
 
 @contextmanager
-def lock_exclusive(path: Path) -> Iterator[None]:
-    """Waits for and holds the exclusive lock of a file, which is created if needed."""
+def lock_exclusive(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Waits for and holds the exclusive lock of a file, which is created if needed.
+
+    `on_wait` is called before the wait for another process that holds it.
+    """
     with open(path, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield

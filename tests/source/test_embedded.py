@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.topics import create_topic, produce
@@ -14,6 +15,7 @@ from spark_groupsource.source import embedded
 from spark_groupsource.source.control_socket import control_sockets, is_first_reader
 from spark_groupsource.source.driver_process import driver_pid, private_directory, process_identity
 from spark_groupsource.source.embedded import resolve_bootstrap
+from spark_groupsource.source.file_locks import lock_exclusive
 from spark_groupsource.source.reader_process import can_use_unix_socket, has_unix_socket
 
 
@@ -73,6 +75,30 @@ def test_directory_is_shared_and_keeps_its_data(application, topic, tmp_path):
     pid = broker_pid(run_dir)
     os.kill(pid, signal.SIGTERM)
     wait_until(lambda: not is_running(pid), "the broker exits")
+
+
+def test_broker_starts_when_the_previous_one_of_its_directory_has_stopped(application, tmp_path):
+    run_dir = embedded.run_directory(str(tmp_path / "data"), 0)
+    with ThreadPoolExecutor(1) as pool:
+        with lock_exclusive(run_dir / "broker"):  # of a broker that writes its data
+            started = pool.submit(resolve_bootstrap, f"embedded:{tmp_path / 'data'}", application.pid)
+            log = run_dir / "log"
+            wait_until(lambda: log.exists() and "Waiting for the previous" in log.read_text(), "the broker waits")
+            assert not (run_dir / "address").exists()
+        assert started.result().startswith("127.0.0.1:")
+    kill_application(application, run_dir)
+
+
+def test_broker_that_gets_sigterm_leaves_the_directory_of_a_running_application(application):
+    resolve_bootstrap("embedded", application.pid)
+    run_dir = embedded.run_directory("", application.pid)
+    pid = broker_pid(run_dir)
+    os.kill(pid, signal.SIGTERM)
+    again = resolve_bootstrap("embedded", application.pid)
+    wait_until(lambda: not is_running(pid), "the broker exits")
+    assert resolve_bootstrap("embedded", application.pid) == again
+    kill_application(application, run_dir)
+    wait_until(lambda: not run_dir.exists(), "the directory is removed")
 
 
 def test_error_contains_the_output_of_a_broker_that_does_not_start(application, tmp_path):
