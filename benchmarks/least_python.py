@@ -1,4 +1,4 @@
-"""Least time of a partition in a request: straight-line Python without the broker.
+"""Least time of a partition of a request in straight-line Python.
 
     python benchmarks/least_python.py
 
