@@ -41,6 +41,7 @@ def stop_gracefully(query: StreamingQuery, timeout_s: float = 60.0) -> None:
     clock = SystemClock()
     deadline_ms = clock.now_ms() + int(timeout_s * 1000)
     drain = _RemoteDrain(query) if is_remote(query) else _Drain(query)
+    was_active = query.isActive
     try:
         while query.isActive and not drain.advance():
             if clock.now_ms() > deadline_ms:
@@ -52,6 +53,11 @@ def stop_gracefully(query: StreamingQuery, timeout_s: float = 60.0) -> None:
             clock.sleep_ms(_POLL_MS)
     finally:
         drain.close()
+    failure = query.exception() if was_active and not query.isActive else None
+    if failure is not None:
+        cause = str(failure).strip().partition("\n")[0]
+        text = "[query=%s] The query failed during the drain, so another member may repeat its last batch: %s"
+        _log.warning(text, query.name or query.id, cause)
     query.stop()
 
 
