@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
@@ -88,6 +89,11 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     for topic, partition in sorted(partitions):
         topics.setdefault(topic, []).append(partition)
     return topics
+
+
+def topic_matches(pattern: str, topic: str) -> bool:
+    """Returns whether the name of a topic contains a match of `subscribePattern`, as in Spark's Kafka source."""
+    return re.search(pattern, topic) is not None
 
 
 def bounded_names(names: Iterable[object], limit: int = 5, *, count: int | None = None) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, Iterator, Mapping
 
 from spark_groupsource.clock import Clock, SystemClock, format_timestamp_ms
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.model import bounded_names
+from spark_groupsource.model import bounded_names, topic_matches
 from spark_groupsource.source.file_locks import SharedLock, lock_exclusive, lock_shared, try_lock_exclusive
 
 # a stopped query releases its group a moment after query.stop() returns
@@ -140,7 +139,7 @@ def recorded_queries(directory: Path) -> dict[int, Mapping[str, Any]]:
 
 
 def _matches(pattern: str | None, topic: str) -> bool:
-    return pattern is not None and re.search(pattern, topic) is not None
+    return pattern is not None and topic_matches(pattern, topic)
 
 
 def _query_file(path: Path) -> Path:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import re
 from typing import Callable, Iterable, Mapping, TypeVar
 from uuid import UUID
 
 from spark_groupsource.client.cluster.client import ClusterClient
-from spark_groupsource.client.cluster.metadata import EARLIEST, LATEST, ClusterMetadata, TopicInfo
+from spark_groupsource.client.cluster.metadata import EARLIEST, LATEST, ClusterMetadata
 from spark_groupsource.clock import Clock, SystemClock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
@@ -44,8 +43,7 @@ class OffsetLookup:
         pattern = self._options.subscribe_pattern
         if pattern is not None:
             view = self._cluster.metadata(None, refresh=True)
-            matching = sorted(info.name for info in self._matching(view))
-            return [p for topic in matching for p in view.partitions_of(topic)]
+            return [p for topic in self._matching(view, pattern) for p in view.partitions_of(topic)]
         assigned = self._options.assign or ()
         topics = self._options.subscribe or tuple(dict.fromkeys(p.topic for p in assigned))
         view = self._describe(topics)
@@ -68,13 +66,10 @@ class OffsetLookup:
         if topic is not None:
             self._describe((topic,), "deadLetterTopic")
 
-    def _matching(self, view: ClusterMetadata) -> list[TopicInfo]:
-        """Returns the topics whose names contain a match of subscribePattern, as the members of the query do."""
-        pattern = re.compile(self._options.subscribe_pattern or "")
+    def _matching(self, view: ClusterMetadata, pattern: str) -> list[str]:
+        """Returns the topics to which the members of the query subscribe."""
         group = self._options.group
-        leaves_out_internal = group is None or group.exclude_internal_topics
-        found = (info for info in view.topics.values() if not (leaves_out_internal and info.is_internal))
-        return [info for info in found if pattern.search(info.name)]
+        return view.matching_topics(pattern, exclude_internal=group is None or group.exclude_internal_topics)
 
     def _describe(self, topics: tuple[str, ...], option: str = "") -> ClusterMetadata:
         for _ in range(_NEW_TOPIC_ATTEMPTS):
@@ -128,8 +123,8 @@ class OffsetLookup:
         pattern = self._options.subscribe_pattern
         topics = self._options.subscribe or {p.topic for p in self._options.assign or ()}
         view = self._cluster.metadata(None if pattern is not None else set(topics))
-        chosen = view.topics.values() if pattern is None else self._matching(view)
-        return {info.name: len(info.partitions) for info in chosen}
+        chosen = view.topics if pattern is None else self._matching(view, pattern)
+        return {topic: len(view.topics[topic].partitions) for topic in chosen}
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> Offsets:
         """Returns the log start offset of each partition."""

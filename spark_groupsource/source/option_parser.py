@@ -7,13 +7,13 @@ parsed by `client.settings`.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any, Mapping
 
 from spark_groupsource.client.settings import ACCEPTED_SETTINGS, ClientSettings, GroupSettings, check_names
 from spark_groupsource.config_def import closest
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.model import topic_matches
 from spark_groupsource.source.options import FIELDS, OPTIONS, UNRESOLVED, SourceOptions
 from spark_groupsource.source.position_spec import LATEST, PositionSpec
 from spark_groupsource.source.secret_options import resolve_references
@@ -150,7 +150,7 @@ def _check_dead_letters(options: SourceOptions) -> None:
     topic, assigned = options.values.dead_letter_topic, options.assign or ()
     is_read = topic in (options.subscribe or ()) or topic in {each.topic for each in assigned}
     if topic is not None and options.subscribe_pattern is not None:
-        is_read = re.search(options.subscribe_pattern, topic) is not None
+        is_read = topic_matches(options.subscribe_pattern, topic)
     if is_read:
         raise ConfigurationError(
             f"Option deadLetterTopic={topic} must not be a topic that the query reads. Choose another topic."

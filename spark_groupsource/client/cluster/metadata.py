@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping, NamedTuple
 
 from spark_groupsource.errors import BrokerError, ErrorCode
-from spark_groupsource.model import Node, TopicPartition
+from spark_groupsource.model import Node, TopicPartition, topic_matches
 from spark_groupsource.wire.messages import MetadataResponse
 
 EARLIEST = -2
@@ -65,6 +65,11 @@ class ClusterMetadata:
         """Returns the partitions of a topic in order; none for an unknown topic."""
         info = self.topics.get(topic)
         return () if info is None else tuple(TopicPartition(topic, number) for number in sorted(info.partitions))
+
+    def matching_topics(self, pattern: str, *, exclude_internal: bool) -> list[str]:
+        """Returns the topics whose names contain a match of `pattern`, sorted."""
+        chosen = (info.name for info in self.topics.values() if not (exclude_internal and info.is_internal))
+        return sorted(name for name in chosen if topic_matches(pattern, name))
 
     def leader_epoch(self, topic_partition: TopicPartition) -> int:
         """Returns the leader epoch of a partition, -1 if it is unknown."""

@@ -7,7 +7,6 @@ owner. Member threads send heartbeats between polls. `client.membership` states 
 from __future__ import annotations
 
 import logging
-import re
 from functools import partial
 from typing import Callable, Mapping, Protocol, Sequence
 
@@ -31,7 +30,7 @@ from spark_groupsource.errors import (
     UnsupportedVersionError,
     error_name,
 )
-from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names, topic_matches
 from spark_groupsource.wire.group_events import Cause
 from spark_groupsource.wire.member_reasons import METADATA_CHANGED, SUBSCRIPTION_CHANGED
 from spark_groupsource.wire.messages import LeaveGroupRequest
@@ -80,7 +79,6 @@ class GroupClient:
         self._clock = clock or cluster.clock
         self._settings = settings
         self._listener = listener
-        self._matches = re.compile(settings.pattern).search if settings.pattern is not None else None
         self._is_started = False
         self._is_closed = False
         self.shared = SharedMembership(settings)
@@ -326,7 +324,7 @@ class GroupClient:
                     continue
                 gained += change.gained
                 steps.append(partial(member.record_assignment, assignment, generation))
-                if self._matches is not None:
+                if self._settings.pattern is not None:
                     # the leader's metadata may be newer; its new topics do not require another rebalance
                     found = {*self.shared.topics, *(tp.topic for tp in assignment.partitions)}
                     self.shared.topics = tuple(sorted(found))
@@ -384,7 +382,8 @@ class GroupClient:
     # -- subscription and metadata -----------------------------------------------------------------------------------
 
     def _is_subscribed(self, topic: str) -> bool:
-        return topic in self.shared.topics or (self._matches is not None and self._matches(topic) is not None)
+        pattern = self._settings.pattern
+        return topic in self.shared.topics or (pattern is not None and topic_matches(pattern, topic))
 
     def _check_metadata(self) -> None:
         """Finds topics that match the pattern; requests a rebalance if the leader's metadata have changed.
@@ -395,8 +394,8 @@ class GroupClient:
         with shared.changed:
             is_joining = any(member.membership.needs_prepare for member in shared.members)
             subscribed = shared.topics
-        if self._matches is not None:
-            self._match_topics(self._matches, refresh=is_joining)
+        if self._settings.pattern is not None:
+            self._match_topics(self._settings.pattern, refresh=is_joining)
         elif is_joining:
             self._cluster.check_topics(subscribed)
         with shared.changed:
@@ -414,15 +413,9 @@ class GroupClient:
             with shared.changed:
                 leader.membership.request_rejoin(METADATA_CHANGED)
 
-    def _match_topics(self, matches: Callable[[str], object], refresh: bool) -> None:
+    def _match_topics(self, pattern: str, refresh: bool) -> None:
         view = self._cluster.metadata(None, refresh=refresh)
-        found = tuple(
-            sorted(
-                name
-                for name, info in view.topics.items()
-                if matches(name) and not (self._settings.exclude_internal_topics and info.is_internal)
-            )
-        )
+        found = tuple(view.matching_topics(pattern, exclude_internal=self._settings.exclude_internal_topics))
         with self.shared.changed:
             if found != self.shared.topics:
                 self.shared.topics = found
