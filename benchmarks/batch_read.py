@@ -130,8 +130,9 @@ def measure(spark: Any, cores: int, context: Context, case: Case) -> Iterator[Fi
     sources = [OWN, *case.beside]
     for source in sources:
         timed(spark, source, context.bootstrap_servers, read)  # compiles what this case alone needs
-    # the cases beside the ceiling, whose ratios have narrow bounds, have one round more than the others
-    for number in range(max(1, context.rounds - (CEILING not in case.beside))):
+    # the case with a bound beside the ceiling, whose ratios are narrow, has one round more than the others
+    is_bound = case.beside.get(CEILING, (None, None))[cores - 1] is not None
+    for number in range(max(1, context.rounds - (not is_bound))):
         # the order changes, because each read leaves garbage and warm pages to the next one
         for source in sources[number % len(sources) :] + sources[: number % len(sources)]:
             took = timed(spark, source, context.bootstrap_servers, read)
