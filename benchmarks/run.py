@@ -2,7 +2,7 @@
 
     python benchmarks/run.py                 # all measures, about 12 minutes on two idle processors
     python benchmarks/run.py --quick         # fewer records and rounds, about 3 minutes
-    python benchmarks/run.py --full          # more records and rounds, about half an hour
+    python benchmarks/run.py --full          # more records and rounds, about 40 minutes
     python benchmarks/run.py --only parts    # one measure; --page adds it to the page
     python benchmarks/run.py --list          # the measures with their records, rounds and expected seconds
 
