@@ -19,8 +19,11 @@ from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records import arrow
 from spark_groupsource.records.arrow_columns import MAX_ROWS, Layout, record_batch
+from spark_groupsource.records.batch_selection import select_batches
+from spark_groupsource.records.header_columns import HeaderColumns
 from spark_groupsource.records.parser import NUMPY_PARSER
 from spark_groupsource.records.plain_columns import PlainReader
+from spark_groupsource.records.record_groups import record_groups
 
 _REPEATS = 5
 
@@ -67,11 +70,15 @@ def decoding(view: memoryview, topic_partition: TopicPartition) -> Iterator[tupl
     parser = arrow.compiled_parser() or NUMPY_PARSER
     columns = arrow.COLUMNS[:-1]
     layout = Layout(topic_partition, columns, 0, 1 << 62, MAX_ROWS)
-    headers, _ = arrow._select(view, layout, None)
-    rows = sum(header.record_count for header in headers)
+
+    def select() -> HeaderColumns:
+        return select_batches(view, layout.start_offset, layout.end_offset, None)[0]
+
+    headers = select()
+    rows = int(headers.record_count.sum())
 
     def groups() -> list[Any]:
-        return list(arrow._groups(view, headers, layout, 1 << 28, lambda: parser))
+        return list(record_groups(view, headers, layout, 1 << 28, lambda: parser))
 
     def plain() -> None:
         for group in kept:
@@ -80,7 +87,7 @@ def decoding(view: memoryview, topic_partition: TopicPartition) -> Iterator[tupl
     kept = groups()
     selections = [arrow._select_records(group, layout) for group in kept]
     parse_ns = least_ns(lambda: [group.parsed() for group in kept])
-    yield "headers and checksums", least_ns(lambda: arrow._select(view, layout, None)) / rows
+    yield "headers and checksums", least_ns(select) / rows
     yield "decompression, grouping", least_ns(groups) / rows
     yield "record boundaries and fields", parse_ns / rows
     yield "offsets", (least_ns(lambda: [arrow._select_records(group, layout) for group in kept]) - parse_ns) / rows

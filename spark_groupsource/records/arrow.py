@@ -9,11 +9,9 @@ Source: Kafka `CompletedFetch` (which records a consumer returns).
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Callable, Iterator, NamedTuple, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
-import google_crc32c
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from spark_groupsource.errors import CorruptRecordError
@@ -27,35 +25,18 @@ from spark_groupsource.records.arrow_columns import (
     kafka_schema,
     record_batch,
 )
-from spark_groupsource.records.compression import DEFAULT_MAX_BYTES, SizeLimitError
-from spark_groupsource.records.decode import CONTROL_ABORT, check_record_count, control_type, records_payload
-from spark_groupsource.records.header import (
-    ATTRIBUTES_AT,
-    HEADER_BYTES,
-    BatchHeader,
-    Buffer,
-    check_crc,
-    corrupt_batch,
-    iter_batches,
-)
+from spark_groupsource.records.batch_selection import AbortedTransaction, select_batches
+from spark_groupsource.records.compression import DEFAULT_MAX_BYTES
+from spark_groupsource.records.header import Buffer
+from spark_groupsource.records.header_columns import HeaderColumns
 from spark_groupsource.records.parser import NUMPY_PARSER, Ints, RecordFields, RecordParser, check_headers
-from spark_groupsource.records.plain_columns import BufferPool, Parts, PlainReader, ReadPlain
-from spark_groupsource.records.slices import record_slices
+from spark_groupsource.records.plain_columns import PlainReader, ReadPlain
+from spark_groupsource.records.record_groups import RecordGroup, record_groups, undecodable
 
 __all__ = ["COLUMNS", "AbortedTransaction", "DecodedBlock", "columns_schema", "decode_fetched", "kafka_schema"]
 
-# maximum decompressed bytes of the batches that are decoded together; a larger batch is decoded in slices
-_MAX_GROUP_BYTES = 8 * 1024 * 1024
-_MAX_SLICE_BYTES = 2 * 1024 * 1024
 # maximum headers of one Arrow batch, unless one record has more
 _MAX_HEADERS = 250_000
-
-
-class AbortedTransaction(NamedTuple):
-    """An aborted transaction of a Fetch response; `first_offset` is the offset of its first record."""
-
-    producer_id: int
-    first_offset: int
 
 
 class DecodedBlock(NamedTuple):
@@ -104,20 +85,20 @@ def decode_fetched(
     view = memoryview(buffer)
     layout = Layout(topic_partition, tuple(columns), start_offset, end_offset, max_rows)
     try:
-        headers, next_offset = _select(view, layout, aborted if read_committed else None)
+        headers, next_offset = select_batches(view, start_offset, end_offset, aborted if read_committed else None)
     except CorruptRecordError as error:
         raise CorruptRecordError(f"{topic_partition}: {error}") from error
     return DecodedBlock(_decode(view, headers, layout, max_record_bytes, parser), next_offset)
 
 
 def _decode(
-    view: memoryview, headers: list[BatchHeader], layout: Layout, max_record_bytes: int, parser: RecordParser | None
+    view: memoryview, headers: HeaderColumns, layout: Layout, max_record_bytes: int, parser: RecordParser | None
 ) -> Iterator[pa.RecordBatch]:
     def choose() -> RecordParser:
         return parser or _parsers.next()
 
     try:
-        for group in _groups(view, headers, layout, max_record_bytes, choose):
+        for group in record_groups(view, headers, layout, max_record_bytes, choose):
             for batch in _decode_group(group, layout):
                 _parsers.count(batch.num_rows)
                 yield batch
@@ -169,217 +150,9 @@ def _read_plain() -> ReadPlain:
 
 
 _plain = PlainReader()
-_payloads = BufferPool()
 
 
-_NextParser = Callable[[], RecordParser]
-"""Returns the parser for the next group."""
-
-
-class _RecordGroup(NamedTuple):
-    """Records to decode together: those of whole Kafka batches, or a slice of one.
-
-    Attributes:
-        payload: the decompressed records, or the part of the response that has them.
-        counts: number of records per header.
-        starts, ends: start and end of the records of each header in `payload`.
-        parser: parses them.
-        fields: the positions of the fields, None if they are not parsed yet.
-        lowest_offset: the offset after the previous slice of the batch.
-    """
-
-    headers: list[BatchHeader]
-    payload: npt.NDArray[np.uint8]
-    counts: Ints
-    starts: Ints
-    ends: Ints
-    parser: RecordParser
-    fields: RecordFields | None = None
-    lowest_offset: int = 0
-
-    @property
-    def parts(self) -> Parts:
-        return Parts(self.starts, self.ends, self.counts)
-
-    def parsed(self) -> RecordFields:
-        """Returns the positions of the fields. Raises: CorruptRecordError."""
-        if self.fields is not None:
-            return self.fields
-        if self.parser.parse_batches is not None:
-            return self.parser.parse_batches(self.payload, self.starts, self.ends, self.counts)
-        return self.parser.parse_all(self.payload, int(self.counts.sum()))
-
-    def single(self, index: int) -> _RecordGroup:
-        """Returns the group of one of the headers."""
-        payload, count = self.payload[self.starts[index] : self.ends[index]], self.counts[index : index + 1]
-        return _RecordGroup([self.headers[index]], payload, count, _ints([0]), _ints([payload.size]), self.parser)
-
-
-def _select(
-    view: memoryview, layout: Layout, aborted: Sequence[AbortedTransaction] | None
-) -> tuple[list[BatchHeader], int]:
-    """Returns the headers of the batches whose records a consumer returns, and the next offset to fetch.
-
-    `aborted` is None with isolation level read_uncommitted.
-    """
-    pending = sorted(aborted or (), key=lambda transaction: transaction.first_offset, reverse=True)
-    aborted_producers: set[int] = set()
-    headers: list[BatchHeader] = []
-    next_offset = layout.start_offset
-    previous_end = 0
-    is_after_range = False
-    received = np.frombuffer(view, np.uint8)
-    for header in iter_batches(view):
-        if header.base_offset < previous_end:
-            raise corrupt_batch(
-                header.base_offset, header.position, f"the previous batch ends at offset {previous_end - 1}"
-            )
-        if is_after_range:
-            break
-        previous_end = header.next_offset
-        if header.base_offset >= layout.end_offset:
-            # the checksum does not cover the base offset: the next header must confirm that the range ends here
-            next_offset = layout.end_offset
-            is_after_range = True
-            continue
-        _check_crc(received, header)
-        next_offset = max(next_offset, header.next_offset)
-        # an aborted transaction lasts from its first offset to its producer's abort marker (Kafka `CompletedFetch`)
-        while pending and pending[-1].first_offset <= header.last_offset:
-            aborted_producers.add(pending.pop().producer_id)
-        if header.is_control:
-            if header.producer_id in aborted_producers and control_type(view, header) == CONTROL_ABORT:
-                aborted_producers.discard(header.producer_id)
-        elif header.is_transactional and header.producer_id in aborted_producers:
-            continue
-        elif header.last_offset >= layout.start_offset:
-            headers.append(header)
-    return headers, max(layout.start_offset, min(next_offset, layout.end_offset))
-
-
-def _check_crc(received: npt.NDArray[np.uint8], header: BatchHeader) -> None:
-    """Verifies a checksum without a copy of the batch: the library accepts arrays, but no views of memory."""
-    covered = received[header.position + ATTRIBUTES_AT : header.position + header.size]
-    if google_crc32c.extend(0, covered) != header.crc:
-        check_crc(received.data, header)
-
-
-def _groups(
-    view: memoryview, headers: list[BatchHeader], layout: Layout, max_record_bytes: int, parser: _NextParser
-) -> Iterator[_RecordGroup]:
-    """Decompresses batches; joins as many as fit in one Arrow batch, and divides larger ones.
-
-    Uncompressed records are not copied, if the parser skips the headers of the batches between them.
-    """
-    members: list[BatchHeader] = []
-    payloads: list[bytes | memoryview] = []
-    rows = size = 0
-    chosen = parser()
-    is_in_place = False
-    max_bytes = min(_MAX_GROUP_BYTES, max_record_bytes)
-    for header in headers:
-        payload: bytes | memoryview | None = b""
-        is_skipping = chosen.parse_batches is not None
-        is_read_in_place = is_skipping and not header.codec and _is_small(header, layout, max_bytes)
-        if is_read_in_place:
-            added = header.size - HEADER_BYTES
-            check_record_count(header, added)
-        else:
-            payload = _whole_payload(view, header, layout, max_bytes)
-            added = 0 if payload is None else len(payload)
-        is_full = rows + header.record_count > layout.max_rows or size + added > _MAX_GROUP_BYTES
-        if members and (is_full or payload is None or is_read_in_place != is_in_place):
-            yield _group(view, members, payloads, chosen)
-            members, payloads, rows, size = [], [], 0, 0
-            chosen = parser()
-        if payload is None:
-            yield from _slices_of(view, header, layout, max_record_bytes, parser)
-            continue
-        is_in_place = is_read_in_place
-        members.append(header)
-        if not is_in_place:
-            payloads.append(payload)
-        rows += header.record_count
-        size += added
-    if members:
-        yield _group(view, members, payloads, chosen)
-
-
-def _is_small(header: BatchHeader, layout: Layout, max_bytes: int) -> bool:
-    """Returns whether a batch is decoded at once, unless it expands."""
-    return header.record_count <= layout.max_rows and header.size <= max_bytes
-
-
-def _whole_payload(view: memoryview, header: BatchHeader, layout: Layout, max_bytes: int) -> bytes | memoryview | None:
-    """Returns the decompressed records of a batch, None if they are too many to be decoded at once."""
-    if not _is_small(header, layout, max_bytes):
-        return None
-    try:
-        return records_payload(view, header, max_bytes)
-    except SizeLimitError:
-        return None
-
-
-def _group(
-    view: memoryview, members: list[BatchHeader], payloads: list[bytes | memoryview], parser: RecordParser
-) -> _RecordGroup:
-    """Returns the group of batches; without `payloads`, their records are parsed in the response."""
-    counts = _ints([header.record_count for header in members])
-    if payloads:
-        sizes = _ints([len(payload) for payload in payloads])
-        ends = np.cumsum(sizes)
-        return _RecordGroup(members, _joined(payloads, ends), counts, ends - sizes, ends, parser)
-    begin = members[0].position
-    starts = _ints([header.position for header in members]) - (begin - HEADER_BYTES)
-    ends = starts + (_ints([header.size for header in members]) - HEADER_BYTES)
-    received = view[begin : members[-1].position + members[-1].size]
-    return _RecordGroup(members, np.frombuffer(received, dtype=np.uint8), counts, starts, ends, parser)
-
-
-def _joined(payloads: list[bytes | memoryview], ends: Ints) -> npt.NDArray[np.uint8]:
-    if len(payloads) == 1:
-        return np.frombuffer(payloads[0], dtype=np.uint8)
-    joined = _payloads.take(int(ends[-1]))
-    for payload, end in zip(payloads, ends.tolist()):
-        joined[end - len(payload) : end] = np.frombuffer(payload, dtype=np.uint8)
-    return joined
-
-
-def _ints(values: Sequence[int]) -> Ints:
-    return np.array(values, dtype=np.int64)
-
-
-def _slices_of(
-    view: memoryview, header: BatchHeader, layout: Layout, max_record_bytes: int, parser: _NextParser
-) -> Iterator[_RecordGroup]:
-    lowest_offset = header.base_offset
-    slices = record_slices(
-        view,
-        header,
-        max_slice_bytes=_MAX_SLICE_BYTES,
-        max_slice_items=layout.max_rows,
-        max_record_bytes=max_record_bytes,
-        parser=lambda payload, limit: parser().parse_leading(payload, limit),
-    )
-    try:
-        for found in slices:
-            if found is not None:
-                payload, fields = found
-                count = len(fields.end)
-                bounds = _ints([count]), _ints([0]), _ints([payload.size])
-                yield _RecordGroup([header], payload, *bounds, NUMPY_PARSER, fields, lowest_offset)
-                lowest_offset = header.base_offset + int(fields.offset_delta[-1]) + 1
-    except CorruptRecordError as error:
-        raise _undecodable(header, error) from error
-
-
-def _undecodable(header: BatchHeader, error: CorruptRecordError) -> CorruptRecordError:
-    return corrupt_batch(
-        header.base_offset, header.position, f"its {header.record_count} records do not decode: {error}"
-    )
-
-
-def _decode_group(group: _RecordGroup, layout: Layout) -> Iterator[pa.RecordBatch]:
+def _decode_group(group: RecordGroup, layout: Layout) -> Iterator[pa.RecordBatch]:
     if group.parser.parse_batches is not None and group.fields is None:
         plain = _plain.read(_read_plain(), group.payload, group.parts, group.headers, layout)
         if plain is not None:
@@ -390,19 +163,19 @@ def _decode_group(group: _RecordGroup, layout: Layout) -> Iterator[pa.RecordBatc
         if selection is None:
             return
         ends = _row_ends(selection, layout)
-        if len(ends) == 1 or len(group.headers) == 1:
+        if len(ends) == 1 or group.headers.batch_count == 1:
             for first, after in zip([0, *ends], ends):
                 yield record_batch(selection.part(first, after), layout)
             return
     except CorruptRecordError as error:
-        if len(group.headers) == 1:
-            raise _undecodable(group.headers[0], error) from error
+        if group.headers.batch_count == 1:
+            raise undecodable(group.headers, error) from error
     # decode one batch at a time to find the corrupt one, or to limit the headers
-    for index in range(len(group.headers)):
+    for index in range(group.headers.batch_count):
         yield from _decode_group(group.single(index), layout)
 
 
-def _select_records(group: _RecordGroup, layout: Layout) -> Selection | None:
+def _select_records(group: RecordGroup, layout: Layout) -> Selection | None:
     counts, fields = group.counts, group.parsed()
     last = np.cumsum(counts) - 1
     present = counts > 0
@@ -436,11 +209,10 @@ def _row_ends(selection: Selection, layout: Layout) -> list[int]:
     return ends[1:]
 
 
-def _offsets(group: _RecordGroup, last: Ints, fields: RecordFields) -> Ints:
+def _offsets(group: RecordGroup, last: Ints, fields: RecordFields) -> Ints:
     """Returns the absolute offsets; checks that they increase and are in the range of their batches."""
     headers, counts = group.headers, group.counts
-    base = np.array([header.base_offset for header in headers], dtype=np.int64)
-    offsets: Ints = np.repeat(base, counts)
+    offsets: Ints = np.repeat(headers.base_offset, counts)
     offsets += fields.offset_delta
     if len(offsets) > 1 and not (offsets[1:] > offsets[:-1]).all():
         raise CorruptRecordError("Invalid offsets: they do not increase.")
@@ -448,8 +220,7 @@ def _offsets(group: _RecordGroup, last: Ints, fields: RecordFields) -> Ints:
         raise CorruptRecordError("Invalid offsets: they do not increase.")
     present = counts > 0
     first_delta = fields.offset_delta[(last - counts + 1)[present]]
-    limit = np.array([header.last_offset_delta for header in headers], dtype=np.int64)
-    if (first_delta < 0).any() or (fields.offset_delta[last[present]] > limit[present]).any():
+    if (first_delta < 0).any() or (fields.offset_delta[last[present]] > headers.last_offset_delta[present]).any():
         raise CorruptRecordError("Invalid offset: an offset is outside the range of its batch.")
     return offsets
 

@@ -15,7 +15,7 @@ from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.arrow_arrays import bitmap, consecutive, fixed_width, strings
 from spark_groupsource.records.columns import HEADERS_TYPE, SOURCE_COLUMNS
-from spark_groupsource.records.header import BatchHeader
+from spark_groupsource.records.header_columns import HeaderColumns
 from spark_groupsource.records.parser import Bytes, Ints, RecordFields, parse_headers
 
 COLUMNS = tuple(column.name for column in SOURCE_COLUMNS)
@@ -73,7 +73,7 @@ class Selection(NamedTuple):
     """
 
     payload: Bytes
-    batches: Sequence[BatchHeader]
+    batches: HeaderColumns
     counts: Ints
     fields: RecordFields
     offsets: Ints
@@ -88,7 +88,7 @@ class Selection(NamedTuple):
     @property
     def is_received(self) -> bool:
         """True if the payload is a part of the response, whose memory the next response overwrites."""
-        return self.batches[0].codec == 0
+        return int(self.batches.codec[0]) == 0
 
 
 def record_batch(selection: Selection, layout: Layout) -> pa.RecordBatch:
@@ -106,24 +106,23 @@ def record_column(name: str, selection: Selection, layout: Layout) -> pa.Array:
     return _BUILDERS[name](selection, layout)
 
 
-def _per_record(selection: Selection, per_batch: list[int]) -> Ints:
-    if per_batch.count(per_batch[0]) == len(per_batch):
+def _per_record(selection: Selection, per_batch: Ints) -> Ints:
+    if (per_batch == per_batch[0]).all():
         return np.full(len(selection.offsets), per_batch[0], dtype=np.int64)
-    repeated: Ints = np.repeat(np.array(per_batch, dtype=np.int64), selection.counts)
+    repeated: Ints = np.repeat(per_batch, selection.counts)
     return repeated[selection.rows]
 
 
 def _timestamp(selection: Selection, layout: Layout) -> pa.Array:
-    headers = selection.batches
-    appended = [header.is_log_append_time for header in headers]
-    if all(appended):
-        milliseconds = _per_record(selection, [header.max_timestamp for header in headers])
+    headers, appended = selection.batches, selection.batches.is_log_append_time
+    if appended.all():
+        milliseconds = _per_record(selection, headers.max_timestamp)
     else:
-        milliseconds = _per_record(selection, [header.base_timestamp for header in headers])
+        milliseconds = _per_record(selection, headers.base_timestamp)
         milliseconds += selection.fields.timestamp_delta
-        if any(appended):
-            stamped = _per_record(selection, [int(flag) for flag in appended]) == 1
-            milliseconds[stamped] = _per_record(selection, [header.max_timestamp for header in headers])[stamped]
+        if appended.any():
+            stamped = _per_record(selection, appended.astype(np.int64)) == 1
+            milliseconds[stamped] = _per_record(selection, headers.max_timestamp)[stamped]
     if int(milliseconds.max()) > _MAX_TIMESTAMP_MS or int(milliseconds.min()) < -_MAX_TIMESTAMP_MS:
         first = int(np.argmax((milliseconds > _MAX_TIMESTAMP_MS) | (milliseconds < -_MAX_TIMESTAMP_MS)))
         # the error condition is that of Spark's Kafka source
@@ -137,7 +136,7 @@ def _timestamp(selection: Selection, layout: Layout) -> pa.Array:
 
 
 def _timestamp_type(selection: Selection, layout: Layout) -> pa.Array:
-    kinds = _per_record(selection, [header.timestamp_type for header in selection.batches])
+    kinds = _per_record(selection, selection.batches.timestamp_type)
     return fixed_width(pa.int32(), kinds.astype(np.int32))
 
 

@@ -183,10 +183,10 @@ def _gzip(data: bytes, level: int | None) -> bytes:
 
 
 def _read_snappy(data: memoryview) -> _ReadSome:
-    return _read_parts(part for block in _snappy_blocks(data) for part in _unsnappy_block(block))
+    return _read_parts(part for block in snappy_blocks(data) for part in _unsnappy_block(block))
 
 
-def _snappy_blocks(data: memoryview) -> Iterator[memoryview]:
+def snappy_blocks(data: memoryview) -> Iterator[memoryview]:
     """Yields the snappy blocks of `data`: the only one, or those of snappy-java's streams."""
     if bytes(data[:8]) != _XERIAL_MAGIC:
         yield data

@@ -37,6 +37,8 @@ NO_TIMESTAMP_TYPE_FLAG = 0x80
 HEADER_LAYOUT = struct.Struct(">qiibIhiqqqhii")
 PREFIX_LAYOUT = struct.Struct(">qi")
 """Base offset and length."""
+_LENGTH_AND_MAGIC = struct.Struct(">8xi4xb")
+_MIN_LENGTH = HEADER_BYTES - LOG_OVERHEAD_BYTES
 EPOCH_AT = 12
 MAGIC_AT = 16
 CRC_AT = 17
@@ -159,10 +161,31 @@ def last_batch(buffer: Buffer) -> BatchHeader | None:
 
     Raises: CorruptRecordError if the header, or the length of a batch before it, is invalid.
     """
-    last = position = 0
-    while (size := _complete_size(buffer, position)) is not None:
-        last, position = position, position + size
-    return next(iter_batches(buffer, start=last), None)
+    positions, not_a_batch = batch_positions(buffer)
+    if not_a_batch is not None:
+        raise not_a_batch
+    return next(iter_batches(buffer, start=positions[-1])) if positions else None
+
+
+def batch_positions(buffer: Buffer) -> tuple[list[int], CorruptRecordError | None]:
+    """Returns the positions of the complete batches, and the error of what follows them if it is no batch.
+
+    Only the lengths and format versions are read. An incomplete last batch is no error.
+    """
+    positions: list[int] = []
+    position, last_possible, read = 0, len(buffer) - HEADER_BYTES, _LENGTH_AND_MAGIC.unpack_from
+    while position <= last_possible:
+        length, magic = read(buffer, position)
+        following = position + LOG_OVERHEAD_BYTES + length
+        if magic != MAGIC or length < _MIN_LENGTH or following > len(buffer):
+            break
+        positions.append(position)
+        position = following
+    try:
+        _complete_size(buffer, position)
+    except CorruptRecordError as error:
+        return positions, error
+    return positions, None
 
 
 def _complete_size(buffer: Buffer, position: int) -> int | None:
@@ -181,10 +204,8 @@ def _complete_size(buffer: Buffer, position: int) -> int | None:
 def _not_a_batch(base_offset: int, batch_length: int, position: int, magic: int) -> CorruptRecordError:
     """Returns the error of an entry whose length or format version is not that of a record batch."""
     is_message = magic in (0, 1) and batch_length >= MIN_MESSAGE_BYTES
-    if batch_length < HEADER_BYTES - LOG_OVERHEAD_BYTES and not is_message:
-        return corrupt_batch(
-            base_offset, position, f"its length is {batch_length} bytes, minimum {HEADER_BYTES - LOG_OVERHEAD_BYTES}"
-        )
+    if batch_length < _MIN_LENGTH and not is_message:
+        return corrupt_batch(base_offset, position, f"its length is {batch_length} bytes, minimum {_MIN_LENGTH}")
     error = corrupt_batch(
         base_offset, position, f"its format version is {magic}, supported is {MAGIC} (Kafka 0.11 and later)"
     )

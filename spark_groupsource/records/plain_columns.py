@@ -7,7 +7,7 @@ leaves other records, and invalid ones, to `arrow`.
 from __future__ import annotations
 
 import sys
-from typing import Callable, NamedTuple, Sequence
+from typing import Callable, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from spark_groupsource.records.arrow_arrays import fixed_width
 from spark_groupsource.records.arrow_columns import Layout, Selection, columns_schema, record_column
-from spark_groupsource.records.header import BatchHeader
+from spark_groupsource.records.header_columns import HeaderColumns
 from spark_groupsource.records.parser import Bytes, Ints, RecordFields
 
 _MAX_KEPT_BYTES = 48 << 20
@@ -114,14 +114,14 @@ class PlainReader:
         self._skipped = self._to_skip = 0
 
     def read(
-        self, read_plain: ReadPlain, payload: Bytes, parts: Parts, headers: Sequence[BatchHeader], layout: Layout
+        self, read_plain: ReadPlain, payload: Bytes, parts: Parts, headers: HeaderColumns, layout: Layout
     ) -> pa.RecordBatch | None:
         """Returns the batch of all records, None if they are to be read otherwise."""
         if self._skipped < self._to_skip:
             self._skipped += 1
             return None
         columns = layout.columns
-        is_whole = headers[0].base_offset >= layout.start_offset and headers[-1].last_offset < layout.end_offset
+        is_whole = headers.base_offset[0] >= layout.start_offset and headers.last_offset[-1] < layout.end_offset
         if not is_whole or "headers" in columns or not parts.counts.any():
             return None
         found = read_plain(payload, parts, _bases(headers), "key" in columns, "value" in columns)
@@ -129,18 +129,14 @@ class PlainReader:
         return None if found is None else _record_batch(found, parts, headers, layout)
 
 
-def _bases(headers: Sequence[BatchHeader]) -> BatchBases:
-    rows = [
-        (h.base_offset, h.last_offset_delta, h.max_timestamp, 0)
-        if h.is_log_append_time
-        else (h.base_offset, h.last_offset_delta, h.base_timestamp, 1)
-        for h in headers
-    ]
-    return BatchBases(*np.array(rows, np.int64).T.copy())
+def _bases(headers: HeaderColumns) -> BatchBases:
+    appended = headers.is_log_append_time
+    timestamps = np.where(appended, headers.max_timestamp, headers.base_timestamp)
+    return BatchBases(headers.base_offset, headers.last_offset_delta, timestamps, (~appended).astype(np.int64))
 
 
 def _record_batch(
-    found: PlainColumns, parts: Parts, headers: Sequence[BatchHeader], layout: Layout
+    found: PlainColumns, parts: Parts, headers: HeaderColumns, layout: Layout
 ) -> pa.RecordBatch:
     rows = len(found.offsets)
     built: dict[str, Callable[[], pa.Array]] = {

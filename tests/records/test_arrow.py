@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.record_strategies import END, PARSERS, TP, decode, logs, rows_by_columns, rows_by_objects, table
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records import arrow, arrow_columns
+from spark_groupsource.records import arrow, arrow_columns, record_groups
 from spark_groupsource.records.arrow import COLUMNS, AbortedTransaction, columns_schema, decode_fetched, kafka_schema
 from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT
 from spark_groupsource.records.encode import Record, control_key, encode_batch, with_body
@@ -325,9 +325,12 @@ def test_memory_depends_on_neither_the_size_nor_the_ratio_of_a_batch(codec):
 
 
 def test_batches_are_decoded_together_up_to_a_size(monkeypatch):
-    monkeypatch.setattr(arrow, "_MAX_GROUP_BYTES", 5000)
-    log = b"".join(batch(at, at, value=b"x" * 2000, codec=3) for at in range(5))
-    assert [found.num_rows for found in decode(log).batches] == [2, 2, 1]
+    # private: the size is that of a processor cache
+    monkeypatch.setattr(record_groups, "_GROUP_BYTES", 5000)
+    compressed = b"".join(batch(at, at, value=b"x" * 2000, codec=3) for at in range(5))
+    assert [found.num_rows for found in decode(compressed).batches] == [3, 2]
+    received = b"".join(batch(at, at, value=b"x" * 2000) for at in range(5))
+    assert [found.num_rows for found in decode(received, parser=PARSERS["numba"]).batches] == [2, 2, 1]
 
 
 def test_the_compiled_parser_is_selected_after_many_records():

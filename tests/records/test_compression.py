@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import struct
 
 import lz4.frame
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.xerial import xerial
 
 from spark_groupsource.errors import ConfigurationError, CorruptRecordError
 from spark_groupsource.records.compression import CODECS, DecompressionStream, codec_number, compress, decompress
@@ -18,15 +18,6 @@ from spark_groupsource.records.varint import write_uvarint
 codecs = st.integers(0, len(CODECS) - 1)
 COMPRESSING = range(1, len(CODECS))
 TEXT = b"".join(b'{"flight": %d, "carrier": "UA"}' % number for number in range(20_000))
-
-
-def xerial(data, block_bytes=32 * 1024):
-    """The output of snappy-java's SnappyOutputStream."""
-    stream = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
-    for at in range(0, len(data), block_bytes):
-        block = compress(2, data[at : at + block_bytes])
-        stream += struct.pack(">i", len(block)) + block
-    return stream
 
 
 @given(codecs, st.binary(max_size=2000), st.integers(0, 300))

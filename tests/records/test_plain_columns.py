@@ -19,6 +19,7 @@ from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.records import arrow, plain_columns
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
+from spark_groupsource.records.header_columns import header_columns
 from spark_groupsource.records.plain_columns import BufferPool, PlainReader
 
 NOW = 1_700_000_000_000
@@ -131,7 +132,7 @@ def test_groups_that_are_not_plain_are_skipped_with_increasing_distance():
         tried.append(number)
 
     layout = arrow.Layout(None, ("value",), 0, END, 10)
-    headers = list(iter_batches(batch(*plain())))
+    headers = header_columns(batch(*plain()), [0])
     one = np.ones(1, np.int64)
     for number in range(20):
         assert reader.read(leave, np.zeros(9, np.uint8), plain_columns.Parts(one, one, one), headers, layout) is None
