@@ -102,6 +102,8 @@ def _decode(
             for batch in _decode_group(group, layout):
                 _parsers.count(batch.num_rows)
                 yield batch
+            # the next group uses its memory
+            del group
     except CorruptRecordError as error:
         raise CorruptRecordError(f"{layout.topic_partition}: {error}") from error
 

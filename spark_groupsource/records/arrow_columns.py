@@ -136,8 +136,10 @@ def _timestamp(selection: Selection, layout: Layout) -> pa.Array:
 
 
 def _timestamp_type(selection: Selection, layout: Layout) -> pa.Array:
-    kinds = _per_record(selection, selection.batches.timestamp_type)
-    return fixed_width(pa.int32(), kinds.astype(np.int32))
+    kinds = selection.batches.timestamp_type
+    if (kinds == kinds[0]).all():
+        return _same(int(kinds[0]), selection, layout)
+    return fixed_width(pa.int32(), _per_record(selection, kinds).astype(np.int32))
 
 
 def _offset(selection: Selection, layout: Layout) -> pa.Array:
@@ -145,7 +147,17 @@ def _offset(selection: Selection, layout: Layout) -> pa.Array:
 
 
 def _partition(selection: Selection, layout: Layout) -> pa.Array:
-    return fixed_width(pa.int32(), np.full(len(selection.offsets), layout.topic_partition.partition, dtype=np.int32))
+    return _same(layout.topic_partition.partition, selection, layout)
+
+
+def _same(number: int, selection: Selection, layout: Layout) -> pa.Array:
+    rows = len(selection.offsets)
+    return _repeated_number(number, max(rows, layout.max_rows)).slice(0, rows)
+
+
+@lru_cache(maxsize=16)
+def _repeated_number(number: int, rows: int) -> pa.Array:
+    return fixed_width(pa.int32(), np.full(rows, number, dtype=np.int32))
 
 
 def _topic(selection: Selection, layout: Layout) -> pa.Array:

@@ -41,7 +41,7 @@ _FIELDS = {
 }
 _formats, _offsets = zip(*_FIELDS.values())
 _LAYOUT = np.dtype({"names": list(_FIELDS), "formats": _formats, "offsets": _offsets, "itemsize": HEADER_BYTES})
-_PLACES = np.arange(HEADER_BYTES)
+_BYTES = np.dtype((np.void, HEADER_BYTES))
 
 
 class HeaderColumns(NamedTuple):
@@ -107,5 +107,7 @@ class HeaderColumns(NamedTuple):
 def header_columns(buffer: Buffer, positions: Sequence[int]) -> HeaderColumns:
     """Returns the headers at these positions, which are not validated."""
     at = np.array(positions, np.int64)
-    found = np.frombuffer(buffer, np.uint8)[at[:, None] + _PLACES].view(_LAYOUT)[:, 0]
+    # one header from each byte on
+    possible = np.ndarray((max(0, len(buffer) - HEADER_BYTES + 1),), _BYTES, buffer, strides=(1,))
+    found = possible[at].view(_LAYOUT)
     return HeaderColumns(**{name: found[name].astype(np.int64) for name in _FIELDS}, position=at)

@@ -100,8 +100,10 @@ def record_groups(
         else:
             group = _decompressed(view, rest, is_whole[first:], layout.max_rows, max_bytes, chosen)
         if group is not None:
-            yield group
             first += group.headers.batch_count
+            yield group
+            # its memory is for the next one
+            del group
         else:
             yield from _slices(view, rest.part(slice(0, 1)), layout.max_rows, max_record_bytes, parser)
             first += 1
