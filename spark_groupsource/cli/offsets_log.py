@@ -154,7 +154,8 @@ def _segment_files(path: Path) -> list[Path]:
 def _read_file(path: Path) -> Iterator[Batch | Corruption]:
     # imported here: reading from a cluster does not need the storage package
     from spark_groupsource.storage.files import FileCache
-    from spark_groupsource.storage.segment import InvalidBatchError, LogSegment
+    from spark_groupsource.storage.segment import LogSegment
+    from spark_groupsource.storage.segment_scan import InvalidBatchError
 
     name = _PARTITION_NAME.fullmatch(path.absolute().parent.name)
     partition = int(name[1]) if name else -1

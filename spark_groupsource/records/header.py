@@ -45,6 +45,7 @@ CRC_AT = 17
 ATTRIBUTES_AT = 21
 """Position of the attributes; the checksum covers the batch from here to its end."""
 MAX_TIMESTAMP_AT = 35
+PRODUCER_ID_AT = 43
 _CRC_BYTES = 1 << 20
 
 

@@ -40,7 +40,8 @@ from spark_groupsource.storage.log import PartitionLog
 from spark_groupsource.storage.log_manager import LogManager
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.reporter import Reporter
-from spark_groupsource.storage.segment import InvalidBatchError, LogSegment, StoredBatch
+from spark_groupsource.storage.segment import LogSegment
+from spark_groupsource.storage.segment_scan import InvalidBatchError, StoredBatch
 from spark_groupsource.storage.segment_swap import CleanedSegment
 from spark_groupsource.timers import Timers
 

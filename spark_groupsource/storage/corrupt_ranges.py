@@ -8,7 +8,8 @@ from typing import Iterator, NamedTuple
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.reporter import Reporter
-from spark_groupsource.storage.segment import InvalidBatchError, LogSegment, StoredBatch
+from spark_groupsource.storage.segment import LogSegment
+from spark_groupsource.storage.segment_scan import InvalidBatchError, StoredBatch
 
 
 class CorruptRange(NamedTuple):

@@ -29,8 +29,9 @@ from spark_groupsource.storage.files import FileCache, sync_directory, sync_file
 from spark_groupsource.storage.leader_epoch_cache import LeaderEpochCache
 from spark_groupsource.storage.log_loader import LogLoader, recover_segment
 from spark_groupsource.storage.reporter import Reporter
-from spark_groupsource.storage.segment import InvalidBatchError, LogSegment, StoredBatch
+from spark_groupsource.storage.segment import LogSegment
 from spark_groupsource.storage.segment_index import TimestampAndOffset
+from spark_groupsource.storage.segment_scan import InvalidBatchError, StoredBatch
 from spark_groupsource.storage.segment_swap import CleanedSegment, replacement_steps
 from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.storage.topic_config import TopicConfig
@@ -368,8 +369,8 @@ class PartitionLog:
                 raise self._read_error(segment, error) from error
         return memoryview(b"")
 
-    def batches(self, start_offset: int, check: bool = True) -> Iterator[StoredBatch]:
-        """Yields every batch from the one with `start_offset` to the end; `check` verifies checksums.
+    def batches(self, start_offset: int, of_producers: bool = False) -> Iterator[StoredBatch]:
+        """Yields every batch, or those of producers with an id, from the one with `start_offset` to the end.
 
         Raises: CorruptRecordError at a corrupt range; StorageError.
         """
@@ -379,9 +380,7 @@ class PartitionLog:
             corrupt = self._corruption_in(segment)
             end = segment.size if corrupt is None else corrupt.position
             try:
-                for stored in segment.scan(segment.position_at_or_before(start_offset), end, check=check):
-                    if stored.header.last_offset >= start_offset:
-                        yield stored
+                yield from segment.batches(start_offset, end, of_producers)
             except InvalidBatchError as error:
                 raise self._read_error(segment, error) from error
             if corrupt is not None:

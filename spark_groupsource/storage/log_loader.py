@@ -20,7 +20,8 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.corrupt_ranges import CorruptRanges
 from spark_groupsource.storage.files import sync_directory
 from spark_groupsource.storage.reporter import Reporter
-from spark_groupsource.storage.segment import InvalidBatchError, LogSegment
+from spark_groupsource.storage.segment import LogSegment
+from spark_groupsource.storage.segment_scan import InvalidBatchError
 from spark_groupsource.storage.segment_swap import complete_swaps, segment_base_offsets
 
 

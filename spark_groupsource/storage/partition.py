@@ -381,7 +381,7 @@ class Partition:
         }
         bases = list(rows)
         try:
-            for stored in self.log.batches(start, check=False):
+            for stored in self.log.batches(start, of_producers=True):
                 aborted = self._update_producers(stored.buffer, stored.header, stored.header.base_offset)
                 if aborted is not None:
                     rows[bases[bisect_right(bases, aborted.last_offset) - 1]].append(aborted)

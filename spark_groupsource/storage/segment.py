@@ -14,36 +14,24 @@ from pathlib import Path
 from typing import Iterator, NamedTuple
 
 from spark_groupsource.errors import CorruptRecordError, StorageError
-from spark_groupsource.records.header import BatchHeader, check_crc, iter_batches
+from spark_groupsource.records.header import check_crc, iter_batches
 from spark_groupsource.storage.files import FileCache, read_exactly, sync_data, write_exactly
 from spark_groupsource.storage.segment_index import SegmentIndex
+from spark_groupsource.storage.segment_scan import (
+    InvalidBatchError,
+    StoredBatch,
+    check_stored_crc,
+    scan_batches,
+    scan_producer_batches,
+)
 
 # base offset, batch length, leader epoch, magic, crc, attributes, last offset delta
 _HEADER_START = struct.Struct(">qiiBIhi")
 _BATCH_PREFIX_BYTES = 12
 _MIN_BATCH_BYTES = 61
 _MAX_TIMESTAMP_POSITION = 35
-_SCAN_BYTES = 1 << 20
 _HEADERS_BYTES = 4096  # read at a time when only headers are needed
 _MAX_RELATIVE_OFFSET = 2**31 - 1
-
-
-class StoredBatch(NamedTuple):
-    """A batch of a segment: its header, the buffer that the header refers to, its position in the file."""
-
-    header: BatchHeader
-    buffer: bytes
-    position: int
-
-
-class InvalidBatchError(Exception):
-    """The bytes at `position` of the file are no valid batch; `is_complete` if they are a whole batch."""
-
-    def __init__(self, position: int, reason: str, is_complete: bool) -> None:
-        super().__init__(reason)
-        self.position = position
-        self.reason = reason.rstrip(".")
-        self.is_complete = is_complete
 
 
 class _Chunk(NamedTuple):
@@ -281,41 +269,28 @@ class LogSegment:
             else:
                 return error, offset
 
-    def scan(
-        self, start: int, end: int, expected_offset: int | None = None, check: bool = True
-    ) -> Iterator[StoredBatch]:
-        """Yields the batches between two positions; `check` verifies checksums.
+    def scan(self, start: int, end: int, expected_offset: int | None = None) -> Iterator[StoredBatch]:
+        """Yields the batches between two positions, with valid checksums.
 
         With `expected_offset` the batches must be contiguous from that offset on.
 
         Raises: InvalidBatchError, StorageError.
         """
-        min_offset = self.base_offset
-        while start < end:
-            chunk = self._read(start, min(_SCAN_BYTES, end - start))
-            if len(chunk) >= _BATCH_PREFIX_BYTES:
-                (length,) = struct.unpack_from(">i", chunk, 8)
-                if len(chunk) < length + _BATCH_PREFIX_BYTES <= end - start:
-                    chunk = self._read(start, length + _BATCH_PREFIX_BYTES)
-            position = start
-            try:
-                for header in iter_batches(chunk):
-                    expected = min_offset if expected_offset is None else expected_offset
-                    is_gap = expected_offset is not None and header.base_offset != expected
-                    if header.base_offset < expected or is_gap:
-                        reason = f"a batch has base offset {header.base_offset}, expected {expected}"
-                        raise InvalidBatchError(position, reason, True)
-                    if check:
-                        self._check_crc(chunk, header, position)
-                    yield StoredBatch(header, chunk, position)
-                    position += header.size
-                    min_offset = header.next_offset
-                    expected_offset = None if expected_offset is None else header.next_offset
-            except CorruptRecordError as error:
-                raise InvalidBatchError(position, str(error), False) from error
-            if position == start:
-                raise InvalidBatchError(position, f"the last {end - position} bytes are no complete batch", False)
-            start = position
+        return scan_batches(self._read, start, end, self.base_offset, expected_offset)
+
+    def batches(self, start_offset: int, end: int, of_producers: bool) -> Iterator[StoredBatch]:
+        """Yields the batches from the one with `start_offset` to a position, or only those of producers with an id.
+
+        Checksums that were verified since the segment was opened, and those of producers, are not verified.
+
+        Raises: InvalidBatchError, StorageError.
+        """
+        start = self.position_at_or_before(start_offset)
+        if of_producers:
+            found = scan_producer_batches(self._read, start, end)
+        else:
+            found = scan_batches(self._read, start, end, self.base_offset, is_verified=self._verified.covers)
+        return (stored for stored in found if stored.header.last_offset >= start_offset)
 
     def next_valid_batch(self, position: int, min_offset: int) -> StoredBatch | None:
         """Returns the first valid batch after the corruption at `position`, found by trying every byte; None without
@@ -412,7 +387,7 @@ class LogSegment:
                 gap = header.base_offset - expected_base
                 if expected_base >= 0 and (gap < 0 or (gap > 0 and self.is_contiguous)):
                     break  # the next read starts here and raises the error
-                self._check_crc(data, header, position)
+                check_stored_crc(data, header, position)
                 position += header.size
                 expected_base = header.next_offset
         except CorruptRecordError as error:
@@ -425,12 +400,6 @@ class LogSegment:
             raise InvalidBatchError(position, "there is no complete batch", False)
         self._verified.add(start, position)
         return position
-
-    def _check_crc(self, buffer: bytes, header: BatchHeader, position: int) -> None:
-        try:
-            check_crc(buffer, header)
-        except CorruptRecordError as error:
-            raise InvalidBatchError(position, str(error), True) from error
 
     def _part(self, chunk: _Chunk, position: int, size: int) -> bytes:
         """Reads from the file what `chunk` does not have."""

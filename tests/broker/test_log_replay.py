@@ -13,7 +13,7 @@ from spark_groupsource.group.group_store import GroupStore
 from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, control_type, decode_records
 from spark_groupsource.records.encode import Record, control_key, encode_batch
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage.segment import StoredBatch
+from spark_groupsource.storage.segment_scan import StoredBatch
 from spark_groupsource.wire.group_records import OffsetKey, OffsetValue, encode_key, encode_offset_value
 
 

@@ -16,7 +16,7 @@ from spark_groupsource.storage.cleaner import Cleaner, OffsetMap, group_segments
 from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
-from spark_groupsource.storage.segment import InvalidBatchError
+from spark_groupsource.storage.segment_scan import InvalidBatchError
 from spark_groupsource.storage.topic_config import TopicConfig
 
 

@@ -50,7 +50,7 @@ from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import HEADER_BYTES
 from spark_groupsource.records.key_values import key_value_slices
 from spark_groupsource.storage.catalog import OFFSETS_TOPIC
-from spark_groupsource.storage.segment import StoredBatch
+from spark_groupsource.storage.segment_scan import StoredBatch
 from spark_groupsource.storage.steps import portions
 from spark_groupsource.wire.group_records import OffsetValue
 from spark_groupsource.wire.messages import (

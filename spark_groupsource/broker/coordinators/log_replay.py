@@ -13,7 +13,7 @@ from typing import Callable, Iterable, Iterator, Optional
 from spark_groupsource.records.batch_forms import BatchForm, BatchForms
 from spark_groupsource.records.decode import records_payload
 from spark_groupsource.records.key_values import KeyValue, key_value_slices
-from spark_groupsource.storage.segment import StoredBatch
+from spark_groupsource.storage.segment_scan import StoredBatch
 
 # at most about 10 ms, and a slice of a batch; the unit is the time to read a record of a batch, about 1 us
 _SLICE_WORK, _BATCH_WORK, _APPLY_WORK = 8_000, 20, 8

@@ -23,7 +23,7 @@ from spark_groupsource.group import coordinator_partition
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.log_manager import CreationSteps
 from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.segment import StoredBatch
+from spark_groupsource.storage.segment_scan import StoredBatch
 from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.timers import TimerQueue
 

@@ -29,7 +29,7 @@ from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.key_values import key_value_slices
 from spark_groupsource.storage.catalog import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from spark_groupsource.storage.segment import StoredBatch
+from spark_groupsource.storage.segment_scan import StoredBatch
 from spark_groupsource.transactions import Decision, TransactionConfig, TransactionShard, is_ending
 from spark_groupsource.transactions.states import ONGOING, PREPARE_COMMIT
 from spark_groupsource.wire.transaction_records import TransactionValue, encode_key, encode_value
