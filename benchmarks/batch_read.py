@@ -30,6 +30,9 @@ _NAMES = {KAFKA: "Spark's Kafka source", CEILING: "the ceiling"}
 # the processor caches and the JVM's optimizing compiler need some seconds
 _WARM_RECORDS = 1_000_000
 _WARM_READS = 4
+# of a full run, with each source: the compilers of the JVM take an eighth of the processor time of the second read, and
+# a sixteenth from the fourth on
+_FULL_WARM_READS = 5
 _CHECKED_RECORDS = 400_000
 
 
@@ -111,6 +114,9 @@ def warm_up(spark: Any, cores: int, context: Context, case: Case) -> None:
     until_compiled = -(-cores * arrow._parsers.compile_after_rows // case.topic.records)
     for _ in range(min(until_compiled, _WARM_READS)):
         timed(spark, OWN, context.bootstrap_servers, read._replace(columns=("value",)))
+    for _ in range(_FULL_WARM_READS if context.scale >= 1 else 0):
+        for source in (KAFKA, CEILING, OWN):
+            timed(spark, source, context.bootstrap_servers, read)
 
 
 def checked(case: Case, context: Context) -> Read:
