@@ -34,8 +34,8 @@ class Row(NamedTuple):
 
 # measures that read one topic, as batch-read-1, batch-read-2 and availableNow, have the same scale
 BUDGET: Mapping[str, Row] = {
-    "batch-read-1": Row(8_000_000, Size(0.4, 3, 90), Size(0.0625, 1, 27), Size(1, 3, 160)),
-    "batch-read-2": Row(8_000_000, Size(0.4, 3, 197), Size(0.0625, 1, 45), Size(1, 3, 415)),
+    "batch-read-1": Row(8_000_000, Size(0.4, 3, 90), Size(0.0625, 1, 27), Size(1, 3, 240)),
+    "batch-read-2": Row(8_000_000, Size(0.4, 3, 197), Size(0.0625, 1, 45), Size(1, 3, 465)),
     "parts": Row(1_200_000, Size(0.5, 1, 5), Size(0.125, 1, 2), Size(1, 1, 15)),
     "arrow-clients": Row(1_200_000, Size(0.25, 2, 10), Size(0.05, 1, 3), Size(1, 3, 80)),
     "availableNow": Row(8_000_000, Size(0.4, 3, 40), Size(0.0625, 1, 15), Size(1, 3, 90)),

@@ -97,8 +97,10 @@ def record_groups(
         rest = headers.part(slice(first, None))
         if is_in_place[first]:
             group = _in_place(view, rest, is_in_place[first:], layout.max_rows, chosen)
-        else:
+        elif is_whole[first]:
             group = _decompressed(view, rest, is_whole[first:], layout.max_rows, max_bytes, chosen)
+        else:
+            group = None
         if group is not None:
             first += group.headers.batch_count
             yield group
