@@ -10,7 +10,6 @@ from typing import Callable, Iterator, NamedTuple, Sequence
 import numpy as np
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records.arrow_arrays import Mask
 from spark_groupsource.records.arrow_columns import Layout
 from spark_groupsource.records.batch_selection import leading
 from spark_groupsource.records.compression import SizeLimitError
@@ -83,54 +82,51 @@ def record_groups(
 ) -> Iterator[RecordGroup]:
     """Decompresses batches; joins as many as fit in one Arrow batch, and divides larger ones.
 
-    Uncompressed records are not copied, if the parser skips the headers of the batches between them.
+    Without compressed batches, the records are not copied, if the parser skips the headers between them.
 
     Raises: CorruptRecordError; SizeLimitError if a record exceeds `max_record_bytes`.
     """
     chosen, max_bytes = parser(), min(_MAX_BATCH_BYTES, max_record_bytes)
     is_small = (headers.record_count <= layout.max_rows) & (headers.size <= max_bytes)
-    is_in_place = is_small & (headers.codec == 0) & (chosen.parse_batches is not None)
+    is_in_place = is_small & (chosen.parse_batches is not None and not headers.codec.any())
     is_whole = is_small & ~is_in_place
     first = 0
     group: RecordGroup | None
     while first < headers.batch_count:
-        rest = headers.part(slice(first, None))
         if is_in_place[first]:
-            group = _in_place(view, rest, is_in_place[first:], layout.max_rows, chosen)
-        elif is_whole[first]:
-            group = _decompressed(view, rest, is_whole[first:], layout.max_rows, max_bytes, chosen)
+            run = headers.part(slice(first, first + leading(is_in_place[first:])))
+            group = _in_place(view, run, layout.max_rows, chosen)
         else:
-            group = None
+            run = headers.part(slice(first, first + leading(is_whole[first:])))
+            group = _decompressed(view, run, layout.max_rows, max_bytes, chosen) if run.batch_count else None
         if group is not None:
             first += group.headers.batch_count
             yield group
             # its memory is for the next one
             del group
         else:
-            yield from _slices(view, rest.part(slice(0, 1)), layout.max_rows, max_record_bytes, parser)
+            yield from _slices(view, headers.part(slice(first, first + 1)), layout.max_rows, max_record_bytes, parser)
             first += 1
 
 
-def _in_place(
-    view: memoryview, headers: HeaderColumns, is_in_place: Mask, max_rows: int, parser: RecordParser
-) -> RecordGroup:
+def _in_place(view: memoryview, headers: HeaderColumns, max_rows: int, parser: RecordParser) -> RecordGroup:
     """Returns the group of the leading batches, without a copy of them."""
     rows, begin = np.cumsum(headers.record_count), int(headers.position[0])
     ends = headers.position + headers.size - begin
-    count = max(1, leading(is_in_place & (rows <= max_rows) & (ends <= _GROUP_BYTES)))
+    count = max(1, leading((rows <= max_rows) & (ends <= _GROUP_BYTES)))
     members, ends = headers.part(slice(0, count)), ends[:count]
     received = np.frombuffer(view[begin : begin + int(ends[-1])], dtype=np.uint8)
     return _checked(view, members, received, members.position + HEADER_BYTES - begin, ends, parser)
 
 
 def _decompressed(
-    view: memoryview, headers: HeaderColumns, is_whole: Mask, max_rows: int, max_bytes: int, parser: RecordParser
+    view: memoryview, headers: HeaderColumns, max_rows: int, max_bytes: int, parser: RecordParser
 ) -> RecordGroup | None:
     """Returns the group of the leading batches, None if the first one is to be divided."""
     target, filled = _payloads.take(_GROUP_BYTES + _MAX_BATCH_BYTES), [0]
     rows, codecs = np.cumsum(headers.record_count).tolist(), headers.codec.tolist()
     starts, ends = (headers.position + HEADER_BYTES).tolist(), (headers.position + headers.size).tolist()
-    for index in range(leading(is_whole)):
+    for index in range(headers.batch_count):
         size = filled[-1]
         if index and (rows[index] > max_rows or size >= _GROUP_BYTES):
             break

@@ -91,7 +91,6 @@ def test_half_sent_requests_hold_a_bounded_number_of_bytes(broker):
 
 
 def test_large_requests_do_not_wait_for_all_stalled_ones(broker, monkeypatch):
-    monkeypatch.setattr(limits, "_STALLED_ADMITTED_MS", 200)
     monkeypatch.setattr(server, "_CONNECTION_CHECK_MS", 20)
     target = attacks.Target(broker.bootstrap_servers, None)
     data = attack_frames.half_sent(1_000_000, 900_000)
@@ -107,7 +106,8 @@ def test_large_requests_do_not_wait_for_all_stalled_ones(broker, monkeypatch):
             began_s = time.monotonic()
             assert produce(neighbor, "t", batch(bytes(900_000))).error_code == 0
             assert len(metadata(neighbor, *[f"unknown-{number}" for number in range(3_000)]).topics) == 3_000
-            assert time.monotonic() - began_s < 4
+            # all of them, one after the other
+            assert time.monotonic() - began_s < len(clients) * limits._STALLED_ADMITTED_MS / 1000 / 2
 
 
 def test_a_large_request_is_accepted_when_memory_is_free(broker):

@@ -324,6 +324,12 @@ def test_memory_depends_on_neither_the_size_nor_the_ratio_of_a_batch(codec):
     assert values == 150 * 200_000
 
 
+def test_a_batch_whose_offsets_exceed_64_bits_is_corrupt():
+    log = encode_batch([Record(None, b"v", NOW)] * 3, base_offset=2**63 - 2)
+    with pytest.raises(CorruptRecordError, match=f"is corrupt: its last offset is {2**63}"):
+        decode(log, end_offset=2**63 - 1)
+
+
 def test_batches_are_decoded_together_up_to_a_size(monkeypatch):
     # private: the size is that of a processor cache
     monkeypatch.setattr(record_groups, "_GROUP_BYTES", 5000)
