@@ -6,6 +6,7 @@ import uuid
 from enum import Enum
 from typing import Any, Callable, Final, Generator, NamedTuple, Union
 
+from spark_groupsource.wire.frames import AnyResponse
 from spark_groupsource.wire.messages import ApiMessage
 
 TopicId = uuid.UUID
@@ -50,7 +51,7 @@ class ResponseAction(Enum):
 DELAYED: Final = ResponseAction.DELAYED
 NO_RESPONSE: Final = ResponseAction.NO_RESPONSE
 
-SendResponse = Callable[[int, "ApiMessage | None"], None]
+SendResponse = Callable[[int, "AnyResponse | None"], None]
 """Sends the response of the request with this token, None where the client expects none. Ignores unknown tokens."""
 
 Steps = Generator[Union[None, Callable[[], Any]], Any, "ApiMessage | ResponseAction"]

@@ -12,7 +12,7 @@ import logging
 import struct
 import uuid
 from bisect import bisect_right
-from typing import Callable, Mapping, NamedTuple
+from typing import Callable, Mapping, NamedTuple, Sequence, Tuple
 
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, control_type, decode_records
@@ -65,6 +65,10 @@ class TransactionVerifier(NamedTuple):
 
     verify: Callable[[BatchHeader], None]
     adds_partitions: bool = False
+
+
+PartitionOffsets = Tuple[int, int, int]
+"""Log end offset, last stable offset and log start offset."""
 
 
 def _ignore_roll(base_offset: int) -> None:
@@ -180,11 +184,14 @@ class Partition:
         return self.offsets[1]
 
     @property
-    def offsets(self) -> tuple[int, int, int]:
+    def offsets(self) -> PartitionOffsets:
         """Log end offset, last stable offset and log start offset, with few calls."""
         log = self.log
         end, log_start = log.log_end_offset, log.log_start_offset
-        first = self._producers.first_unstable_offset()
+        producers = self._producers
+        if not producers.ongoing:
+            return end, end, log_start
+        first = producers.first_unstable_offset()
         return end, end if first is None else max(first, log_start), log_start
 
     def producers(self) -> Mapping[int, ProducerStateEntry]:
@@ -413,3 +420,14 @@ class Partition:
     def _write_snapshot(self, offset: int, durable: bool = False) -> None:
         # a roll flushes it later: without a valid snapshot, the log is replayed from an earlier one
         replace_file(self.log.directory / f"{offset:020d}.snapshot", self._producers.encode(), durable=durable)
+
+
+def readable_offsets(partitions: Sequence[Partition | None]) -> list[PartitionOffsets] | None:
+    """Returns the offsets of partitions, None if one of them is missing, offline or has corrupt records."""
+    found: list[PartitionOffsets] = []
+    add = found.append
+    for partition in partitions:
+        if partition is None or partition.offline_reason or partition.log.corrupt_ranges:
+            return None
+        add(partition.offsets)
+    return found

@@ -113,14 +113,16 @@ class ProducerStateManager:
     Above `MAX_PRODUCERS` of the partition, or `MAX_PRODUCERS_IN_TOTAL` of all partitions, a new producer replaces the
     one that has not written for the longest time and has no open transaction, as if producer.id.expiration.ms had
     passed for it. Kafka has no such limit: its quota of new producer ids is per user (KIP-936).
+
+    Attributes: `ongoing`, producer id -> first offset of its open transaction; read-only.
     """
 
-    __slots__ = ("_count", "_ongoing", "_producers", "_verifying")
+    __slots__ = ("_count", "_producers", "_verifying", "ongoing")
 
     def __init__(self, count: ProducerCount | None = None) -> None:
         self._count = count or ProducerCount()
         self._producers: dict[int, ProducerStateEntry] = {}  # the one that has written last is the last one
-        self._ongoing: dict[int, int] = {}
+        self.ongoing: dict[int, int] = {}
         self._verifying: dict[int, _VerificationState] = {}
 
     def __len__(self) -> int:
@@ -140,12 +142,10 @@ class ProducerStateManager:
 
     def first_unstable_offset(self, without: int = NO_PRODUCER_ID) -> int | None:
         """Returns the first offset of all open transactions except that of producer `without`; None without one."""
-        if not self._ongoing:  # most partitions: the search takes a tenth of the time of an empty read
-            return None
-        return min((offset for number, offset in self._ongoing.items() if number != without), default=None)
+        return min((offset for number, offset in self.ongoing.items() if number != without), default=None)
 
     def has_open_transaction(self, producer_id: int, epoch: int) -> bool:
-        return producer_id in self._ongoing and self._producers[producer_id].epoch == epoch
+        return producer_id in self.ongoing and self._producers[producer_id].epoch == epoch
 
     def check_epoch(self, producer_id: int, epoch: int) -> None:
         """Raises: ProducerBatchError for a fenced producer epoch."""
@@ -243,7 +243,7 @@ class ProducerStateManager:
             BatchMetadata(first, last, base_offset, base_offset + header.last_offset_delta, header.max_timestamp),
         )
         if header.is_transactional and entry.first_offset is None:
-            entry.first_offset = self._ongoing[header.producer_id] = base_offset
+            entry.first_offset = self.ongoing[header.producer_id] = base_offset
 
     def complete_transaction(
         self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int
@@ -255,7 +255,7 @@ class ProducerStateManager:
         entry = self._entry(producer_id, epoch)
         entry.coordinator_epoch, entry.timestamp_ms = coordinator_epoch, timestamp_ms
         entry.first_offset = None
-        return self._ongoing.pop(producer_id, None)
+        return self.ongoing.pop(producer_id, None)
 
     def _entry(self, producer_id: int, epoch: int) -> ProducerStateEntry:
         """Returns the state of a producer in `epoch`; a new epoch removes the batches and keeps the open transaction.
@@ -277,7 +277,7 @@ class ProducerStateManager:
         if not is_full and not (self._producers and self._count.is_budget_full()):
             return
         for producer_id in list(self._producers):
-            if producer_id not in self._ongoing:
+            if producer_id not in self.ongoing:
                 self._remove(producer_id)
                 is_full = self._is_full
             if not is_full:  # one is enough for the budget, which other state may use
@@ -308,7 +308,7 @@ class ProducerStateManager:
         As in Kafka, record timestamps count.
         """
         for number in [number for number, entry in self._producers.items() if entry.timestamp_ms <= until_ms]:
-            if number not in self._ongoing:
+            if number not in self.ongoing:
                 self._remove(number)
         for number in [number for number, state in self._verifying.items() if state.timestamp_ms <= until_ms]:
             self._end_verification(number)
@@ -362,7 +362,7 @@ class ProducerStateManager:
             entry = states._entry(producer_id, epoch)
             entry.coordinator_epoch, entry.timestamp_ms = coordinator_epoch, timestamp
             if first_offset >= 0:
-                entry.first_offset = states._ongoing[producer_id] = first_offset
+                entry.first_offset = states.ongoing[producer_id] = first_offset
             if last_offset >= 0:
                 first = (last_sequence - delta) % _SEQUENCE_LIMIT if last_sequence >= 0 else -1
                 stored = BatchMetadata(first, last_sequence, last_offset - delta, last_offset, timestamp)

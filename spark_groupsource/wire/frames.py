@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Any, Callable, NamedTuple, Optional, TypeVar
+from typing import Any, Callable, NamedTuple, Optional, Sequence, TypeVar, Union
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError, UnsupportedVersionError
 from spark_groupsource.wire.api_keys import ApiKey
@@ -125,8 +125,24 @@ def _constant_frame(response: ApiMessage, bodies: dict[int, bytes], version: int
     return _RESPONSE_HEAD.pack(len(body) + _LENGTH.size, correlation_id) + body
 
 
-def encode_response(response: ApiMessage, version: int, correlation_id: int) -> bytes | bytearray:
+class EncodedResponse(NamedTuple):
+    """A response at the version of its request, encoded, without length and correlation id, in parts."""
+
+    parts: Sequence[bytes]
+
+    def with_head(self, correlation_id: int) -> list[bytes]:
+        """Returns the parts of the whole frame."""
+        size = sum(map(len, self.parts)) + _LENGTH.size
+        return [_RESPONSE_HEAD.pack(size, correlation_id), *self.parts]
+
+
+AnyResponse = Union[ApiMessage, EncodedResponse]
+
+
+def encode_response(response: AnyResponse, version: int, correlation_id: int) -> bytes | bytearray:
     """Encodes a response at `version`, with length and header. Does not change `response`."""
+    if isinstance(response, EncodedResponse):
+        return b"".join(response.with_head(correlation_id))
     constant = _CONSTANTS.get(id(response))
     if constant is not None:
         return _constant_frame(*constant, version, correlation_id)
@@ -145,12 +161,14 @@ def encode_response(response: ApiMessage, version: int, correlation_id: int) -> 
 
 
 def encode_large_response(
-    response: ApiMessage, version: int, correlation_id: int, data_bytes: int = 0
+    response: AnyResponse, version: int, correlation_id: int, data_bytes: int = 0
 ) -> bytearray:
     """As `encode_response`, in one buffer, which takes less memory while a message of many elements is encoded.
 
     Args: `data_bytes`, bytes of its record sets and other data, if they are many: the buffer is then not copied.
     """
+    if isinstance(response, EncodedResponse):
+        return bytearray().join(response.with_head(correlation_id))
     message_class: Any = type(response)
     write_body, has_tags = _body_writer(message_class, version)
     # without the header object of the library, which takes longer to create than a Heartbeat takes to handle

@@ -123,7 +123,7 @@ SERVED: Mapping[ApiKey, ServedApi] = MappingProxyType(
             "(KAFKA-18659).",
             advertised_since=0,
         ),
-        ApiKey.FETCH: ServedApi(4, 18, data.fetch),
+        ApiKey.FETCH: ServedApi(4, 18, data.fetch, repeated=data.repeated_fetch),
         ApiKey.LIST_OFFSETS: ServedApi(1, 11, data.list_offsets),
         ApiKey.METADATA: ServedApi(0, 13, topics.metadata),
         ApiKey.OFFSET_COMMIT: ServedApi(2, 10, groups.offset_commit),

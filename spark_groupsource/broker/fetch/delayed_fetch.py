@@ -25,8 +25,10 @@ from spark_groupsource.broker.fetch.partition_reads import (
     unknown_entry,
 )
 from spark_groupsource.broker.fetch.purgatory import DelayedFetchPurgatory
+from spark_groupsource.broker.fetch.repeated_fetch import PreparedFetch, prepare_fetch
 from spark_groupsource.broker.fetch.sessions import CachedPartition, FetchContext, FetchSessionCache, PartitionEntries
-from spark_groupsource.broker.leaders import Leaders
+from spark_groupsource.broker.leaders import Leader, Leaders
+from spark_groupsource.broker.repeated_requests import RepeatedRequests
 from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ResponseAction, SendResponse, in_a_slice
 from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.broker.state_budget import DELAYED_PARTITION_BYTES, SESSION_PARTITION_BYTES, StateBudget
@@ -37,6 +39,7 @@ from spark_groupsource.storage.log_manager import LogManager
 from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.timers import Timers
 from spark_groupsource.wire.fast_structs import constructor
+from spark_groupsource.wire.frames import EncodedResponse
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
 _TopicData = FetchResponse.FetchableTopicResponse
@@ -102,6 +105,7 @@ class FetchManager:
         self._timers = timers.queue(self._expire)
         self._clock = clock
         self._max_bytes = config.fetch_max_bytes
+        self._repeated: RepeatedRequests[PreparedFetch] = RepeatedRequests()
         self.available_bytes: Callable[[], int] = lambda: self._max_bytes
         self.may_exceed: Callable[[], bool] = lambda: True
         self._send = send
@@ -123,7 +127,8 @@ class FetchManager:
 
     def _state_bytes(self) -> int:
         cached = sum(cache.partition_count for cache in self._sessions.values())
-        return cached * SESSION_PARTITION_BYTES + self._delayed_partitions * DELAYED_PARTITION_BYTES
+        delayed_bytes = self._delayed_partitions * DELAYED_PARTITION_BYTES
+        return cached * SESSION_PARTITION_BYTES + delayed_bytes + self._repeated.size_bytes
 
     def fetch(
         self, token: int, node_id: int, request: FetchRequest, api_version: int, listener: str = "PLAINTEXT",
@@ -163,6 +168,42 @@ class FetchManager:
         purgatory.watch(token, result.partitions, missing_bytes)
         self._timers.set(token, now_ms + request.max_wait_ms)
         return DELAYED
+
+    def repeated(
+        self, connection_id: int, node_id: int, api_version: int, body: memoryview, decode: Callable[[], FetchRequest]
+    ) -> EncodedResponse | None:
+        """Returns the response to a full fetch that a connection repeats, by all principals; None: see `fetch`.
+
+        `decode` returns the request that `body` encodes.
+        """
+        leader, find = self._leaders.only_leader(), self._partitions.find_all
+        if leader is None or leader.node_id != node_id or self._clock.now_ms() < self._next_large_read_ms:
+            return None
+        known: Leader = leader
+
+        def prepare() -> PreparedFetch | None:
+            with suppress(ApiError):  # `fetch` reports it
+                return prepare_fetch(decode(), api_version, body, known, self._partitions)
+            return None
+
+        found = self._repeated.find(connection_id, body, prepare)
+        if found is None:
+            return None
+        prepared, positions = found
+        if prepared.leader is not leader or find(prepared.keys) != prepared.partitions:
+            self._repeated.drop(connection_id)
+            return None
+        response = prepared.respond(positions, self._reads, self.available_bytes(), self.may_exceed())
+        if response is None:
+            return None
+        encoded, size = response
+        self._pause_after(size)
+        return encoded
+
+    def _pause_after(self, size: int) -> None:
+        """Lets others be first after a large read."""
+        if size > _LARGE_READ_BYTES:
+            self._next_large_read_ms = self._clock.now_ms() + _LARGE_READ_PAUSE_MS
 
     def _may_delay(self, partitions: int) -> bool:
         """Whether another fetch may wait; large ones leave half of the partitions to small ones."""
@@ -294,8 +335,7 @@ class FetchManager:
                 else:
                     has_error = True
                     entries.append((requested, error_entry(requested.number, error.code)))
-        if size > _LARGE_READ_BYTES:
-            self._next_large_read_ms = self._clock.now_ms() + _LARGE_READ_PAUSE_MS
+        self._pause_after(size)
         return _ReadResult(entries + unknown_ids + unknown_names, partitions, size, has_error)
 
     def _most_bytes(self, requested: Collection[CachedPartition]) -> int:
