@@ -1,4 +1,4 @@
-"""The last request of each connection, prepared for its repetition.
+"""The last request of each client, prepared for its repetition.
 
 A client often sends a request again with other numbers. What is prepared from its bytes takes longer than a request, so
 it is prepared at the second request of the same size, and after requests that did not repeat it twice as late each
@@ -8,14 +8,17 @@ time.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Callable, Generic, Protocol, TypeVar
+from typing import Callable, Generic, Protocol, Tuple, TypeVar
 
 from spark_groupsource.wire.byte_pattern import BytePattern
 
-_CONNECTIONS, _ELEMENTS = 1_024, 20_000
-_MOST_REPETITIONS = 1_024
-ELEMENT_BYTES, _CONNECTION_BYTES = 700, 500
+_CLIENTS, _ELEMENTS = 1_024, 20_000
+_MOST_REPETITIONS, _OFTEN_USED = 1_024, 32
+ELEMENT_BYTES, _CLIENT_BYTES = 700, 500
 """Approximate memory of a partition of a prepared request."""
+
+Client = Tuple[int, int]
+"""Connection, and version of the API."""
 
 
 class Prepared(Protocol):
@@ -31,82 +34,84 @@ class Prepared(Protocol):
 PreparedT = TypeVar("PreparedT", bound=Prepared)
 
 
-class _Connection(Generic[PreparedT]):
-    """The requests of a connection: how often the size of the last one was repeated, and how often it has to be."""
+class _Client(Generic[PreparedT]):
+    """The requests of a client: how often the size of the last one was repeated, and how often it has to be."""
 
-    __slots__ = ("body_bytes", "repeated", "needed", "prepared")
+    __slots__ = ("body_bytes", "repeated", "needed", "prepared", "used")
 
     def __init__(self) -> None:
-        self.body_bytes, self.repeated, self.needed = -1, 0, 1
+        self.body_bytes, self.repeated, self.needed, self.used = -1, 0, 1, 0
         self.prepared: PreparedT | None = None
 
 
 class RepeatedRequests(Generic[PreparedT]):
-    """Prepared requests of one API, at most one for each connection, of those that were used last."""
+    """Prepared requests of one API, at most one for each client, of those that were used last."""
 
     def __init__(self) -> None:
-        self._connections: OrderedDict[int, _Connection[PreparedT]] = OrderedDict()
+        self._clients: OrderedDict[Client, _Client[PreparedT]] = OrderedDict()
         self._elements = 0
 
     @property
     def size_bytes(self) -> int:
         """Approximate memory."""
-        return self._elements * ELEMENT_BYTES + len(self._connections) * _CONNECTION_BYTES
+        return self._elements * ELEMENT_BYTES + len(self._clients) * _CLIENT_BYTES
 
     def find(
-        self, connection_id: int, body: memoryview, prepare: Callable[[], PreparedT | None]
+        self, client: Client, body: memoryview, prepare: Callable[[], PreparedT | None]
     ) -> tuple[PreparedT, tuple[int, ...]] | None:
-        """Returns what was prepared from an earlier request of a connection, and the numbers of this one.
+        """Returns what was prepared from an earlier request of a client, and the numbers of this one.
 
         None if `body` does not repeat it. `prepare` is called if it might from now on.
         """
-        connection = self._connections.get(connection_id)
-        if connection is None:
-            self._add(connection_id).body_bytes = len(body)
+        known = self._clients.get(client)
+        if known is None:
+            self._add(client).body_bytes = len(body)
             return None
-        self._connections.move_to_end(connection_id)
-        prepared = connection.prepared
+        self._clients.move_to_end(client)
+        prepared = known.prepared
         if prepared is not None:
             numbers = prepared.pattern.match(body)
             if numbers is not None:
+                known.used += 1
                 return prepared, numbers
-            self.drop(connection_id)
-        elif len(body) == connection.body_bytes:
-            connection.repeated += 1
-            if connection.repeated >= connection.needed:
-                return self._prepare(connection, body, prepare)
-            return None
-        connection.body_bytes, connection.repeated = len(body), 0
+            self.drop(client)
+        elif len(body) == known.body_bytes:
+            known.repeated += 1
+            return self._prepare(known, body, prepare) if known.repeated >= known.needed else None
+        known.body_bytes, known.repeated = len(body), 0
         return None
 
-    def drop(self, connection_id: int) -> None:
-        """Removes what was prepared for a connection; it is prepared again, later than before."""
-        connection = self._connections[connection_id]
-        if connection.prepared is not None:
-            self._elements -= connection.prepared.size
-            connection.prepared, connection.repeated = None, 0
-            connection.needed = min(2 * connection.needed, _MOST_REPETITIONS)
+    def drop(self, client: Client) -> None:
+        """Removes what was prepared for a client; it is prepared again, later than before if it was rarely used."""
+        known = self._clients[client]
+        if known.prepared is None:
+            return
+        self._elements -= known.prepared.size
+        known.needed = 1 if known.used >= _OFTEN_USED else min(2 * known.needed, _MOST_REPETITIONS)
+        known.prepared, known.repeated, known.used = None, 0, 0
 
-    def _add(self, connection_id: int) -> _Connection[PreparedT]:
-        if len(self._connections) >= _CONNECTIONS:
+    def _add(self, client: Client) -> _Client[PreparedT]:
+        if len(self._clients) >= _CLIENTS:
             self._remove_oldest()
-        added = self._connections[connection_id] = _Connection()
+        added = self._clients[client] = _Client()
         return added
 
     def _remove_oldest(self) -> None:
-        _, oldest = self._connections.popitem(last=False)
+        _, oldest = self._clients.popitem(last=False)
         self._elements -= 0 if oldest.prepared is None else oldest.prepared.size
 
     def _prepare(
-        self, connection: _Connection[PreparedT], body: memoryview, prepare: Callable[[], PreparedT | None]
+        self, known: _Client[PreparedT], body: memoryview, prepare: Callable[[], PreparedT | None]
     ) -> tuple[PreparedT, tuple[int, ...]] | None:
-        connection.repeated, connection.needed = 0, min(2 * connection.needed, _MOST_REPETITIONS)
+        needed = known.needed
+        # unless it succeeds
+        known.repeated, known.needed = 0, min(2 * needed, _MOST_REPETITIONS)
         prepared = prepare()
         numbers = None if prepared is None else prepared.pattern.match(body)
         if prepared is None or numbers is None:
             return None
-        connection.prepared, connection.needed = prepared, max(connection.needed // 2, 1)
+        known.prepared, known.needed = prepared, needed
         self._elements += prepared.size
-        while self._elements > _ELEMENTS and len(self._connections) > 1:
+        while self._elements > _ELEMENTS and len(self._clients) > 1:
             self._remove_oldest()
         return prepared, numbers

@@ -1,7 +1,8 @@
 """Group coordinator as a state machine that performs no I/O."""
 
+from spark_groupsource.group.commit_forms import CommitForm
 from spark_groupsource.group.commit_records import CommitRecords, LogRecord
-from spark_groupsource.group.committed_offsets import group_fetch_error
+from spark_groupsource.group.committed_offsets import accepted_commit_response, group_fetch_error
 from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.group.error_responses import error_response, verification_error
 from spark_groupsource.group.group_shard import GroupShard, ShardState
@@ -22,6 +23,7 @@ from spark_groupsource.model import coordinator_partition
 
 __all__ = [
     "CancelTimer",
+    "CommitForm",
     "CommitRecords",
     "GroupConfig",
     "GroupLogLine",
@@ -39,6 +41,7 @@ __all__ = [
     "SetTimer",
     "StoreAssignment",
     "SyncTimer",
+    "accepted_commit_response",
     "error_response",
     "coordinator_partition",
     "group_fetch_error",

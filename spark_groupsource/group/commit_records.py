@@ -24,13 +24,19 @@ class LogRecord(NamedTuple):
 
 
 class CommitRecords(Sequence[LogRecord]):
-    """The records of offsets without expiration time and topic id, which are committed outside of transactions."""
+    """The records of offsets without expiration time and topic id, which are committed outside of transactions.
 
-    __slots__ = ("group_id", "offsets")
+    Attributes: `encoded`, all of them as in a batch, if that is known.
+    """
 
-    def __init__(self, group_id: str, offsets: Sequence[Tuple[TopicPartition, OffsetValue]]) -> None:
+    __slots__ = ("encoded", "group_id", "offsets")
+
+    def __init__(
+        self, group_id: str, offsets: Sequence[Tuple[TopicPartition, OffsetValue]], encoded: bytes | None = None
+    ) -> None:
         self.group_id = group_id
         self.offsets = offsets
+        self.encoded = encoded
 
     def __len__(self) -> int:
         return len(self.offsets)

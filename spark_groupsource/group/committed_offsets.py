@@ -12,15 +12,18 @@ Source: KIP-211, KIP-447, KIP-496; Kafka's OffsetMetadataManager and OffsetExpir
 
 from __future__ import annotations
 
-from typing import AbstractSet, Collection, Iterable, Iterator, Mapping, Sequence, overload
+from typing import AbstractSet, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, overload
 
+from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic_group import ClassicGroup
+from spark_groupsource.group.commit_forms import CommitForm
 from spark_groupsource.group.member_sessions import renew_session
-from spark_groupsource.group.outcome import OutcomeBuilder, RequestContext, StoreOffsets
+from spark_groupsource.group.outcome import Outcome, OutcomeBuilder, Reply, RequestContext, SetTimer, StoreOffsets
 from spark_groupsource.group.requests import OffsetFetchTopic
 from spark_groupsource.group.responses import CommitResults, commit_response, transactional_commit_response
 from spark_groupsource.group.states import DEAD, EMPTY, STABLE, GroupAction, GroupOperation
+from spark_groupsource.group.timers import SessionTimer
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE
 from spark_groupsource.wire.fast_structs import new_struct
@@ -52,7 +55,9 @@ def commit_offsets(
     builder: OutcomeBuilder, group: ClassicGroup | None, request: OffsetCommitRequest, context: RequestContext
 ) -> None:
     """Checks the member, then each partition; `group` is None if it does not exist yet."""
-    error = _check_commit(builder, group, request, context)
+    error, renews_session = check_commit(group, request, context.api_version)
+    if renews_session and group is not None:
+        renew_session(builder, group, request.member_id)
     if error is not ErrorCode.NONE:
         builder.reply(context.token, commit_error_response(request, error))
         return
@@ -108,31 +113,71 @@ def _length(metadata: str) -> int:
     return len(metadata) if metadata.isascii() else len(metadata.encode("utf-16-le", "surrogatepass")) // 2
 
 
-def _check_commit(
-    builder: OutcomeBuilder, group: ClassicGroup | None, request: OffsetCommitRequest, context: RequestContext
-) -> ErrorCode:
+class CommitCheck(NamedTuple):
+    """The error of a whole commit, and whether it restarts the session timeout of its member."""
+
+    error: ErrorCode
+    renews_session: bool = False
+
+
+_ACCEPTED = CommitCheck(ErrorCode.NONE)
+
+
+def check_commit(group: ClassicGroup | None, request: OffsetCommitRequest, api_version: int) -> CommitCheck:
+    """Decides whether a member, or a client without group membership, may commit. Ignores the partitions."""
     generation_id = request.generation_id_or_member_epoch
     if group is None:
         if generation_id < 0:
-            return ErrorCode.NONE  # C1: the first offset creates a simple group
-        if context.api_version >= _GROUP_NOT_FOUND_VERSION:  # C2
-            return ErrorCode.GROUP_ID_NOT_FOUND
-        return ErrorCode.ILLEGAL_GENERATION
+            return _ACCEPTED  # C1: the first offset creates a simple group
+        is_not_found = api_version >= _GROUP_NOT_FOUND_VERSION  # C2
+        return CommitCheck(ErrorCode.GROUP_ID_NOT_FOUND if is_not_found else ErrorCode.ILLEGAL_GENERATION)
     if group.state is DEAD:  # C3
-        return group.rule(GroupOperation.COMMIT_MEMBER).error
+        return CommitCheck(group.rule(GroupOperation.COMMIT_MEMBER).error)
     if generation_id < 0 and group.state is EMPTY:  # C4
-        return group.rule(GroupOperation.COMMIT_SIMPLE).error
+        return CommitCheck(group.rule(GroupOperation.COMMIT_SIMPLE).error)
     if generation_id < 0 and not request.member_id and request.group_instance_id is None:  # C6
-        return group.rule(GroupOperation.COMMIT_SIMPLE).error
+        return CommitCheck(group.rule(GroupOperation.COMMIT_SIMPLE).error)
     error = group.validate_member(request.member_id, request.group_instance_id)  # C5
     if error is not ErrorCode.NONE:
-        return error
+        return CommitCheck(error)
     if generation_id != group.generation_id:
-        return ErrorCode.ILLEGAL_GENERATION
+        return CommitCheck(ErrorCode.ILLEGAL_GENERATION)
     rule = group.rule(GroupOperation.COMMIT_MEMBER)
-    if rule.action is GroupAction.ACCEPT and rule.renews_session:  # C8
-        renew_session(builder, group, request.member_id)
-    return rule.error  # C7 or NONE
+    # C7 or NONE, and C8
+    return CommitCheck(rule.error, rule.action is GroupAction.ACCEPT and rule.renews_session)
+
+
+def repeat_commit(
+    group: ClassicGroup | None, stored: Mapping[TopicPartition, OffsetValue], form: CommitForm, offsets: Sequence[int],
+    context: RequestContext, instant: Instant, most_bytes: int,
+) -> Outcome | None:  # fmt: skip
+    """Decides on a commit that differs from that of `form` in its offsets, as `commit_offsets` does.
+
+    Args: `stored`, the committed offsets of the group; `most_bytes`, the longest metadata.
+
+    Returns: None if the commit has an error, or would add partitions or metadata to those that are stored.
+    """
+    request, partitions = form.request, form.partitions
+    error, renews_session = check_commit(group, request, context.api_version)
+    known = list(map(stored.get, partitions))
+    if error is not ErrorCode.NONE or None in known:
+        return None
+    if form.has_metadata and not _has_metadata(known, form.metadata, most_bytes):
+        return None
+    timers: tuple[SetTimer, ...] = ()
+    if renews_session and group is not None:
+        timeout_ms = group.members[request.member_id].session_timeout_ms
+        timers = (SetTimer(SessionTimer(group.group_id, request.member_id), instant.now_ms + timeout_ms),)
+    records = form.commit(offsets, instant.timestamp_ms)
+    return Outcome(records, (Reply(context.token, form.response),), timers, after_append=_STORE_OFFSETS)
+
+
+def _has_metadata(known: Sequence[OffsetValue | None], metadata: Sequence[str], most_bytes: int) -> bool:
+    """Whether the stored offsets have this metadata, none of it longer than permitted."""
+    return all(
+        value is not None and value.metadata == text and _length(text) <= most_bytes
+        for value, text in zip(known, metadata)
+    )
 
 
 def _check_transactional(group: ClassicGroup | None, request: TxnOffsetCommitRequest) -> ErrorCode:
@@ -148,6 +193,11 @@ def _check_transactional(group: ClassicGroup | None, request: TxnOffsetCommitReq
     if error is ErrorCode.NONE and request.generation_id != group.generation_id:
         return ErrorCode.ILLEGAL_GENERATION
     return error
+
+
+def accepted_commit_response(request: OffsetCommitRequest) -> OffsetCommitResponse:
+    """Returns the response to a commit without errors."""
+    return commit_error_response(request, ErrorCode.NONE)
 
 
 @overload

@@ -26,6 +26,7 @@ from spark_groupsource.group import (
     sync_group,
 )
 from spark_groupsource.group.classic_group import ClassicGroup
+from spark_groupsource.group.commit_forms import CommitForm
 from spark_groupsource.group.commit_records import CommitRecords, LogRecord
 from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.group.error_responses import append_error, error_response
@@ -138,6 +139,16 @@ class GroupShard(ShardGroups):
             self.handlers[request.API_KEY](builder, request, context)
         return builder.outcome()
 
+    def repeat_commit(
+        self, form: CommitForm, offsets: Sequence[int], context: RequestContext, instant: Instant
+    ) -> Outcome | None:
+        """Decides on a commit that differs from that of `form` in its offsets, as `handle`; None: `handle` has to."""
+        if self.state is not ShardState.ACTIVE:
+            return None
+        group_id, most_bytes = form.request.group_id, self.config.offset_metadata_max_bytes
+        group, stored = self.group(group_id), self.store.offsets_of(group_id)
+        return committed_offsets.repeat_commit(group, stored, form, offsets, context, instant, most_bytes)
+
     def expire(self, timer: GroupTimer, instant: Instant) -> Outcome:
         """Handles an expired timer; a timer of a removed group or member has no effect."""
         builder = self._builder(instant)
@@ -215,7 +226,8 @@ class GroupShard(ShardGroups):
     def replay_appended(self, outcome: Outcome, records: Sequence[LogRecord]) -> None:
         """Replays `records` of `outcome` after their append."""
         if isinstance(records, CommitRecords):
-            self.store.replay_commit(records.group_id, records.offsets)
+            replay = self.store.replay_commit if records.encoded is None else self.store.replay_repeated
+            replay(records.group_id, records.offsets)
             return
         producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
         for record in records:

@@ -78,6 +78,13 @@ class GroupStore:
                 self.pending.supersede(OffsetKey(group_id, *topic_partition))
         self._put_all(group_id, dict(offsets))
 
+    def replay_repeated(self, group_id: str, offsets: Iterable[tuple[TopicPartition, OffsetValue]]) -> None:
+        """As `replay_commit`, of partitions that have offsets with the same metadata."""
+        if self.pending:
+            self.replay_commit(group_id, offsets)
+        else:
+            self.offsets[group_id].update(offsets)
+
     def replay_transactional(self, producer_id: int, key: bytes, value: bytes | None) -> None:
         """Replays one record of a transaction: an offset is pending until `end_transaction`, a tombstone is not.
 
@@ -102,8 +109,10 @@ class GroupStore:
             self.size_bytes += FIRST_OFFSET_BYTES
         # column by column for speed: a transaction may have thousands of offsets
         known = list(map(stored.get, values))
-        self.size_bytes += sum([text_bytes(value.metadata) for value in values.values()])
-        self.size_bytes -= sum([text_bytes(value.metadata) for value in known if value is not None])
+        metadata = [value.metadata for value in values.values()]
+        replaced = ["" if value is None else value.metadata for value in known]
+        if metadata != replaced:
+            self.size_bytes += sum(map(text_bytes, metadata)) - sum(map(text_bytes, replaced))
         if None in known:
             added = [partition.topic for partition, value in zip(values, known) if value is None]
             self.size_bytes += _OFFSET_BYTES * len(added) + sum(map(len, added))

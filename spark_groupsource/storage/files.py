@@ -109,11 +109,9 @@ def read_exactly(descriptor: int, size: int, position: int, path: Path | str) ->
 
 def write_exactly(descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
     """Writes all of `data` at `position`; after an OSError an unknown part of it is written."""
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, position)
-        view = view[written:]
-        position += written
+    written = os.pwrite(descriptor, data, position)
+    while written < len(data):  # rarely
+        written += os.pwrite(descriptor, memoryview(data)[written:], position + written)
 
 
 def replace_file(path: Path, data: bytes, *, private: bool = False, durable: bool = True) -> None:

@@ -231,7 +231,7 @@ class PartitionLog:
 
         Raises: StorageError when the log is corrupt or cannot be written; nothing is then appended.
         """
-        corrupt = self.corrupt_range
+        corrupt = self.corrupt_range if self.corrupt_ranges else None
         if corrupt is not None:
             raise StorageError(
                 f"Partition {self.topic_partition} is damaged at offset {corrupt.offset} and takes no records. Restore "
@@ -246,7 +246,7 @@ class PartitionLog:
             self._create_files()
         self.leader_epochs.store()
         assign_offset(batch, header, base_offset, self.leader_epochs.latest_epoch, log_append_time_ms)
-        self._active.append(batch, last_offset, max_timestamp, now_ms)
+        self._segments[-1].append(batch, last_offset, max_timestamp, now_ms)
         self._unflushed_batches += 1
         return base_offset
 
@@ -295,11 +295,10 @@ class PartitionLog:
     def _should_roll(self, batch_bytes: int, last_offset: int, timestamp_ms: int, now_ms: int) -> bool:
         """Whether a new segment is needed for a batch. Above `MAX_SEGMENTS`, segments have Kafka's smallest size."""
         min_bytes = _MIN_BYTES_ABOVE_LIMIT if self._files.segment_count >= MAX_SEGMENTS else 0
-        if not self._active.fits(batch_bytes, last_offset, max(self.config.segment_bytes, min_bytes)):
+        active, config = self._segments[-1], self.config
+        if not active.fits(batch_bytes, last_offset, max(config.segment_bytes, min_bytes)):
             return True
-        if self._active.size < min_bytes:
-            return False
-        return self._active.exceeds_roll_time(timestamp_ms, now_ms, self.config.roll_ms)
+        return active.size >= min_bytes and active.exceeds_roll_time(timestamp_ms, now_ms, config.roll_ms)
 
     def roll(self) -> None:
         """Completes the active segment and creates a new one, unless it is empty.

@@ -17,7 +17,7 @@ from typing import Callable, Mapping, NamedTuple, Sequence, Tuple
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, control_type, decode_records
 from spark_groupsource.records.encode import Record, control_key, encode_batch
-from spark_groupsource.records.header import LOG_APPEND_TIME_FLAG, BatchHeader, Buffer, iter_batches
+from spark_groupsource.records.header import LOG_APPEND_TIME_FLAG, BatchHeader, Buffer, decode_header
 from spark_groupsource.storage.files import replace_file, sync_directory
 from spark_groupsource.storage.leader_epoch_cache import EpochEnd
 from spark_groupsource.storage.log import PartitionLog
@@ -290,7 +290,7 @@ class Partition:
         self.check_online()
         check_size(self.log, len(batch))
         check_segment_size(self.log, len(batch))
-        return self._store(batch, next(iter_batches(batch)), timestamp_ms)
+        return self._store(batch, decode_header(batch), timestamp_ms)
 
     def append_transaction_marker(
         self,
@@ -318,7 +318,7 @@ class Partition:
             transactional=True,
             control=True,
         )
-        return self._store(batch, next(iter_batches(batch)), timestamp_ms)
+        return self._store(batch, decode_header(batch), timestamp_ms)
 
     def _store(self, records: Buffer, header: BatchHeader, timestamp_ms: int) -> AppendResult:
         is_append_time = self.log.config.message_timestamp_type == "LogAppendTime"

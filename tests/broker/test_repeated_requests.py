@@ -31,7 +31,7 @@ class Requests:
             self.prepared += 1
             return Prepared(BytePattern(bytes(body), [len(constant)], 4), self._size)
 
-        found = self.found.find(connection_id, body, prepare)
+        found = self.found.find((connection_id, 7), body, prepare)
         return None if found is None else found[1]
 
 
@@ -59,8 +59,17 @@ def test_a_request_that_cannot_be_prepared_is_tried_less_and_less_often():
     tried = []
     found: RepeatedRequests[Prepared] = RepeatedRequests()
     for number in range(1_000):
-        assert found.find(1, memoryview(b"body"), lambda: tried.append(number)) is None
+        assert found.find((1, 7), memoryview(b"body"), lambda: tried.append(number)) is None
     assert 2 <= len(tried) <= 10
+
+
+def test_requests_that_were_often_repeated_are_prepared_again_at_once():
+    requests = Requests()
+    for round_number in range(5):
+        constant = bytes([round_number])
+        found = [requests.send(1, constant, number) for number in range(50)]
+        assert found[2:] == [(number,) for number in range(2, 50)]
+    assert requests.prepared == 5
 
 
 def test_dropped_requests_are_prepared_again():
@@ -68,16 +77,16 @@ def test_dropped_requests_are_prepared_again():
     requests.send(1, b"a", 1)
     assert requests.send(1, b"a", 2) == (2,)
     size = requests.found.size_bytes
-    requests.found.drop(1)
+    requests.found.drop((1, 7))
     assert requests.found.size_bytes < size
     assert [requests.send(1, b"a", 3) for _ in range(4)] == [None, (3,), (3,), (3,)]
     assert requests.found.size_bytes == size
 
 
-@pytest.mark.parametrize("limit", ["_CONNECTIONS", "_ELEMENTS"])
+@pytest.mark.parametrize("limit", ["_CLIENTS", "_ELEMENTS"])
 def test_the_connections_that_were_used_last_are_kept(monkeypatch, limit):
     # private: the limits bound the memory
-    monkeypatch.setattr(repeated_requests, limit, {"_CONNECTIONS": 3, "_ELEMENTS": 30}[limit])
+    monkeypatch.setattr(repeated_requests, limit, {"_CLIENTS": 3, "_ELEMENTS": 30}[limit])
     requests = Requests(size=10)
     for connection_id in (1, 2, 3):
         requests.send(connection_id, b"a", 1)

@@ -51,10 +51,10 @@ def two_leaders(patch: Patch) -> None:
 
 
 def commits_of_any_generation_are_accepted(patch: Patch) -> None:
-    def accept(builder: OutcomeBuilder, group: ClassicGroup | None, request: Any, context: Any) -> ErrorCode:
-        return ErrorCode.NONE
+    def accept(group: ClassicGroup | None, request: Any, api_version: int) -> committed_offsets.CommitCheck:
+        return committed_offsets.CommitCheck(ErrorCode.NONE)
 
-    patch.setattr(committed_offsets, "_check_commit", accept)
+    patch.setattr(committed_offsets, "check_commit", accept)
 
 
 def heartbeats_are_not_checked(patch: Patch) -> None:

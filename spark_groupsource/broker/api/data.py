@@ -71,8 +71,8 @@ def repeated_fetch(
     broker: Broker, context: ApiRequestContext, body: memoryview, decode: Callable[[], FetchRequest]
 ) -> EncodedResponse | None:
     """Returns the response to a fetch that a connection repeats; None: see `fetch`."""
-    manager = broker.fetch_manager
-    return manager.repeated(context.connection_id, context.node_id, context.api_version, body, decode)
+    client = (context.connection_id, context.api_version)
+    return broker.fetch_manager.repeated(client, context.node_id, body, decode)
 
 
 def list_offsets(

@@ -15,15 +15,18 @@ import logging
 import uuid
 from collections import defaultdict
 from itertools import chain
-from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.coordinators.commit_batch import commit_batch
 from spark_groupsource.broker.coordinators.group_event_log import GroupEventLog
 from spark_groupsource.broker.coordinators.offset_removal import OffsetRemoval
+from spark_groupsource.broker.coordinators.repeated_commit import PreparedCommit
+from spark_groupsource.broker.coordinators.reply_tokens import FanOut, PartToken, RepeatedToken, ShardToken
 from spark_groupsource.broker.coordinators.services import CoordinatorServices, report_unexpected
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorShard, CoordinatorTopic, ShardRegistry
 from spark_groupsource.broker.coordinators.state_size import GroupStateSize
+from spark_groupsource.broker.repeated_requests import RepeatedRequests
 from spark_groupsource.broker.requests import ApiRequestContext, SendResponse
 from spark_groupsource.broker.timed_steps import BackgroundSteps, PeriodicSteps
 from spark_groupsource.errors import ApiError, ErrorCode
@@ -72,29 +75,6 @@ _FULL_REPORT_MS = 60_000
 _REPLIES_PER_STEP = 50
 _LARGE_VALUE_BYTES = 65_536
 _GROUPS_PER_STEP = 200
-
-
-class _ShardToken(NamedTuple):
-    """Token of one shard's part of a request that was split."""
-
-    fan_out: _FanOut
-    partition: int
-
-
-class _PartToken(NamedTuple):
-    """Token of one part of a request that is handled in steps."""
-
-    responses: list[ApiMessage]
-
-
-class _FanOut:
-    """A request that was split over several shards, and the responses so far."""
-
-    def __init__(self, token: object, request: GroupRequest, api_version: int, partitions: list[int]) -> None:
-        self.token = token
-        self.request = request
-        self.api_version = api_version
-        self.responses: dict[int, ApiMessage | None] = dict.fromkeys(partitions)
 
 
 def _divide(records: Sequence[LogRecord], max_bytes: int) -> Iterator[Sequence[LogRecord]]:
@@ -154,6 +134,8 @@ class GroupRuntime:
             lambda: (shard.state_machine for shard in self.shards.loaded_shards()),
             services.budget,
         )
+        self.repeated_commits: RepeatedRequests[PreparedCommit] = RepeatedRequests()
+        services.budget.add_part(lambda: self.repeated_commits.size_bytes)
         self._full_reported_ms: int | None = None
         self._complete_response: dict[int, Callable[[Any], None]] = {}
         # by the partition of the shard that still has to remove their offsets
@@ -245,12 +227,25 @@ class GroupRuntime:
             self._complete_response[context.token] = complete_response
         self._handle(context, request, context.token)
 
+    def repeat_commit(self, context: ApiRequestContext, prepared: PreparedCommit, offsets: Sequence[int]) -> bool:
+        """Commits offsets if `handle` would accept them without further checks; returns whether it did."""
+        shard, shards = self.shards.find_loaded(prepared.shard), self.shards
+        if shard is None or self._removing or self._deleting or shards.partition_count != prepared.shard_count:
+            return False
+        if not shards.is_leader(context.node_id, prepared.shard):
+            return False
+        shard_context = self._shard_context(context, RepeatedToken(context.token, prepared))
+        outcome = shard.state_machine.repeat_commit(prepared.form, offsets, shard_context, self._clock.instant())
+        if outcome is not None:
+            self._apply(shard, outcome)
+        return outcome is not None
+
     def handle_part(self, context: ApiRequestContext, request: GroupRequest) -> ApiMessage:
         """Returns the response to a part of a request: a commit, fetch or deletion of offsets, or groups to describe.
 
         The coordinator responds to these at once.
         """
-        token = _PartToken([])
+        token = PartToken([])
         self._handle(context, request, token)
         (response,) = token.responses
         return response
@@ -323,9 +318,9 @@ class GroupRuntime:
         if not parts:
             self._reply(token, merge_responses(request, context.api_version, []))
             return
-        fan_out = _FanOut(token, request, context.api_version, list(parts))
+        fan_out = FanOut(token, request, context.api_version, list(parts))
         for partition, part in parts.items():
-            self._handle_part(context, partition, part, _ShardToken(fan_out, partition))
+            self._handle_part(context, partition, part, ShardToken(fan_out, partition))
 
     def partitions_deleted(self, topic_partitions: Sequence[TopicPartition]) -> Iterator[None]:
         """Removes the committed offsets of deleted partitions from every group, in steps."""
@@ -358,14 +353,7 @@ class GroupRuntime:
             self._report_full()
             self._reply(token, error_response(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, context.api_version))
             return
-        shard_context = RequestContext(
-            token,
-            context.api_version,
-            context.client_id,
-            f"/{context.client_host}",
-            new_uuid,
-            context.connection_id,
-        )
+        shard_context = self._shard_context(context, token, new_uuid)
         try:
             outcome = shard.state_machine.handle(request, shard_context, self._clock.instant())
         except Exception as error:  # an illegal state fails this request only, as in Kafka's CoordinatorRuntime
@@ -373,6 +361,12 @@ class GroupRuntime:
             self._reply(token, error_response(request, ErrorCode.UNKNOWN_SERVER_ERROR, context.api_version))
             return
         self._apply(shard, outcome)
+
+    def _shard_context(self, context: ApiRequestContext, token: object, new_uuid: str = "") -> RequestContext:
+        host = f"/{context.client_host}"
+        return RequestContext(
+            token, context.api_version, context.client_id, host, new_uuid, context.connection_id
+        )  # fmt: skip
 
     def _report_full(self) -> None:
         now_ms = self._clock.now_ms()
@@ -412,9 +406,9 @@ class GroupRuntime:
                     following = state_machine.append_succeeded(outcome, self._clock.instant())
             if len(outcome.replies) > _REPLIES_PER_STEP:  # a rebalance completes for thousands of members
                 for reply in outcome.replies:
-                    if isinstance(reply.token, _PartToken):  # its response is used in this step
+                    if isinstance(reply.token, PartToken):  # its response is used in this step
                         self._reply(reply.token, reply.response)
-                others = [reply for reply in outcome.replies if not isinstance(reply.token, _PartToken)]
+                others = [reply for reply in outcome.replies if not isinstance(reply.token, PartToken)]
                 self._background.add(self._reply_steps(others))
             else:
                 for reply in outcome.replies:
@@ -468,10 +462,13 @@ class GroupRuntime:
             self._services.on_append(target.topic_partition, appended.size)
 
     def _reply(self, token: object, response: ApiMessage) -> None:
-        if isinstance(token, _PartToken):
+        if isinstance(token, RepeatedToken):
+            self._send(token.token, token.response(response))
+            return
+        if isinstance(token, PartToken):
             token.responses.append(response)
             return
-        if not isinstance(token, _ShardToken):
+        if not isinstance(token, ShardToken):
             assert isinstance(token, int)
             complete_response = self._complete_response.pop(token, None)
             if complete_response is not None:

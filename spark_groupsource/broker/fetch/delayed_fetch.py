@@ -28,7 +28,7 @@ from spark_groupsource.broker.fetch.purgatory import DelayedFetchPurgatory
 from spark_groupsource.broker.fetch.repeated_fetch import PreparedFetch, prepare_fetch
 from spark_groupsource.broker.fetch.sessions import CachedPartition, FetchContext, FetchSessionCache, PartitionEntries
 from spark_groupsource.broker.leaders import Leader, Leaders
-from spark_groupsource.broker.repeated_requests import RepeatedRequests
+from spark_groupsource.broker.repeated_requests import Client, RepeatedRequests
 from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ResponseAction, SendResponse, in_a_slice
 from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.broker.state_budget import DELAYED_PARTITION_BYTES, SESSION_PARTITION_BYTES, StateBudget
@@ -170,28 +170,28 @@ class FetchManager:
         return DELAYED
 
     def repeated(
-        self, connection_id: int, node_id: int, api_version: int, body: memoryview, decode: Callable[[], FetchRequest]
+        self, client: Client, node_id: int, body: memoryview, decode: Callable[[], FetchRequest]
     ) -> EncodedResponse | None:
-        """Returns the response to a full fetch that a connection repeats, by all principals; None: see `fetch`.
+        """Returns the response to a full fetch that a client repeats, which may read all topics; None: see `fetch`.
 
         `decode` returns the request that `body` encodes.
         """
-        leader, find = self._leaders.only_leader(), self._partitions.find_all
+        leader = self._leaders.only_leader()
         if leader is None or leader.node_id != node_id or self._clock.now_ms() < self._next_large_read_ms:
             return None
         known: Leader = leader
 
         def prepare() -> PreparedFetch | None:
             with suppress(ApiError):  # `fetch` reports it
-                return prepare_fetch(decode(), api_version, body, known, self._partitions)
+                return prepare_fetch(decode(), client[1], body, known, self._partitions)
             return None
 
-        found = self._repeated.find(connection_id, body, prepare)
+        found = self._repeated.find(client, body, prepare)
         if found is None:
             return None
         prepared, positions = found
-        if prepared.leader is not leader or find(prepared.keys) != prepared.partitions:
-            self._repeated.drop(connection_id)
+        if prepared.leader is not leader or self._partitions.entries(prepared.names) != prepared.topics:
+            self._repeated.drop(client)
             return None
         response = prepared.respond(positions, self._reads, self.available_bytes(), self.may_exceed())
         if response is None:

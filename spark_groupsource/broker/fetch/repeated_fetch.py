@@ -17,6 +17,7 @@ from spark_groupsource.broker.fetch.sessions import FINAL_EPOCH, NO_SESSION, TOP
 from spark_groupsource.broker.leaders import Leader
 from spark_groupsource.broker.requests import ZERO_UUID
 from spark_groupsource.errors import ApiError
+from spark_groupsource.storage.catalog import TopicEntry
 from spark_groupsource.storage.log_manager import LogManager
 from spark_groupsource.storage.partition import Partition, PartitionOffsets, readable_offsets
 from spark_groupsource.wire.byte_pattern import BytePattern, pattern_of, request_pattern
@@ -34,14 +35,16 @@ _HEAD_BYTES, _OFFSET_BYTES, _NUMBER_BYTES = 8, 8, 4
 class PreparedFetch:
     """A full fetch of partitions that exist.
 
-    Attributes: `pattern`, finds the positions in a request; `leader`, of all partitions; `offsets`, of each partition
-    when its entry was encoded; `entries`, the response, an entry without records for each partition, with the bytes
-    up to the next one, which `following` has too; `head`, the bytes before them.
+    Attributes: `pattern`, finds the positions in a request; `leader`, of all partitions; `topics`, the entries of
+    `names` at the time of preparation; `offsets`, of each partition when its entry was encoded; `entries`, the
+    response, an entry without records for each partition, with the bytes up to the next one, which `following` has
+    too; `head`, the bytes before them.
     """
 
     pattern: BytePattern
     leader: Leader
-    keys: list[tuple[str, int]]
+    names: list[str]
+    topics: list[TopicEntry | None]
     requested: list[CachedPartition]
     partitions: list[Partition | None]
     offsets: list[PartitionOffsets]
@@ -56,7 +59,7 @@ class PreparedFetch:
 
     @property
     def size(self) -> int:
-        return len(self.keys)
+        return len(self.partitions)
 
     def respond(
         self, positions: Sequence[int], reads: PartitionReads, available: int, may_exceed: bool
@@ -136,8 +139,10 @@ def prepare_fetch(
     # the number of an entry is its first field
     following = [gap[len(entry) - _NUMBER_BYTES :] for entry, gap in zip(encoded, shape.gaps[1:])]
     entries = [entry + rest for entry, rest in zip(encoded, following)]
+    names = list(dict(keys))
+    head = shape.gaps[0][_HEAD_BYTES:]
     return PreparedFetch(
-        pattern, leader, keys, requested, found, offsets, shape.gaps[0][_HEAD_BYTES:], entries, following, encode,
+        pattern, leader, names, partitions.entries(names), requested, found, offsets, head, entries, following, encode,
         request.min_bytes, request.max_bytes, request.max_wait_ms > 0, committed,
     )  # fmt: skip
 

@@ -1,0 +1,80 @@
+"""A broker without sockets, and connections that repeat their requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from support.partition_logs import batch
+
+from spark_groupsource.broker.api.dispatch import RequestDispatcher
+from spark_groupsource.broker.api.versions import SERVED
+from spark_groupsource.broker.config import broker_config
+from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.requests import DELAYED, ApiRequestContext
+from spark_groupsource.clock import ManualClock
+from spark_groupsource.model import Node, TopicPartition
+from spark_groupsource.storage.data_directory import DataDirectory
+from spark_groupsource.wire.frames import EncodedResponse, encode_request, encode_response, read_request_header
+
+TOPICS = {"a": 3, "b": 1, "c": 2}
+PARTITIONS = [(name, number) for name, count in TOPICS.items() for number in range(count)]
+REPEATING = 1
+"""The connection that repeats its requests."""
+
+
+class RepeatingClients:
+    """A broker with `TOPICS`; one connection repeats its requests, and others send one each.
+
+    Attributes: `was_repeated`, whether the last request was handled as a repetition.
+    """
+
+    def __init__(self, directory: Path, creates_topics: bool = True) -> None:
+        self.clock = ManualClock()
+        self.sent: dict[int, Any] = {}
+        config = broker_config({"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "2"})
+        self.broker = Broker(
+            config, DataDirectory(directory), self.clock, self.sent.__setitem__, lambda *line: None
+        )  # fmt: skip
+        self.broker.start()
+        self.broker.node_started(1, {"PLAINTEXT": Node(1, "127.0.0.1", 9092)})
+        for name, count in TOPICS.items() if creates_topics else ():
+            self.broker.create_topic(name, count, {})
+        self.broker.group_coordinator.shards.ensure_topic()
+        self.dispatcher = RequestDispatcher(self.broker, SERVED, self.sent.__setitem__, self._no_steps)
+        self.was_repeated = False
+        self._token, self._next_connection = 0, REPEATING
+
+    def _no_steps(self, *_: Any, **__: Any) -> None:
+        raise AssertionError("a small request needs no further steps")
+
+    def partition(self, name: str, number: int) -> Any:
+        return self.broker.partitions.find(TopicPartition(name, number))
+
+    def append(self, name: str, number: int, values: int) -> None:
+        data = batch(*[b"x" * 50] * values)
+        self.partition(name, number).append(data, 0)
+        self.broker.on_append(TopicPartition(name, number), len(data))
+
+    def call(self, connection: int, request: Any, version: int) -> bytes | None:
+        """Returns the bytes of the response, None if it is delayed; a delayed fetch is dropped."""
+        self._token += 1
+        frame = memoryview(bytes(encode_request(request, version, 5, "c")))[4:]
+        header, position = read_request_header(frame)
+        context = ApiRequestContext(self._token, header.api_key, version, "c", "127.0.0.1", 1, connection)
+        self.dispatcher.handle_frame(context, frame, header, position)
+        self.broker.fetch_manager.cancel(self._token)
+        response = self.sent.pop(self._token, DELAYED)
+        self.was_repeated = isinstance(response, EncodedResponse)
+        return None if response is DELAYED else bytes(encode_response(response, version, 5))
+
+    def repeat(self, request: Any, version: int) -> bytes | None:
+        """Sends a request over the connection that repeats its requests."""
+        return self.call(REPEATING, request, version)
+
+    def call_once(self, request: Any, version: int) -> bytes | None:
+        """Sends a request over a connection of its own."""
+        self._next_connection += 1
+        found = self.call(self._next_connection, request, version)
+        assert not self.was_repeated
+        return found
