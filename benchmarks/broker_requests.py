@@ -10,11 +10,10 @@ import time
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from coordinator import Connection, Member, Target, leave
+from coordinator import Connection, Member, Target, frames, leave
 
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.wire import messages
-from spark_groupsource.wire.frames import encode_request
 
 ROUND_S = 0.3
 PIPELINED = 50
@@ -89,11 +88,11 @@ async def per_request(target: Target, case: Case) -> tuple[float, float]:
     connection = await Connection.open(target.address)
     member = Member(connection, "requests")
     await member.settle()
-    frame = bytes(encode_request(case.make(member), case.version, 1, "benchmark"))
-    await connection.exchange(frame)
+    sent = frames(case.make(member), case.version)
+    await connection.exchange(next(sent))
     busy, began, count = busy_us(target), time.perf_counter(), 0
     while time.perf_counter() - began < ROUND_S:
-        await connection.exchange_many(frame, case.depth)
+        await connection.exchange_many([next(sent) for _ in range(case.depth)])
         count += case.depth
     took = (busy_us(target) - busy) / count, (time.perf_counter() - began) / count * 1e6
     await connection.call(leave([member]))

@@ -51,6 +51,7 @@ SUBSCRIPTION = struct.pack(">hih4si", 1, 1, 4, b"load", -1) + struct.pack(">i", 
 ASSIGNMENT = struct.pack(">hiii", 1, 0, -1, 0)[:10]
 VERSIONS = {0: 9, 1: 11, 10: 3, 11: 5, 12: 3, 13: 4, 14: 3, 8: 7, 19: 5}
 CONNECTIONS = 8
+_COMMITS = 16
 TIMEOUT_S = 600  # one measurement; on a loaded machine 10,000 groups take minutes
 _RETRIED = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -85,10 +86,10 @@ class Connection:
         (length,) = struct.unpack(">i", await self._reader.readexactly(4))
         return await self._reader.readexactly(length)
 
-    async def exchange_many(self, frame: bytes, count: int) -> None:
-        """Sends a frame `count` times and then reads as many responses."""
-        self._writer.write(frame * count)
-        for _ in range(count):
+    async def exchange_many(self, frames: list[bytes]) -> None:
+        """Sends frames and then reads as many responses."""
+        self._writer.write(b"".join(frames))
+        for _ in frames:
             (length,) = struct.unpack(">i", await self._reader.readexactly(4))
             await self._reader.readexactly(length)
 
@@ -235,6 +236,19 @@ def commit_request(group: str, topic: str, partitions: int, member_id: str = "",
     )
 
 
+def frames(request: Any, version: int) -> Iterator[bytes]:
+    """Returns the frames of a request that is repeated: each commit has other offsets, as those of a consumer."""
+    if not isinstance(request, messages.OffsetCommitRequest):
+        return itertools.repeat(bytes(encode_request(request, version, 1, "benchmark")))
+    found: list[bytes] = []
+    rows: list[Any] = [row for topic in request.topics for row in topic.partitions]
+    for offset in range(_COMMITS):
+        for row in rows:
+            row.committed_offset = 1_000 * offset + row.partition_index
+        found.append(bytes(encode_request(request, version, 1, "benchmark")))
+    return itertools.cycle(found)
+
+
 def leave(members: list[Member]) -> Any:
     """Returns the LeaveGroup request of all members; otherwise sessions would expire during later measurements."""
     identity = messages.LeaveGroupRequest.MemberIdentity
@@ -297,10 +311,10 @@ async def per_second(
         nonlocal count
         request = make(member)
         version = VERSIONS[request.API_KEY]
-        frame = bytes(encode_request(request, version, 1, "benchmark"))
-        decode_response(memoryview(await connection.exchange(frame)), request, version, 1)
+        sent = frames(request, version)
+        decode_response(memoryview(await connection.exchange(next(sent))), request, version, 1)
         while time.perf_counter() < ends:
-            await connection.exchange(frame)
+            await connection.exchange(next(sent))
             count += 1
 
     began, busy_s = time.perf_counter(), target.busy_s()

@@ -58,7 +58,7 @@ async def fill(address: str, records: int) -> None:
         await connection.call(request)
         frame = bytes(encode_request(request, VERSIONS[8], 1, "benchmark"))
         for begin in range(1, repeats, _IN_FLIGHT):
-            await connection.exchange_many(frame, min(_IN_FLIGHT, repeats - begin))
+            await connection.exchange_many([frame] * min(_IN_FLIGHT, repeats - begin))
     connection.close()
 
 

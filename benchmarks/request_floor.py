@@ -31,14 +31,13 @@ from coordinator import (
     Target,
     create_topic,
     embedded,
+    frames,
     kafka,
     leave,
     wait_until_ready,
 )
 from rich.console import Console
 from rich.table import Table
-
-from spark_groupsource.wire.frames import encode_request
 
 _LENGTH = struct.Struct(">i")
 _CORRELATION_AT = 8
@@ -87,48 +86,52 @@ def floor(response_bytes: int) -> Iterator[Target]:
             process.join()
 
 
-async def frames_of(target: Target, title: str) -> tuple[list[Connection], list[Member], list[bytes], int]:
+Sent = list[Iterator[bytes]]
+"""The frames of each connection."""
+
+
+async def frames_of(target: Target, title: str) -> tuple[list[Connection], list[Member], Sent, int]:
     """Returns connections, their settled members and requests, and the size of a response."""
-    connections, members, frames, size = [], [], [], 0
+    connections, members, sent, size = [], [], Sent(), 0
     for number in range(CONNECTIONS):
         connection = await Connection.open(target.address)
         member = Member(connection, f"{title}-{time.monotonic_ns()}-{number}")
         await member.settle()
         request = REQUESTS[title](member)
-        frames.append(bytes(encode_request(request, VERSIONS[request.API_KEY], 1, "benchmark")))
-        size = len(await connection.exchange(frames[-1]))
+        sent.append(frames(request, VERSIONS[request.API_KEY]))
+        size = len(await connection.exchange(next(sent[-1])))
         connections.append(connection)
         members.append(member)
-    return connections, members, frames, size
+    return connections, members, sent, size
 
 
-async def rate(target: Target, connections: list[Connection], frames: list[bytes], seconds: float) -> Any:
+async def rate(target: Target, connections: list[Connection], sent: Sent, seconds: float) -> Any:
     """Returns requests per second, and microseconds of processor time of the server per request."""
     count, ends = 0, time.perf_counter() + seconds
 
-    async def repeat(connection: Connection, frame: bytes) -> None:
+    async def repeat(connection: Connection, frames: Iterator[bytes]) -> None:
         nonlocal count
         while time.perf_counter() < ends:
-            await connection.exchange(frame)
+            await connection.exchange(next(frames))
             count += 1
 
     began, busy_s = time.perf_counter(), target.busy_s()
-    await asyncio.gather(*map(repeat, connections, frames))
+    await asyncio.gather(*map(repeat, connections, sent))
     return count / (time.perf_counter() - began), (target.busy_s() - busy_s) / count * 1e6
 
 
-async def measure(target: Target, title: str, seconds: float) -> tuple[float, float, list[bytes], int]:
-    connections, members, frames, size = await frames_of(target, title)
-    found = await rate(target, connections, frames, seconds)
+async def measure(target: Target, title: str, seconds: float) -> tuple[float, float, Sent, int]:
+    connections, members, sent, size = await frames_of(target, title)
+    found = await rate(target, connections, sent, seconds)
     for connection, member in zip(connections, members):
         await connection.call(leave([member]))
         connection.close()
-    return *found, frames, size
+    return *found, sent, size
 
 
-async def measure_floor(target: Target, frames: list[bytes], seconds: float) -> tuple[float, float]:
-    connections = [await Connection.open(target.address) for _ in frames]
-    found: tuple[float, float] = await rate(target, connections, frames, seconds)
+async def measure_floor(target: Target, sent: Sent, seconds: float) -> tuple[float, float]:
+    connections = [await Connection.open(target.address) for _ in sent]
+    found: tuple[float, float] = await rate(target, connections, sent, seconds)
     for connection in connections:
         connection.close()
     return found
@@ -152,11 +155,11 @@ def main() -> int:
         for title in REQUESTS:
             found: list[list[tuple[float, float]]] = [[], [], []]
             for _ in range(options.rounds):
-                *own, frames, size = run(measure(ours, title, options.seconds))
+                *own, sent, size = run(measure(ours, title, options.seconds))
                 found[0].append((own[0], own[1]))
                 found[1].append(run(measure(theirs, title, options.seconds))[:2])
                 with floor(size) as target:
-                    found[2].append(run(measure_floor(target, frames, options.seconds)))
+                    found[2].append(run(measure_floor(target, sent, options.seconds)))
             rates, spent = ([statistics.median(each[at] for each in rounds) for rounds in found] for at in (0, 1))
             table.add_row(title, *(f"{each:,.0f}" for each in rates), *(f"{each:.0f}" for each in spent))
             print(title, *rates, *spent, file=sys.stderr)

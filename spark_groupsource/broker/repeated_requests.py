@@ -1,8 +1,8 @@
 """The last request of each client, prepared for its repetition.
 
 A client often sends a request again with other numbers. What is prepared from its bytes takes longer than a request, so
-it is prepared at the second request of the same size, and after requests that did not repeat it twice as late each
-time.
+it is prepared when requests of the same size were repeated a few times, and after requests that did not repeat it twice
+as late each time. The memory is bounded; what is used is not replaced by what might be used.
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ from typing import Callable, Generic, Protocol, Tuple, TypeVar
 
 from spark_groupsource.wire.byte_pattern import BytePattern
 
-_CLIENTS, _ELEMENTS = 1_024, 20_000
-_MOST_REPETITIONS, _OFTEN_USED = 1_024, 32
-ELEMENT_BYTES, _CLIENT_BYTES = 700, 500
-"""Approximate memory of a partition of a prepared request."""
+_CLIENTS, _MAX_BYTES = 1_024, 4_194_304
+_CLIENT_BYTES = 500
+# requests of the same size until the next one is prepared
+_REPETITIONS, _MOST_REPETITIONS, _OFTEN_USED = 8, 1_024, 64
+# a client that sent none of the last requests, so many for each client, is replaced by another
+_UNUSED_REQUESTS = 16
 
 Client = Tuple[int, int]
 """Connection, and version of the API."""
 
 
 class Prepared(Protocol):
-    """What is prepared from a request. `size`: its elements."""
+    """What is prepared from a request. `size_bytes`: its memory."""
 
     @property
     def pattern(self) -> BytePattern: ...
 
     @property
-    def size(self) -> int: ...
+    def size_bytes(self) -> int: ...
 
 
 PreparedT = TypeVar("PreparedT", bound=Prepared)
@@ -37,24 +39,28 @@ PreparedT = TypeVar("PreparedT", bound=Prepared)
 class _Client(Generic[PreparedT]):
     """The requests of a client: how often the size of the last one was repeated, and how often it has to be."""
 
-    __slots__ = ("body_bytes", "repeated", "needed", "prepared", "used")
+    __slots__ = ("body_bytes", "last_request", "needed", "prepared", "repeated", "used")
 
     def __init__(self) -> None:
-        self.body_bytes, self.repeated, self.needed, self.used = -1, 0, 1, 0
+        self.body_bytes, self.repeated, self.needed, self.used, self.last_request = -1, 0, _REPETITIONS, 0, 0
         self.prepared: PreparedT | None = None
 
 
 class RepeatedRequests(Generic[PreparedT]):
-    """Prepared requests of one API, at most one for each client, of those that were used last."""
+    """Prepared requests of one API, at most one for each client.
 
-    def __init__(self) -> None:
-        self._clients: OrderedDict[Client, _Client[PreparedT]] = OrderedDict()
-        self._elements = 0
+    `is_budget_full`: whether the state of the broker may not grow by so many bytes.
+    """
+
+    def __init__(self, is_budget_full: Callable[[int], bool] = lambda added_bytes: False) -> None:
+        self._is_budget_full = is_budget_full
+        self._clients: OrderedDict[Client, _Client[PreparedT]] = OrderedDict()  # the one that was used last is last
+        self._requests = self._prepared_bytes = 0
 
     @property
     def size_bytes(self) -> int:
         """Approximate memory."""
-        return self._elements * ELEMENT_BYTES + len(self._clients) * _CLIENT_BYTES
+        return self._prepared_bytes + len(self._clients) * _CLIENT_BYTES
 
     def find(
         self, client: Client, body: memoryview, prepare: Callable[[], PreparedT | None]
@@ -63,11 +69,13 @@ class RepeatedRequests(Generic[PreparedT]):
 
         None if `body` does not repeat it. `prepare` is called if it might from now on.
         """
+        self._requests += 1
         known = self._clients.get(client)
         if known is None:
-            self._add(client).body_bytes = len(body)
+            self._add(client, len(body))
             return None
         self._clients.move_to_end(client)
+        known.last_request = self._requests
         prepared = known.prepared
         if prepared is not None:
             numbers = prepared.pattern.match(body)
@@ -84,34 +92,43 @@ class RepeatedRequests(Generic[PreparedT]):
     def drop(self, client: Client) -> None:
         """Removes what was prepared for a client; it is prepared again, later than before if it was rarely used."""
         known = self._clients[client]
-        if known.prepared is None:
+        if known.prepared is not None:
+            self._prepared_bytes -= known.prepared.size_bytes
+            known.needed = _REPETITIONS if known.used >= _OFTEN_USED else _twice(known.needed)
+            known.prepared, known.repeated, known.used = None, 0, 0
+
+    def _add(self, client: Client, body_bytes: int) -> None:
+        if len(self._clients) >= _CLIENTS and not self._remove_unused():
             return
-        self._elements -= known.prepared.size
-        known.needed = 1 if known.used >= _OFTEN_USED else min(2 * known.needed, _MOST_REPETITIONS)
-        known.prepared, known.repeated, known.used = None, 0, 0
-
-    def _add(self, client: Client) -> _Client[PreparedT]:
-        if len(self._clients) >= _CLIENTS:
-            self._remove_oldest()
         added = self._clients[client] = _Client()
-        return added
+        added.body_bytes, added.last_request = body_bytes, self._requests
 
-    def _remove_oldest(self) -> None:
-        _, oldest = self._clients.popitem(last=False)
-        self._elements -= 0 if oldest.prepared is None else oldest.prepared.size
+    def _remove_unused(self) -> bool:
+        """Removes the client that was not used for the longest time; returns whether there is one."""
+        client, oldest = next(iter(self._clients.items()))
+        if self._requests - oldest.last_request < _UNUSED_REQUESTS * len(self._clients):
+            return False
+        del self._clients[client]
+        self._prepared_bytes -= 0 if oldest.prepared is None else oldest.prepared.size_bytes
+        return True
 
     def _prepare(
         self, known: _Client[PreparedT], body: memoryview, prepare: Callable[[], PreparedT | None]
     ) -> tuple[PreparedT, tuple[int, ...]] | None:
         needed = known.needed
         # unless it succeeds
-        known.repeated, known.needed = 0, min(2 * needed, _MOST_REPETITIONS)
+        known.repeated, known.needed = 0, _twice(needed)
+        while self._prepared_bytes > _MAX_BYTES:
+            if not self._remove_unused():
+                return None
         prepared = prepare()
         numbers = None if prepared is None else prepared.pattern.match(body)
-        if prepared is None or numbers is None:
+        if prepared is None or numbers is None or self._is_budget_full(prepared.size_bytes):
             return None
         known.prepared, known.needed = prepared, needed
-        self._elements += prepared.size
-        while self._elements > _ELEMENTS and len(self._clients) > 1:
-            self._remove_oldest()
+        self._prepared_bytes += prepared.size_bytes
         return prepared, numbers
+
+
+def _twice(repetitions: int) -> int:
+    return min(2 * repetitions, _MOST_REPETITIONS)

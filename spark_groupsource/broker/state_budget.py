@@ -27,6 +27,11 @@ class StateBudget:
     def used_bytes(self) -> int:
         return sum(used_bytes() for used_bytes in self._parts)
 
+    @property
+    def left_bytes(self) -> int:
+        """What the state may grow by, negative above its limit."""
+        return self._limit - self.used_bytes
+
     def is_full(self, added_bytes: int = 0) -> bool:
         """Returns whether the state would exceed its limit with more bytes."""
-        return self.used_bytes + added_bytes > self._limit
+        return self.left_bytes < added_bytes

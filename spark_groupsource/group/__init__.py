@@ -2,7 +2,7 @@
 
 from spark_groupsource.group.commit_forms import CommitForm
 from spark_groupsource.group.commit_records import CommitRecords, LogRecord
-from spark_groupsource.group.committed_offsets import accepted_commit_response, group_fetch_error
+from spark_groupsource.group.committed_offsets import accepted_commit_response, group_fetch_error, metadata_length
 from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.group.error_responses import error_response, verification_error
 from spark_groupsource.group.group_shard import GroupShard, ShardState
@@ -46,6 +46,7 @@ __all__ = [
     "coordinator_partition",
     "group_fetch_error",
     "merge_responses",
+    "metadata_length",
     "split_request",
     "verification_error",
 ]

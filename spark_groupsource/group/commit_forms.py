@@ -22,16 +22,16 @@ class CommitForm(NamedTuple):
 
     Attributes: `request`, one of these commits; `partitions`, each once; `leader_epochs` and `metadata`, of each
     partition; `records`, the encoded records, whose numbers are the offset and the timestamp of each commit;
-    `response`, without errors.
+    `response`, without errors; `longest_metadata`, its length as offset.metadata.max.bytes limits it.
     """
 
     request: OffsetCommitRequest
     partitions: tuple[TopicPartition, ...]
     leader_epochs: tuple[int, ...]
-    metadata: tuple[str, ...]
+    metadata: list[str]
     records: BytePattern
     response: OffsetCommitResponse
-    has_metadata: bool
+    longest_metadata: int
 
     def commit(self, offsets: Sequence[int], timestamp_ms: int) -> CommitRecords:
         """Returns the records of a commit of these offsets."""

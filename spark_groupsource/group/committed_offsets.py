@@ -92,7 +92,7 @@ def _store(
         partitions: list[tuple[int, ErrorCode]] = []
         for entry in topic.partitions:
             number, metadata = entry.partition_index, entry.committed_metadata or ""
-            if metadata and _length(metadata) > most_bytes:
+            if metadata and metadata_length(metadata) > most_bytes:
                 partitions.append((number, ErrorCode.OFFSET_METADATA_TOO_LARGE))
                 continue
             fields = (
@@ -108,7 +108,8 @@ def _store(
     return results
 
 
-def _length(metadata: str) -> int:
+def metadata_length(metadata: str) -> int:
+    """Returns the length that offset.metadata.max.bytes limits."""
     # Kafka compares offset.metadata.max.bytes with the length of a Java string
     return len(metadata) if metadata.isascii() else len(metadata.encode("utf-16-le", "surrogatepass")) // 2
 
@@ -155,14 +156,14 @@ def repeat_commit(
 
     Args: `stored`, the committed offsets of the group; `most_bytes`, the longest metadata.
 
-    Returns: None if the commit has an error, or would add partitions or metadata to those that are stored.
+    Returns: None if the commit has an error, or other partitions or metadata than those that are stored.
     """
     request, partitions = form.request, form.partitions
     error, renews_session = check_commit(group, request, context.api_version)
     known = list(map(stored.get, partitions))
-    if error is not ErrorCode.NONE or None in known:
+    if error is not ErrorCode.NONE or None in known or form.longest_metadata > most_bytes:
         return None
-    if form.has_metadata and not _has_metadata(known, form.metadata, most_bytes):
+    if [value.metadata for value in known if value is not None] != form.metadata:
         return None
     timers: tuple[SetTimer, ...] = ()
     if renews_session and group is not None:
@@ -170,14 +171,6 @@ def repeat_commit(
         timers = (SetTimer(SessionTimer(group.group_id, request.member_id), instant.now_ms + timeout_ms),)
     records = form.commit(offsets, instant.timestamp_ms)
     return Outcome(records, (Reply(context.token, form.response),), timers, after_append=_STORE_OFFSETS)
-
-
-def _has_metadata(known: Sequence[OffsetValue | None], metadata: Sequence[str], most_bytes: int) -> bool:
-    """Whether the stored offsets have this metadata, none of it longer than permitted."""
-    return all(
-        value is not None and value.metadata == text and _length(text) <= most_bytes
-        for value, text in zip(known, metadata)
-    )
 
 
 def _check_transactional(group: ClassicGroup | None, request: TxnOffsetCommitRequest) -> ErrorCode:

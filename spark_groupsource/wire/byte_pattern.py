@@ -7,6 +7,7 @@ the time of decoding.
 
 from __future__ import annotations
 
+import re
 from struct import Struct, error
 from typing import Any, Sequence
 
@@ -18,7 +19,10 @@ Bytes = bytes | bytearray | memoryview
 
 
 class BytePattern:
-    """Bytes with numbers of `number_bytes` each at `positions`; the others are those of `constant`."""
+    """Bytes with numbers of `number_bytes` each at `positions`; the others are those of `constant`.
+
+    Attributes: `gaps`, the bytes before, between and after the numbers; `size`, of all bytes.
+    """
 
     def __init__(self, constant: bytes, positions: Sequence[int], number_bytes: int) -> None:
         ends = [0, *(position + number_bytes for position in positions)]
@@ -26,7 +30,7 @@ class BytePattern:
         self.gaps = tuple(constant[end : end + gap] for end, gap in zip(ends, gaps))
         fields = _CODES[number_bytes].join(f"{gap}s" for gap in gaps)
         layout = Struct(f">{fields}")
-        self._unpack, self._pack = layout.unpack, layout.pack
+        self._unpack, self._pack, self.size = layout.unpack, layout.pack, layout.size
         self._fields: list[bytes | int] = [0] * (2 * len(self.gaps) - 1)
         self._fields[::2] = self.gaps
 
@@ -53,9 +57,9 @@ def pattern_of(encoded: Sequence[Bytes], number_bytes: int) -> BytePattern | Non
     first, second = encoded
     if len(first) != len(second):
         return None
-    differing = [index for index, (one, other) in enumerate(zip(first, second)) if one != other]
-    positions = differing[::number_bytes]
-    if differing != [position + byte for position in positions for byte in range(number_bytes)]:
+    differing = (int.from_bytes(first, "big") ^ int.from_bytes(second, "big")).to_bytes(len(first), "big")
+    positions = [found.start() for found in re.finditer(b"\xff{%d}" % number_bytes, differing, re.DOTALL)]
+    if len(differing) - differing.count(0) != len(positions) * number_bytes:
         return None
     return BytePattern(bytes(first), positions, number_bytes)
 

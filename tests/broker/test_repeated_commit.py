@@ -9,9 +9,10 @@ from typing import Any, Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.repeating_clients import TOPICS, RepeatingClients
+from support.repeating_clients import REQUESTS, TOPICS, RepeatingClients
 
 from spark_groupsource.errors import ErrorCode, StorageError
+from spark_groupsource.group.group_store import GroupStore
 from spark_groupsource.model import coordinator_partition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.header import iter_batches
@@ -30,6 +31,12 @@ Row = Topic.OffsetCommitRequestPartition
 # of one shard, so that both are affected alike
 REPEATED, ONCE = "ga", "gc"
 SESSION_MS = 10_000
+
+
+def records_of(log: Any) -> Iterator[Any]:
+    data = log.read(0, 1 << 24)
+    for header in iter_batches(data):
+        yield from decode_records(data, header)
 
 
 class Commits:
@@ -88,14 +95,11 @@ class Commits:
 
     def records(self, group: str) -> list[Any]:
         """The records of the offsets of a group, without its name."""
-        shard = coordinator_partition(group, 2)
-        log = self.clients.partition("__consumer_offsets", shard).log
-        data, found = log.read(0, 1 << 24), []
-        for header in iter_batches(data):
-            for record in decode_records(data, header):
-                key = decode_key(record.key)
-                if isinstance(key, OffsetKey) and key.group_id == group:
-                    found.append((key.topic, key.partition, record.value, record.timestamp_ms))
+        log, found = self.clients.partition("__consumer_offsets", coordinator_partition(group, 2)).log, []
+        for record in records_of(log):
+            key = decode_key(record.key)
+            if isinstance(key, OffsetKey) and key.group_id == group:
+                found.append((key.topic, key.partition, record.value, record.timestamp_ms))
         return found
 
     def commit(self, offsets, version: int, **fields: Any) -> bytes | None:
@@ -103,10 +107,24 @@ class Commits:
         expected = self.clients.call_once(self.request(ONCE, offsets, version, **fields), version)
         assert self.clients.repeat(self.request(REPEATED, offsets, version, **fields), version) == expected
         assert self.stored(REPEATED) == self.stored(ONCE)
+        self.check_size()
         return expected
 
+    def check_size(self) -> None:
+        """Compares the counted memory with that of a shard that is loaded from the records."""
+        found = shard_of(self)
+        loaded = GroupStore()
+        log = self.clients.partition("__consumer_offsets", found.partition).log
+        for record in records_of(log):
+            loaded.replay(record.key, record.value)
+        assert found.state_machine.store.size_bytes == loaded.size_bytes
+
+    def call_of_another_client(self, offsets, **fields: Any) -> None:
+        for group in (ONCE, REPEATED):
+            assert self.clients.call_once(self.request(group, offsets, 8, **fields), 8) is not None
+
     def begin(self, version: int, **fields: Any) -> None:
-        for _ in range(3):
+        for _ in range(REQUESTS):
             self.commit([1] * 6, version, **fields)
         assert self.clients.was_repeated
 
@@ -187,7 +205,7 @@ def test_commits_of_other_offsets_are_repeated_ones(commits, version):
         commits.commit(offsets, version)
         assert commits.clients.was_repeated
         assert [value.offset for value in commits.stored(REPEATED).values()] == offsets
-    assert len(commits.records(ONCE)) == 8 * 6
+    assert len(commits.records(ONCE)) == (REQUESTS + 5) * 6
     assert commits.records(REPEATED) == commits.records(ONCE)
 
 
@@ -243,7 +261,7 @@ def test_a_repeated_commit_replaces_a_pending_offset_of_a_transaction(commits):
 
 
 def test_a_retention_time_is_not_repeated(commits):
-    for _ in range(5):
+    for _ in range(2 * REQUESTS):
         commits.commit([1] * 6, 3, retention_ms=60_000)
         assert not commits.clients.was_repeated
 
@@ -253,6 +271,22 @@ def test_metadata_that_became_too_long_is_not_repeated(commits):
     object.__setattr__(shard_of(commits).state_machine.config, "offset_metadata_max_bytes", 1)
     response = commits.commit([2] * 6, 8, metadata="mm")
     assert ErrorCode.OFFSET_METADATA_TOO_LARGE.to_bytes(2, "big") in response
+
+
+def test_an_empty_text_replaces_metadata(commits):
+    commits.begin(8)
+    for _ in range(3):
+        commits.call_of_another_client([2] * 6, metadata="m" * 100)
+        commits.commit([3] * 6, 8)
+    commits.commit([4] * 6, 8)
+    assert {value.metadata for value in commits.stored(REPEATED).values()} == {""}
+
+
+@pytest.mark.parametrize("length, is_repeated", [(2_500, True), (3_000, False)])
+def test_commits_with_large_records_are_not_prepared(commits, length, is_repeated):
+    for _ in range(REQUESTS):
+        commits.commit([1] * 6, 8, metadata="m" * length)
+    assert commits.clients.was_repeated is is_repeated
 
 
 def test_the_memory_of_prepared_commits_is_part_of_the_state(commits):

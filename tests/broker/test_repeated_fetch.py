@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import uuid
 from pathlib import Path
 from typing import Any, Iterator
@@ -9,11 +10,13 @@ from typing import Any, Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.repeating_clients import PARTITIONS, TOPICS, RepeatingClients
+from support.repeating_clients import PARTITIONS, REQUESTS, TOPICS, RepeatingClients
 
 from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.errors import StorageError
+from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.storage.partition import Partition
 from spark_groupsource.wire.messages import FetchRequest
 
 Topic = FetchRequest.FetchTopic
@@ -54,7 +57,7 @@ def clients(tmp_path: Path) -> Iterator[RepeatingClients]:
 
 def begin(clients: RepeatingClients, version: int, **fields: Any) -> None:
     """Fetches until the requests of the connection are repeated ones."""
-    for _ in range(2):
+    for _ in range(REQUESTS):
         assert clients.repeat(fetch_request(clients, ends(clients), version, **fields), version) is not None
     assert clients.was_repeated
 
@@ -157,7 +160,7 @@ def test_the_partitions_of_a_topic_that_was_created_again(clients):
 
 @pytest.mark.parametrize("fields", [{"session_epoch": 0}, {"epoch": 1}])
 def test_requests_that_are_never_prepared(clients, fields):
-    for _ in range(5):
+    for _ in range(2 * REQUESTS):
         request = fetch_request(clients, ends(clients), 11, **fields)
         assert clients.repeat(request, 11) is not None
         assert not clients.was_repeated
@@ -172,6 +175,29 @@ def test_a_fetch_with_an_authorizer_is_not_repeated(tmp_path):
     finally:
         clients.broker.authorizer = None
         clients.broker.stop()
+
+
+def test_a_response_has_at_most_fetch_max_bytes(tmp_path):
+    clients = RepeatingClients(tmp_path, {"fetch.max.bytes": "1024"})
+    try:
+        clients.broker.fetch_manager.available_bytes = lambda: 1 << 20
+        begin(clients, 11, max_bytes=1 << 20, part_bytes=1 << 20)
+        for name, number in PARTITIONS:
+            clients.append(name, number, 20)
+        request = fetch_request(clients, [0] * 6, 11, max_bytes=1 << 20, part_bytes=1 << 20)
+        expected = clients.call_once(request, 11)
+        assert clients.repeat(request, 11) == expected and len(expected) < 2_500
+        assert clients.was_repeated
+    finally:
+        clients.broker.stop()
+
+
+def test_partitions_of_a_deleted_topic_are_not_kept(clients):
+    begin(clients, 11)
+    clients.broker.delete_topic("a")
+    gc.collect()
+    kept = [each.topic_partition for each in gc.get_objects() if isinstance(each, Partition)]
+    assert TopicPartition("b", 0) in kept and TopicPartition("a", 0) not in kept
 
 
 def test_the_memory_of_prepared_fetches_is_part_of_the_state(clients):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping
 
 from support.partition_logs import batch
 
@@ -21,6 +21,8 @@ TOPICS = {"a": 3, "b": 1, "c": 2}
 PARTITIONS = [(name, number) for name, count in TOPICS.items() for number in range(count)]
 REPEATING = 1
 """The connection that repeats its requests."""
+REQUESTS = 10
+"""Requests of the same size after which the next one is a repeated one."""
 
 
 class RepeatingClients:
@@ -29,13 +31,14 @@ class RepeatingClients:
     Attributes: `was_repeated`, whether the last request was handled as a repetition.
     """
 
-    def __init__(self, directory: Path, creates_topics: bool = True) -> None:
+    def __init__(
+        self, directory: Path, config: Mapping[str, str] = {}, creates_topics: bool = True
+    ) -> None:
         self.clock = ManualClock()
         self.sent: dict[int, Any] = {}
-        config = broker_config({"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "2"})
-        self.broker = Broker(
-            config, DataDirectory(directory), self.clock, self.sent.__setitem__, lambda *line: None
-        )  # fmt: skip
+        fixed = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "2"}
+        data, send = DataDirectory(directory), self.sent.__setitem__
+        self.broker = Broker(broker_config({**fixed, **config}), data, self.clock, send, lambda *line: None)
         self.broker.start()
         self.broker.node_started(1, {"PLAINTEXT": Node(1, "127.0.0.1", 9092)})
         for name, count in TOPICS.items() if creates_topics else ():

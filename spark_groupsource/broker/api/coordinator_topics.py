@@ -11,7 +11,6 @@ from spark_groupsource.broker.node import Broker
 from spark_groupsource.errors import ApiError
 from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.wire.api_keys import ApiKey
-from spark_groupsource.wire.messages import ApiMessage
 
 _GROUP_KEY, _TRANSACTION_KEY = 0, 1
 _GROUP_APIS = frozenset(
@@ -43,11 +42,13 @@ USES_TOPICS = _GROUP_APIS | _TRANSACTION_APIS | _TRANSACTIONAL_ID_APIS | {ApiKey
 """APIs whose requests may create a topic; such a request is completed even if the client disconnects."""
 
 
-def creation_steps(broker: Broker, request: ApiMessage) -> StorageSteps[None] | None:
+def creation_steps(broker: Broker, request: Any) -> StorageSteps[None] | None:
     """Returns the steps that create the topics which `request` needs and which do not exist; None if there are none.
 
     An error is ignored here: the handler of the request raises it again.
     """
+    if request.API_KEY not in USES_TOPICS or (request.API_KEY == ApiKey.PRODUCE and not request.transactional_id):
+        return None
     group, transaction = broker.group_coordinator.shards, broker.transaction_coordinator.shards
     if group.partition_count and (transaction.partition_count or not _needs_transactions(request)):
         return None  # the usual case

@@ -150,8 +150,9 @@ def _append(
     records = data.records or b""
     header = check_format(records, context.api_version >= _ZSTD_SINCE)
     timestamp_ms = broker.clock.timestamp_ms()
-    verifier = _verifier(broker, context, request.transactional_id or "", partition.topic_partition)
+    verifier = None
     if header.is_transactional and header.producer_id != NO_PRODUCER_ID:
+        verifier = _verifier(broker, context, request.transactional_id or "", partition.topic_partition)
         broker.leaders.check_leader(context.node_id, partition.topic_partition)
         partition.check_online()
         partition.verify_transaction(header, timestamp_ms, verifier)

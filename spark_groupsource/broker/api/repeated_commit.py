@@ -28,6 +28,8 @@ from spark_groupsource.wire.messages import OffsetCommitRequest, OffsetCommitRes
 _Topic = OffsetCommitRequest.OffsetCommitRequestTopic
 _NO_RETENTION = -1
 _OFFSET_BYTES, _HEAD_BYTES = 8, 8
+_COMMIT_BYTES, _PARTITION_BYTES = 3_500, 700
+"""Approximate memory of a prepared commit and of its partitions, without names and records."""
 
 
 def repeated_commit(
@@ -70,6 +72,8 @@ def _prepare(
     encoded = EncodedResponse([bytes(encode_response(response, version, 0)[_HEAD_BYTES:])])
     shard = coordinator_partition(request.group_id, shard_count)
     names = list(dict(form.partitions))
+    # texts of the decoded request have up to four bytes per character
+    size_bytes = _COMMIT_BYTES + len(rows) * _PARTITION_BYTES + 6 * len(body) + 2 * form.records.size
     return PreparedCommit(
-        pattern, form, names, broker.partitions.entries(names), encoded, complete, shard, shard_count
+        pattern, form, names, broker.partitions.entries(names), encoded, complete, shard, shard_count, size_bytes
     )  # fmt: skip

@@ -12,7 +12,7 @@ from functools import lru_cache
 from struct import Struct
 from typing import Callable, NamedTuple
 
-from spark_groupsource.group import CommitForm, CommitRecords, accepted_commit_response
+from spark_groupsource.group import CommitForm, CommitRecords, accepted_commit_response, metadata_length
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import Record, assemble_batch, encode_batch
 from spark_groupsource.records.header import HEADER_BYTES
@@ -28,6 +28,7 @@ _PARTITION_BYTES, _OFFSET_AND_EPOCH_BYTES, _TIMESTAMP_BYTES = 4, 12, 8
 _VERSION = _LENGTH = Struct(">h")
 # bounds of the memory of names and metadata, which clients choose
 _MAX_CACHED_LENGTH, _CACHED_LAYOUTS = 512, 1_024
+_MAX_FORM_LENGTH = 16_384  # characters of names and metadata in all records of a form
 
 
 class _Layout(NamedTuple):
@@ -65,12 +66,16 @@ def commit_batch(records: CommitRecords, timestamp_ms: int) -> bytes:
 
 
 def commit_form(request: OffsetCommitRequest) -> CommitForm | None:
-    """Returns the form of a commit with topic names, None if it names a partition twice, or none."""
+    """Returns the form of a commit with topic names.
+
+    None if it names a partition twice, or none, or the records are large: each of them has the name of the group.
+    """
     rows = [(topic.name, row) for topic in request.topics for row in topic.partitions]
     partitions = tuple(TopicPartition(name, row.partition_index) for name, row in rows)
     leader_epochs = tuple(row.committed_leader_epoch for _, row in rows)
-    metadata = tuple(row.committed_metadata or "" for _, row in rows)
-    if not partitions or len(set(partitions)) < len(partitions):
+    metadata = [row.committed_metadata or "" for _, row in rows]
+    size = sum(len(request.group_id) + len(name) for name, _ in rows) + sum(map(len, metadata))
+    if not partitions or len(set(partitions)) < len(partitions) or size > _MAX_FORM_LENGTH:
         return None
     encoded = []
     for number in (0, -1):
@@ -81,7 +86,8 @@ def commit_form(request: OffsetCommitRequest) -> CommitForm | None:
     if pattern is None:
         return None
     response = accepted_commit_response(request)
-    return CommitForm(request, partitions, leader_epochs, metadata, pattern, response, any(metadata))
+    longest = max(map(metadata_length, metadata))
+    return CommitForm(request, partitions, leader_epochs, metadata, pattern, response, longest)
 
 
 def _encoded(records: CommitRecords, timestamp_ms: int) -> bytes:

@@ -134,7 +134,7 @@ class GroupRuntime:
             lambda: (shard.state_machine for shard in self.shards.loaded_shards()),
             services.budget,
         )
-        self.repeated_commits: RepeatedRequests[PreparedCommit] = RepeatedRequests()
+        self.repeated_commits: RepeatedRequests[PreparedCommit] = RepeatedRequests(services.budget.is_full)
         services.budget.add_part(lambda: self.repeated_commits.size_bytes)
         self._full_reported_ms: int | None = None
         self._complete_response: dict[int, Callable[[Any], None]] = {}
@@ -235,7 +235,11 @@ class GroupRuntime:
         if not shards.is_leader(context.node_id, prepared.shard):
             return False
         shard_context = self._shard_context(context, RepeatedToken(context.token, prepared))
-        outcome = shard.state_machine.repeat_commit(prepared.form, offsets, shard_context, self._clock.instant())
+        try:
+            outcome = shard.state_machine.repeat_commit(prepared.form, offsets, shard_context, self._clock.instant())
+        except Exception as error:  # `handle` responds
+            report_unexpected(self._services.report, f"partition={OFFSETS_TOPIC}-{prepared.shard}", error)
+            return False
         if outcome is not None:
             self._apply(shard, outcome)
         return outcome is not None
@@ -349,7 +353,7 @@ class GroupRuntime:
             return
         # a random uuid takes as long as a whole heartbeat, and only the join of a new member needs one
         new_uuid = str(uuid.uuid4()) if isinstance(request, JoinGroupRequest) and not request.member_id else ""
-        if not self._state_size.may_add(shard.state_machine, request):
+        if not self._state_size.may_add(shard.state_machine, request, context.client_id):
             self._report_full()
             self._reply(token, error_response(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, context.api_version))
             return

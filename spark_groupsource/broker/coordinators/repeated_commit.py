@@ -29,7 +29,4 @@ class PreparedCommit:
     complete: Callable[[Any], ApiMessage]
     shard: int
     shard_count: int
-
-    @property
-    def size(self) -> int:
-        return len(self.form.partitions)
+    size_bytes: int

@@ -25,7 +25,9 @@ _ADDED_BYTES = 5_000  # of a group with one member, in addition to its protocols
 _GROWTH_SHARE = 8
 _SMALL_PROTOCOLS_BYTES = 1_000  # with these, a known member can always rejoin
 _REJECTIONS_PER_MEASURE = 16
-_MEASURED_AFTER = 64  # the shards are measured when 1/64 of the limit was added
+# the shards are measured when so much of the limit, and so much of what they had, was added
+_MEASURED_AFTER, _MEASURED_AFTER_GROWTH = 64, 4
+_CHECKED_AFTER = 1_024  # the memory of all state is added up when 1/1024 of what was left of it was added
 
 
 class GroupStateSize:
@@ -41,9 +43,10 @@ class GroupStateSize:
         self._budget = budget
         budget.add_part(lambda: self._measured + self._added)
         self._measured = self._added = self._rejected = 0
+        self._unchecked_bytes = 0  # which may be added before the memory of all state is added up
 
-    def may_add(self, shard: GroupShard, request: object) -> bool:
-        """Returns whether a request may add a group, a member, an offset or metadata; counts it if it does.
+    def may_add(self, shard: GroupShard, request: object, client_id: str = "") -> bool:
+        """Returns whether a request of a client may add a group, a member, an offset or metadata; counts it if it does.
 
         A request that adds nothing, for example a commit of known partitions, is accepted above the limit too. What
         known members add is accepted until the limit is exceeded by 1/8, so that groups can still rebalance.
@@ -54,7 +57,7 @@ class GroupStateSize:
             size = protocols_bytes((each.name, each.metadata) for each in request.protocols)
             if is_known and size <= _SMALL_PROTOCOLS_BYTES:
                 return True
-            size += -_protocols_bytes(shard, request) if is_known else _ADDED_BYTES
+            size += -_protocols_bytes(shard, request) if is_known else _new_member_bytes(request, client_id)
         elif isinstance(request, (OffsetCommitRequest, TxnOffsetCommitRequest)):
             size = _added_offsets(shard, request)
         elif isinstance(request, SyncGroupRequest) and request.assignments:
@@ -72,15 +75,28 @@ class GroupStateSize:
             if self._is_full(excess):
                 return False
         self._added += size
-        if self._added > self._limit // _MEASURED_AFTER:
+        self._unchecked_bytes -= size
+        if self._added > max(self._limit // _MEASURED_AFTER, self._measured // _MEASURED_AFTER_GROWTH):
             self._measure()
         return True
 
     def _is_full(self, excess: int) -> bool:
-        return self._measured + self._added >= self._limit + excess or self._budget.is_full(-excess)
+        if self._measured + self._added >= self._limit + excess:
+            return True
+        if self._unchecked_bytes > 0:
+            return False
+        left = self._budget.left_bytes
+        self._unchecked_bytes = left // _CHECKED_AFTER
+        return left < -excess
 
     def _measure(self) -> None:
         self._measured, self._added = sum(shard.size_bytes for shard in self._shards()), 0
+
+
+def _new_member_bytes(request: JoinGroupRequest, client_id: str) -> int:
+    """Returns the memory of a new group with one member, without its protocols; the member id has the client id."""
+    names = 4 * len(request.group_id) + text_bytes(request.protocol_type) + 4 * len(client_id) + text_bytes(client_id)
+    return _ADDED_BYTES + names
 
 
 def _protocols_bytes(shard: GroupShard, request: JoinGroupRequest) -> int:

@@ -105,7 +105,7 @@ class FetchManager:
         self._timers = timers.queue(self._expire)
         self._clock = clock
         self._max_bytes = config.fetch_max_bytes
-        self._repeated: RepeatedRequests[PreparedFetch] = RepeatedRequests()
+        self._repeated: RepeatedRequests[PreparedFetch] = RepeatedRequests(budget.is_full)
         self.available_bytes: Callable[[], int] = lambda: self._max_bytes
         self.may_exceed: Callable[[], bool] = lambda: True
         self._send = send
@@ -183,7 +183,7 @@ class FetchManager:
 
         def prepare() -> PreparedFetch | None:
             with suppress(ApiError):  # `fetch` reports it
-                return prepare_fetch(decode(), client[1], body, known, self._partitions)
+                return prepare_fetch(decode(), client[1], body, known, self._partitions, self._max_bytes)
             return None
 
         found = self._repeated.find(client, body, prepare)
@@ -193,7 +193,8 @@ class FetchManager:
         if prepared.leader is not leader or self._partitions.entries(prepared.names) != prepared.topics:
             self._repeated.drop(client)
             return None
-        response = prepared.respond(positions, self._reads, self.available_bytes(), self.may_exceed())
+        available, may_exceed = self.available_bytes(), self.may_exceed()
+        response = prepared.respond(positions, self._partitions, self._reads, available, may_exceed)
         if response is None:
             return None
         encoded, size = response

@@ -19,7 +19,7 @@ from spark_groupsource.broker.requests import ZERO_UUID
 from spark_groupsource.errors import ApiError
 from spark_groupsource.storage.catalog import TopicEntry
 from spark_groupsource.storage.log_manager import LogManager
-from spark_groupsource.storage.partition import Partition, PartitionOffsets, readable_offsets
+from spark_groupsource.storage.partition import PartitionOffsets, readable_offsets
 from spark_groupsource.wire.byte_pattern import BytePattern, pattern_of, request_pattern
 from spark_groupsource.wire.compiled_encoder import Encode, UnusualMessage, compiled_element_encoder
 from spark_groupsource.wire.frames import EncodedResponse, encode_response
@@ -28,6 +28,8 @@ from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 READ_COMMITTED = 1
 _TopicData = FetchResponse.FetchableTopicResponse
 _HEAD_BYTES, _OFFSET_BYTES, _NUMBER_BYTES = 8, 8, 4
+_FETCH_BYTES, _PARTITION_BYTES = 2_500, 500
+"""Approximate memory of a prepared fetch and of its partitions, without their parts of the request."""
 
 
 
@@ -45,8 +47,8 @@ class PreparedFetch:
     leader: Leader
     names: list[str]
     topics: list[TopicEntry | None]
+    keys: list[tuple[str, int]]
     requested: list[CachedPartition]
-    partitions: list[Partition | None]
     offsets: list[PartitionOffsets]
     head: bytes
     entries: list[bytes]
@@ -56,30 +58,28 @@ class PreparedFetch:
     max_bytes: int
     waits: bool
     committed: bool
-
-    @property
-    def size(self) -> int:
-        return len(self.partitions)
+    size_bytes: int
 
     def respond(
-        self, positions: Sequence[int], reads: PartitionReads, available: int, may_exceed: bool
+        self, positions: Sequence[int], partitions: LogManager, reads: PartitionReads, available: int, may_exceed: bool
     ) -> tuple[EncodedResponse, int] | None:
         """Returns the response to a request with these positions, and the bytes of its records.
 
         None for what `FetchManager.fetch` decides.
         """
-        offsets = readable_offsets(self.partitions)
+        found = partitions.find_all(self.keys)
+        offsets = readable_offsets(found)
         if offsets is None:
             return None
         if offsets != self.offsets:
             self._update(offsets)
         limit, size, parts = min(self.max_bytes, available), 0, [self.head, *self.entries]
-        pending = [index for index, found in enumerate(offsets) if found[0] != positions[index]]
-        if self.waits and self.min_bytes > 0 and not pending:
+        pending = [index for index, three in enumerate(offsets) if three[0] != positions[index]]
+        if self.waits and (self.min_bytes > 1 or (self.min_bytes > 0 and not pending)):
             return None
         try:
             for index in pending:
-                requested, partition = self.requested[index], self.partitions[index]
+                requested, partition = self.requested[index], found[index]
                 requested.fetch_offset = positions[index]
                 assert partition is not None
                 entry = reads.read(partition, requested, limit - size, may_exceed and not size, self.committed)
@@ -87,7 +87,7 @@ class PreparedFetch:
                 parts[1 + index] = b"".join([*_encoded(self.encode, entry), self.following[index]])
         except (ApiError, UnusualMessage, StructError):
             return None
-        if self.waits and size < min(self.min_bytes, max(limit, 1)):
+        if self.waits and size < self.min_bytes:
             return None
         return EncodedResponse(parts), size
 
@@ -106,9 +106,11 @@ def _encoded(encode: Encode, entry: PartitionData) -> list[bytes]:
 
 
 def prepare_fetch(
-    request: FetchRequest, version: int, body: memoryview, leader: Leader, partitions: LogManager
+    request: FetchRequest, version: int, body: memoryview, leader: Leader, partitions: LogManager, max_bytes: int
 ) -> PreparedFetch | None:
     """Returns what is known for the next requests with other positions, None if `FetchManager` has to handle them.
+
+    `max_bytes`: the most bytes of a response.
 
     Raises: ApiError for an unknown topic id.
     """
@@ -126,8 +128,7 @@ def prepare_fetch(
         name = partitions.topic_name(topic.topic_id or ZERO_UUID) if by_id else topic.topic
         requested.append(CachedPartition((name, row.partition), name, topic.topic_id if by_id else None, row))
     keys = [(each.topic or "", each.number) for each in requested]
-    found = partitions.find_all(keys)
-    offsets = readable_offsets(found)
+    offsets = readable_offsets(partitions.find_all(keys))
     if pattern is None or offsets is None or len(set(keys)) < len(keys):
         return None
     committed = request.isolation_level == READ_COMMITTED
@@ -141,9 +142,10 @@ def prepare_fetch(
     entries = [entry + rest for entry, rest in zip(encoded, following)]
     names = list(dict(keys))
     head = shape.gaps[0][_HEAD_BYTES:]
+    size_bytes = _FETCH_BYTES + len(rows) * _PARTITION_BYTES + 2 * len(body)
     return PreparedFetch(
-        pattern, leader, names, partitions.entries(names), requested, found, offsets, head, entries, following, encode,
-        request.min_bytes, request.max_bytes, request.max_wait_ms > 0, committed,
+        pattern, leader, names, partitions.entries(names), keys, requested, offsets, head, entries, following, encode,
+        request.min_bytes, min(request.max_bytes, max_bytes), request.max_wait_ms > 0, committed, size_bytes,
     )  # fmt: skip
 
 
