@@ -8,7 +8,8 @@
 
 Starts one Apache Kafka for all measures. Each measure runs in a child process with a time limit; a measure that fails
 or does not end is a row with an error, and the next one starts. The figures are written after each measure: those of an
-interrupted run remain. The raw values are in build/benchmarks.json; `bench/budget.py` has the size of each measure.
+interrupted run remain. The raw values are in build/benchmarks.json, those of the page in docs/performance.json;
+`bench/budget.py` has the size of each measure.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ KAFKA_CONFIG = {
     "transaction.state.log.num.partitions": "4",
 }
 RAW = ROOT / "build" / "benchmarks.json"
+PAGE_RAW = ROOT / "docs" / "performance.json"
+"""The raw values of the rows in docs/performance.md, so that one measure can replace its rows there."""
 _FIGURE = "figure "
 # a busy machine takes several times as long as expected
 _EXPECTED_TIMES = 4
@@ -135,7 +138,8 @@ def main() -> int:
     if options.list:
         return 0
     is_whole = not options.only
-    stored = Results() if is_whole or not RAW.exists() else Results.from_json(RAW.read_text())
+    raw = PAGE_RAW if options.page else RAW
+    stored = Results() if is_whole or not raw.exists() else Results.from_json(raw.read_text())
     results = Results(machine(), stored.figures, stored.seconds)
     with ExitStack() as stack:
         servers = options.kafka or stack.enter_context(RealKafka(KAFKA_CONFIG)).bootstrap_servers
@@ -191,6 +195,7 @@ def report(results: Results, names: Sequence[str], is_page: bool) -> None:
     """Writes build/benchmarks.json and, if `is_page`, docs/performance.md; `names` in the order of the page."""
     replace_text(RAW, results.to_json())
     if is_page:
+        replace_text(PAGE_RAW, results.to_json())
         missing = [name for name in names if name not in results.figures]
         page, picture = ROOT / "docs" / "performance.md", ROOT / "docs" / "images" / "performance.svg"
         write_page(page, picture, results.in_order(names), results.machine, missing)
