@@ -130,6 +130,8 @@ def main() -> int:
     known = measures()
     options = parse(known)
     exit_at_sigterm()
+    # each process would compile this package again, which the starts of queries would include
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     mode: Mode = "quick" if options.quick else "full" if options.full else "normal"
     if options.child:
         return child(known[options.child], Context(options.kafka, options.scale, options.rounds))

@@ -22,24 +22,27 @@ class CorruptRange(NamedTuple):
 
 
 class CorruptRanges:
-    """Every corrupt range of a log that was found, in the order of offsets; each is reported once."""
+    """Every corrupt range of a log that was found, in the order of offsets; each is reported once.
 
-    __slots__ = ("_ranges", "_report", "_topic_partition")
+    Attributes: `ranges`, all of them; read-only.
+    """
+
+    __slots__ = ("_report", "_topic_partition", "ranges")
 
     def __init__(self, topic_partition: TopicPartition, report: Reporter) -> None:
         self._topic_partition = topic_partition
         self._report = report
-        self._ranges: list[CorruptRange] = []
+        self.ranges: list[CorruptRange] = []
 
     def __len__(self) -> int:
-        return len(self._ranges)
+        return len(self.ranges)
 
     def __iter__(self) -> Iterator[CorruptRange]:
-        return iter(self._ranges)
+        return iter(self.ranges)
 
     def clear(self) -> None:
         """Removes all ranges, when their segments are deleted."""
-        self._ranges.clear()
+        self.ranges.clear()
 
     def add(
         self, segment: LogSegment, error: InvalidBatchError, offset: int, next_valid: StoredBatch | None
@@ -54,7 +57,7 @@ class CorruptRanges:
         else:
             next_offset = max(segment.next_offset, segment.claimed_next_offset(error.position, offset))
         corrupt = CorruptRange(offset, next_offset, segment, error.position)
-        self._ranges = sorted([*self._ranges, corrupt], key=lambda each: each.offset)
+        self.ranges = sorted([*self.ranges, corrupt], key=lambda each: each.offset)
         self._report(
             f"[partition={self._topic_partition}] {segment.path} is damaged at byte {error.position} ({error.reason}). "
             f"The partition is read-only up to offset {offset}. Restore the file from a copy, or remove the corrupt "
@@ -78,14 +81,14 @@ class CorruptRanges:
         Raises: StorageError.
         """
         error, offset = segment.locate_corruption(shown)
-        for known in self._ranges:
+        for known in self.ranges:
             if known.segment is segment and known.position == error.position:
                 return known
         return self.add(segment, error, offset, segment.next_valid_batch(error.position, offset))
 
     def first_above(self, log_start_offset: int) -> CorruptRange | None:
         """Returns the first range that DeleteRecords has not removed."""
-        return next((each for each in self._ranges if each.next_offset > log_start_offset), None)
+        return next((each for each in self.ranges if each.next_offset > log_start_offset), None)
 
     def read_error(self, corrupt: CorruptRange) -> CorruptRecordError:
         """Returns the error of a read of a range."""

@@ -52,7 +52,7 @@ def _prepare(
 ) -> PreparedCommit | None:
     request, by_id, version = decode(), context.api_version >= TOPIC_ID_VERSION, context.api_version
     topics, unknown = resolve_commit_topics(broker, request.topics) if by_id else (list(request.topics), [])
-    existing, missing = split_by_existence(broker, topics, _Topic)
+    _, missing = split_by_existence(broker, topics, _Topic)
     shard_count = broker.group_coordinator.shards.partition_count
     is_expiring = request.retention_time_ms != _NO_RETENTION and 2 <= version <= 4
     if unknown or missing or is_expiring or not shard_count or not all(topic.partitions for topic in topics):

@@ -25,12 +25,11 @@ from spark_groupsource.wire.compiled_encoder import Encode, UnusualMessage, comp
 from spark_groupsource.wire.frames import EncodedResponse, encode_response
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
-READ_COMMITTED = 1
+_READ_COMMITTED = 1
 _TopicData = FetchResponse.FetchableTopicResponse
 _HEAD_BYTES, _OFFSET_BYTES, _NUMBER_BYTES = 8, 8, 4
 _FETCH_BYTES, _PARTITION_BYTES = 2_500, 500
 """Approximate memory of a prepared fetch and of its partitions, without their parts of the request."""
-
 
 
 @dataclass(slots=True)
@@ -131,7 +130,7 @@ def prepare_fetch(
     offsets = readable_offsets(partitions.find_all(keys))
     if pattern is None or offsets is None or len(set(keys)) < len(keys):
         return None
-    committed = request.isolation_level == READ_COMMITTED
+    committed = request.isolation_level == _READ_COMMITTED
     empty = [empty_entry(each.number, *three, committed) for each, three in zip(requested, offsets)]
     shape = _response_pattern(requested, empty, version)
     if shape is None:
