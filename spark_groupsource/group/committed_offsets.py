@@ -18,12 +18,11 @@ from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic_group import ClassicGroup
 from spark_groupsource.group.commit_forms import CommitForm
-from spark_groupsource.group.member_sessions import renew_session
+from spark_groupsource.group.member_sessions import renew_session, session_timer
 from spark_groupsource.group.outcome import Outcome, OutcomeBuilder, Reply, RequestContext, SetTimer, StoreOffsets
 from spark_groupsource.group.requests import OffsetFetchTopic
 from spark_groupsource.group.responses import CommitResults, commit_response, transactional_commit_response
 from spark_groupsource.group.states import DEAD, EMPTY, STABLE, GroupAction, GroupOperation
-from spark_groupsource.group.timers import SessionTimer
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE
 from spark_groupsource.wire.fast_structs import new_struct
@@ -167,8 +166,7 @@ def repeat_commit(
         return None
     timers: tuple[SetTimer, ...] = ()
     if renews_session and group is not None:
-        timeout_ms = group.members[request.member_id].session_timeout_ms
-        timers = (SetTimer(SessionTimer(group.group_id, request.member_id), instant.now_ms + timeout_ms),)
+        timers = (session_timer(group, request.member_id, instant),)
     records = form.commit(offsets, instant.timestamp_ms)
     return Outcome(records, (Reply(context.token, form.response),), timers, after_append=_STORE_OFFSETS)
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Sequence
 
+from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import rebalance_events
 from spark_groupsource.group.classic_group import UNKNOWN_MEMBER, ClassicGroup
-from spark_groupsource.group.outcome import OutcomeBuilder, RequestContext
+from spark_groupsource.group.outcome import OutcomeBuilder, RequestContext, SetTimer
 from spark_groupsource.group.rebalance import maybe_complete_join, rebalance_or_complete, remove_member
 from spark_groupsource.group.rebalance_events import Trigger
 from spark_groupsource.group.responses import heartbeat_response, leave_error_response, leave_response
@@ -47,7 +48,13 @@ def _heartbeat(
 
 def renew_session(builder: OutcomeBuilder, group: ClassicGroup, member_id: str) -> None:
     """Restarts the session timeout of a member."""
-    builder.set_timer(SessionTimer(group.group_id, member_id), group.members[member_id].session_timeout_ms)
+    builder.timers.append(session_timer(group, member_id, builder.instant))
+
+
+def session_timer(group: ClassicGroup, member_id: str, instant: Instant) -> SetTimer:
+    """Returns the end of a session of a member that starts now."""
+    deadline_ms = instant.now_ms + group.members[member_id].session_timeout_ms
+    return SetTimer(SessionTimer(group.group_id, member_id), deadline_ms)
 
 
 def identities(request: LeaveGroupRequest, api_version: int) -> Sequence[LeaveGroupRequest.MemberIdentity]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from struct import Struct, error
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import Request
@@ -64,6 +64,21 @@ def pattern_of(encoded: Sequence[Bytes], number_bytes: int) -> BytePattern | Non
     return BytePattern(bytes(first), positions, number_bytes)
 
 
+def field_pattern(
+    encode: Callable[[], Bytes], structs: Sequence[object], field: str, number_bytes: int
+) -> BytePattern | None:
+    """Returns the pattern of what `encode` returns, with other numbers in one field of `structs`. Changes nothing."""
+    numbers = [getattr(each, field) for each in structs]
+    encoded = []
+    for number in (0, -1):
+        for each in structs:
+            setattr(each, field, number)
+        encoded.append(encode())
+    for each, found in zip(structs, numbers):
+        setattr(each, field, found)
+    return pattern_of(encoded, number_bytes)
+
+
 def request_pattern(
     request: Request[Any], version: int, body: Bytes, structs: Sequence[object], field: str, number_bytes: int
 ) -> BytePattern | None:
@@ -71,13 +86,8 @@ def request_pattern(
 
     None if `body` has other bytes than this package would encode. Changes nothing.
     """
-    numbers = [getattr(each, field) for each in structs]
-    encoded = []
-    for number in (0, -1):
-        for each in structs:
-            setattr(each, field, number)
-        encoded.append(encode_request(request, version, 0, None)[-len(body) :])
-    for each, found in zip(structs, numbers):
-        setattr(each, field, found)
-    pattern = pattern_of(encoded, number_bytes)
-    return pattern if pattern is not None and pattern.match(body) == tuple(numbers) else None
+    pattern = field_pattern(
+        lambda: encode_request(request, version, 0, None)[-len(body) :], structs, field, number_bytes
+    )
+    numbers = tuple(getattr(each, field) for each in structs)
+    return pattern if pattern is not None and pattern.match(body) == numbers else None

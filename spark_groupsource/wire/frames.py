@@ -121,8 +121,13 @@ def constant_response(response: MessageT) -> MessageT:
 def _constant_frame(response: ApiMessage, bodies: dict[int, bytes], version: int, correlation_id: int) -> bytes:
     body = bodies.get(version)
     if body is None:
-        body = bodies[version] = bytes(encode_large_response(response, version, 0)[_RESPONSE_HEAD.size :])
+        body = bodies[version] = response_body(response, version)
     return _RESPONSE_HEAD.pack(len(body) + _LENGTH.size, correlation_id) + body
+
+
+def response_body(response: ApiMessage, version: int) -> bytes:
+    """Returns the encoding of a response without length and correlation id."""
+    return bytes(encode_large_response(response, version, 0)[_RESPONSE_HEAD.size :])
 
 
 class EncodedResponse(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -49,9 +48,8 @@ class Commits:
         for group in (REPEATED, ONCE):
             self.join(group)
 
-    def decoded(self, request: Any, version: int, connection: int | None = None) -> Any:
-        call = self.clients.call_once if connection is None else lambda *sent: self.clients.call(connection, *sent)
-        response = call(request, version)
+    def decoded(self, request: Any, version: int) -> Any:
+        response = self.clients.call_once(request, version)
         return None if response is None else decode_response(memoryview(response)[4:], request, version, 5)
 
     def join(self, group: str) -> None:
@@ -71,20 +69,15 @@ class Commits:
         assert self.decoded(sync, 2).error_code == 0
 
     def request(self, group: str, offsets, version: int, **fields: Any) -> OffsetCommitRequest:
-        member_id, generation = fields.get("members", self.members)[group]
-        topics, left = [], iter(offsets)
-        for name, count in TOPICS.items():
-            rows = [
-                Row(
-                    partition_index=number, committed_offset=next(left),
-                    committed_leader_epoch=fields.get("leader_epoch", 3), committed_metadata=fields.get("metadata", ""),
-                )
-                for number in range(count)
-            ]  # fmt: skip
-            entry = self.broker.partitions.topics.get(name)
-            topic_id = uuid.UUID(int=7) if entry is None else entry.topic_id
-            named = {"name": name} if version < 10 else {"topic_id": topic_id}
-            topics.append(Topic(partitions=rows, **named))
+        member_id, generation = self.members[group]
+
+        def row(number: int, offset: int) -> Any:
+            return Row(
+                partition_index=number, committed_offset=offset, committed_leader_epoch=fields.get("leader_epoch", 3),
+                committed_metadata=fields.get("metadata", ""),
+            )  # fmt: skip
+
+        topics = self.clients.topics(Topic, "name" if version < 10 else None, offsets, row)
         return OffsetCommitRequest(
             group_id=group, generation_id_or_member_epoch=generation, member_id=member_id, group_instance_id=None,
             retention_time_ms=fields.get("retention_ms", -1), topics=topics,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import uuid
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -23,19 +22,13 @@ Topic = FetchRequest.FetchTopic
 
 
 def fetch_request(clients: RepeatingClients, positions, version: int, **fields: Any) -> FetchRequest:
-    topics, left = [], iter(positions)
-    for name in TOPICS:
-        rows = [
-            Topic.FetchPartition(
-                partition=number, current_leader_epoch=fields.get("epoch", -1), fetch_offset=next(left),
-                last_fetched_epoch=-1, log_start_offset=-1, partition_max_bytes=fields.get("part_bytes", 300),
-            )
-            for number in range(TOPICS[name])
-        ]  # fmt: skip
-        entry = clients.broker.partitions.topics.get(name)
-        topic_id = uuid.UUID(int=7) if entry is None else entry.topic_id
-        named = {"topic": name} if version < 13 else {"topic_id": topic_id}
-        topics.append(Topic(partitions=rows, **named))
+    def row(number: int, position: int) -> Any:
+        return Topic.FetchPartition(
+            partition=number, current_leader_epoch=fields.get("epoch", -1), fetch_offset=position,
+            last_fetched_epoch=-1, log_start_offset=-1, partition_max_bytes=fields.get("part_bytes", 300),
+        )  # fmt: skip
+
+    topics = clients.topics(Topic, "topic" if version < 13 else None, positions, row)
     return FetchRequest(
         replica_id=-1, max_wait_ms=fields.get("wait_ms", 0), min_bytes=fields.get("min_bytes", 1),
         max_bytes=fields.get("max_bytes", 500), isolation_level=fields.get("isolation", 0), session_id=0,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Callable, Iterable, Mapping
 
 from support.partition_logs import batch
 
@@ -53,6 +54,21 @@ class RepeatingClients:
 
     def partition(self, name: str, number: int) -> Any:
         return self.broker.partitions.find(TopicPartition(name, number))
+
+    def topics(
+        self, topic_class: Any, named: str | None, numbers: Iterable[int], row: Callable[[int, int], Any]
+    ) -> list[Any]:
+        """Returns the topics of a request, with a number for each partition.
+
+        Args: `named`, the field of the name, None for topic ids; `row`, (partition, its number) -> its entry.
+        """
+        left, found = iter(numbers), []
+        for name, count in TOPICS.items():
+            entry = self.broker.partitions.topics.get(name)
+            topic_id = uuid.UUID(int=7) if entry is None else entry.topic_id
+            key: dict[str, Any] = {"topic_id": topic_id} if named is None else {named: name}
+            found.append(topic_class(partitions=[row(number, next(left)) for number in range(count)], **key))
+        return found
 
     def append(self, name: str, number: int, values: int) -> None:
         data = batch(*[b"x" * 50] * values)

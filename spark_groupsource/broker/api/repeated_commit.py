@@ -22,12 +22,12 @@ from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import DELAYED, ApiRequestContext, ResponseAction
 from spark_groupsource.group import accepted_commit_response, coordinator_partition
 from spark_groupsource.wire.byte_pattern import request_pattern
-from spark_groupsource.wire.frames import EncodedResponse, encode_response
+from spark_groupsource.wire.frames import EncodedResponse, response_body
 from spark_groupsource.wire.messages import OffsetCommitRequest, OffsetCommitResponse
 
 _Topic = OffsetCommitRequest.OffsetCommitRequestTopic
 _NO_RETENTION = -1
-_OFFSET_BYTES, _HEAD_BYTES = 8, 8
+_OFFSET_BYTES = 8
 _COMMIT_BYTES, _PARTITION_BYTES = 3_500, 700
 """Approximate memory of a prepared commit and of its partitions, without names and records."""
 
@@ -69,7 +69,7 @@ def _prepare(
         return response
 
     response = complete(accepted_commit_response(form.request))
-    encoded = EncodedResponse([bytes(encode_response(response, version, 0)[_HEAD_BYTES:])])
+    encoded = EncodedResponse([response_body(response, version)])
     shard = coordinator_partition(request.group_id, shard_count)
     names = list(dict(form.partitions))
     # texts of the decoded request have up to four bytes per character

@@ -20,14 +20,14 @@ from spark_groupsource.errors import ApiError
 from spark_groupsource.storage.catalog import TopicEntry
 from spark_groupsource.storage.log_manager import LogManager
 from spark_groupsource.storage.partition import PartitionOffsets, readable_offsets
-from spark_groupsource.wire.byte_pattern import BytePattern, pattern_of, request_pattern
+from spark_groupsource.wire.byte_pattern import BytePattern, field_pattern, request_pattern
 from spark_groupsource.wire.compiled_encoder import Encode, UnusualMessage, compiled_element_encoder
-from spark_groupsource.wire.frames import EncodedResponse, encode_response
+from spark_groupsource.wire.frames import EncodedResponse, response_body
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
 _READ_COMMITTED = 1
 _TopicData = FetchResponse.FetchableTopicResponse
-_HEAD_BYTES, _OFFSET_BYTES, _NUMBER_BYTES = 8, 8, 4
+_OFFSET_BYTES, _NUMBER_BYTES = 8, 4
 _FETCH_BYTES, _PARTITION_BYTES = 2_500, 500
 """Approximate memory of a prepared fetch and of its partitions, without their parts of the request."""
 
@@ -83,7 +83,7 @@ class PreparedFetch:
                 assert partition is not None
                 entry = reads.read(partition, requested, limit - size, may_exceed and not size, self.committed)
                 size += len(entry.records or b"")
-                parts[1 + index] = b"".join([*_encoded(self.encode, entry), self.following[index]])
+                parts[1 + index] = _encoded(self.encode, entry) + self.following[index]
         except (ApiError, UnusualMessage, StructError):
             return None
         if self.waits and size < self.min_bytes:
@@ -94,14 +94,14 @@ class PreparedFetch:
         for index, (known, found) in enumerate(zip(self.offsets, offsets)):
             if known != found:
                 entry = empty_entry(self.requested[index].number, *found, self.committed)
-                self.entries[index] = b"".join([*_encoded(self.encode, entry), self.following[index]])
+                self.entries[index] = _encoded(self.encode, entry) + self.following[index]
         self.offsets = offsets
 
 
-def _encoded(encode: Encode, entry: PartitionData) -> list[bytes]:
+def _encoded(encode: Encode, entry: PartitionData) -> bytes:
     parts: list[bytes] = []
     encode(entry, parts.append)
-    return parts
+    return b"".join(parts)
 
 
 def prepare_fetch(
@@ -135,16 +135,15 @@ def prepare_fetch(
     shape = _response_pattern(requested, empty, version)
     if shape is None:
         return None
-    encoded = [b"".join(_encoded(encode, entry)) for entry in empty]
+    encoded = [_encoded(encode, entry) for entry in empty]
     # the number of an entry is its first field
     following = [gap[len(entry) - _NUMBER_BYTES :] for entry, gap in zip(encoded, shape.gaps[1:])]
     entries = [entry + rest for entry, rest in zip(encoded, following)]
     names = list(dict(keys))
-    head = shape.gaps[0][_HEAD_BYTES:]
     size_bytes = _FETCH_BYTES + len(rows) * _PARTITION_BYTES + 2 * len(body)
     return PreparedFetch(
-        pattern, leader, names, partitions.entries(names), keys, requested, offsets, head, entries, following, encode,
-        request.min_bytes, min(request.max_bytes, max_bytes), request.max_wait_ms > 0, committed, size_bytes,
+        pattern, leader, names, partitions.entries(names), keys, requested, offsets, shape.gaps[0], entries, following,
+        encode, request.min_bytes, min(request.max_bytes, max_bytes), request.max_wait_ms > 0, committed, size_bytes,
     )  # fmt: skip
 
 
@@ -160,11 +159,4 @@ def _response_pattern(
             topics.append(_TopicData(topic=each.topic or "", topic_id=each.topic_id, partitions=listed))
         listed.append(entry)
     response = FetchResponse(throttle_time_ms=0, error_code=0, session_id=NO_SESSION, responses=topics)
-    numbers, encoded = [entry.partition_index for entry in entries], []
-    for number in (0, -1):
-        for entry in entries:
-            entry.partition_index = number
-        encoded.append(bytes(encode_response(response, version, 0)))
-    for entry, found in zip(entries, numbers):
-        entry.partition_index = found
-    return pattern_of(encoded, _NUMBER_BYTES)
+    return field_pattern(lambda: response_body(response, version), entries, "partition_index", _NUMBER_BYTES)
