@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Callable, Generic, Protocol, Tuple, TypeVar
 
-from spark_groupsource.wire.byte_pattern import BytePattern
-
 _CLIENTS, _MAX_BYTES = 1_024, 4_194_304
+_LARGE_BYTES = 16_384
 _CLIENT_BYTES = 500
 # requests of the same size until the next one is prepared
 _REPETITIONS, _MOST_REPETITIONS, _OFTEN_USED = 8, 1_024, 64
@@ -23,11 +22,17 @@ Client = Tuple[int, int]
 """Connection, and version of the API."""
 
 
+class Pattern(Protocol):
+    """Requests that differ in some numbers: `match` returns them, None if another byte differs."""
+
+    def match(self, body: memoryview, /) -> tuple[int, ...] | None: ...
+
+
 class Prepared(Protocol):
     """What is prepared from a request. `size_bytes`: its memory."""
 
     @property
-    def pattern(self) -> BytePattern: ...
+    def pattern(self) -> Pattern: ...
 
     @property
     def size_bytes(self) -> int: ...
@@ -49,11 +54,17 @@ class _Client(Generic[PreparedT]):
 class RepeatedRequests(Generic[PreparedT]):
     """Prepared requests of one API, at most one for each client.
 
-    `is_budget_full`: whether the state of the broker may not grow by so many bytes.
+    Args: `is_budget_full`, whether the state of the broker may not grow by so many bytes; `has_any_size`, whether a
+    request of another size may be a repetition, and so may a large one.
     """
 
-    def __init__(self, is_budget_full: Callable[[int], bool] = lambda added_bytes: False) -> None:
+    def __init__(
+        self,
+        is_budget_full: Callable[[int], bool] = lambda added_bytes: False,
+        has_any_size: bool = False,
+    ) -> None:
         self._is_budget_full = is_budget_full
+        self._has_any_size = has_any_size
         self._clients: OrderedDict[Client, _Client[PreparedT]] = OrderedDict()  # the one that was used last is last
         self._requests = self._prepared_bytes = 0
 
@@ -69,10 +80,13 @@ class RepeatedRequests(Generic[PreparedT]):
 
         None if `body` does not repeat it. `prepare` is called if it might from now on.
         """
+        size = 0 if self._has_any_size else len(body)
+        if size > _LARGE_BYTES:
+            return None
         self._requests += 1
         known = self._clients.get(client)
         if known is None:
-            self._add(client, len(body))
+            self._add(client, size)
             return None
         self._clients.move_to_end(client)
         known.last_request = self._requests
@@ -83,10 +97,10 @@ class RepeatedRequests(Generic[PreparedT]):
                 known.used += 1
                 return prepared, numbers
             self.drop(client)
-        elif len(body) == known.body_bytes:
+        elif size == known.body_bytes:
             known.repeated += 1
             return self._prepare(known, body, prepare) if known.repeated >= known.needed else None
-        known.body_bytes, known.repeated = len(body), 0
+        known.body_bytes, known.repeated = size, 0
         return None
 
     def drop(self, client: Client) -> None:

@@ -134,8 +134,14 @@ def first_header(buffer: Buffer) -> BatchHeader | None:
 
     Raises: CorruptRecordError if its length or the format version is invalid.
     """
-    size = _complete_size(buffer, 0)
-    return None if size is None else BatchHeader._make((*HEADER_LAYOUT.unpack_from(buffer), 0, size))
+    if len(buffer) >= HEADER_BYTES:
+        # the usual case with few calls: every Produce needs it
+        fields = HEADER_LAYOUT.unpack_from(buffer)
+        size = LOG_OVERHEAD_BYTES + fields[1]
+        if fields[3] == MAGIC and HEADER_BYTES <= size <= len(buffer):
+            return BatchHeader._make((*fields, 0, size))
+    found = _complete_size(buffer, 0)
+    return None if found is None else BatchHeader._make((*HEADER_LAYOUT.unpack_from(buffer), 0, found))
 
 
 def has_transactional_flag(buffer: Buffer) -> bool:

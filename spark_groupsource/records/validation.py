@@ -62,6 +62,8 @@ class RecordsSummary:
         size: bytes of the records, decompressed.
     """
 
+    __slots__ = ("invalid_timestamps", "is_contiguous", "max_timestamp", "missing_keys", "size")
+
     def __init__(self) -> None:
         self.max_timestamp = NO_TIMESTAMP
         self.is_contiguous = True

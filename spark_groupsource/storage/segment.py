@@ -113,7 +113,9 @@ class LogSegment:
 
         Source: Kafka `LogSegment.timeWaitedForRoll`.
         """
-        first = self.first_timestamp
+        first = self._first_timestamp  # usually known
+        if first is None:
+            first = self.first_timestamp
         if first is not None and first >= 0:
             return timestamp_ms - first > roll_ms
         return self._appended_since_ms is not None and now_ms - self._appended_since_ms > roll_ms

@@ -236,7 +236,9 @@ def read_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
             raise RemoteProtocolError("Cannot read a request header: the client id is not UTF-8.") from error
         position += length
     if _HEADER_FORMS[api_key, api_version]:
-        position = _skip_header_tags(frame, position)
+        # usually it has none
+        has_no_tags = position < len(frame) and not frame[position]
+        position = position + 1 if has_no_tags else _skip_header_tags(frame, position)
     return RequestHeader(api_key, api_version, correlation_id, client_id), position
 
 

@@ -106,8 +106,8 @@ def test_large_requests_do_not_wait_for_all_stalled_ones(broker, monkeypatch):
             began_s = time.monotonic()
             assert produce(neighbor, "t", batch(bytes(900_000))).error_code == 0
             assert len(metadata(neighbor, *[f"unknown-{number}" for number in range(3_000)]).topics) == 3_000
-            # all of them, one after the other
-            assert time.monotonic() - began_s < len(clients) * limits._STALLED_ADMITTED_MS / 1000 / 2
+            # else it waits until all of them are closed, one after the other
+            assert time.monotonic() - began_s < len(clients) * limits._STALLED_ADMITTED_MS / 1000
 
 
 def test_a_large_request_is_accepted_when_memory_is_free(broker):

@@ -57,6 +57,25 @@ def test_requests_of_changing_sizes_are_not_prepared():
     assert not requests.prepared
 
 
+class AnySize(NamedTuple):
+    size_bytes: int = 1
+
+    @property
+    def pattern(self) -> AnySize:
+        return self
+
+    def match(self, body: memoryview) -> tuple[int, ...]:
+        return (len(body),)
+
+
+def test_requests_of_any_size_are_prepared_if_they_may_have_one():
+    found: RepeatedRequests[AnySize] = RepeatedRequests(has_any_size=True)
+    sizes = [4, 5, 40_000, *range(6, 14)]
+    results = [found.find((1, 7), memoryview(bytes(size)), AnySize) for size in sizes]
+    assert results[: REPEATED - 1] == [None] * (REPEATED - 1)
+    assert results[REPEATED - 1 :] == [(AnySize(), (size,)) for size in sizes[REPEATED - 1 :]]
+
+
 def test_requests_that_differ_otherwise_are_prepared_less_and_less_often():
     requests = Requests()
     for number in range(4_000):

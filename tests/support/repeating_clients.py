@@ -76,7 +76,7 @@ class RepeatingClients:
         self.broker.on_append(TopicPartition(name, number), len(data))
 
     def call(self, connection: int, request: Any, version: int) -> bytes | None:
-        """Returns the bytes of the response, None if it is delayed; a delayed fetch is dropped."""
+        """Returns the bytes of the response, None if it is delayed or there is none; a delayed fetch is dropped."""
         self._token += 1
         frame = memoryview(bytes(encode_request(request, version, 5, "c")))[4:]
         header, position = read_request_header(frame)
@@ -85,7 +85,7 @@ class RepeatingClients:
         self.broker.fetch_manager.cancel(self._token)
         response = self.sent.pop(self._token, DELAYED)
         self.was_repeated = isinstance(response, EncodedResponse)
-        return None if response is DELAYED else bytes(encode_response(response, version, 5))
+        return None if response is None or response is DELAYED else bytes(encode_response(response, version, 5))
 
     def repeat(self, request: Any, version: int) -> bytes | None:
         """Sends a request over the connection that repeats its requests."""

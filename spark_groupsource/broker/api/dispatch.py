@@ -146,7 +146,7 @@ class RequestDispatcher:
         """
         repeated = self.served[header.api_key].repeated
         try:
-            if repeated is not None and self._may_repeat(context) and len(frame) <= _LARGE_FRAME_BYTES:
+            if repeated is not None and self._may_repeat(context):
                 decode = partial(decode_request, frame, header, position, INLINE_ELEMENTS)
                 result = repeated(self._broker, context, frame[position:], decode)
                 if result is not None:

@@ -30,8 +30,8 @@ _BYTES_PER_STEP = 1 << 16
 _STEP_NS = 2_000_000  # the first record of a partition also creates its files
 
 _ALL_REPLICAS = -1
-_PRODUCE_TOPIC_IDS_SINCE = 13
-_ZSTD_SINCE = 7
+TOPIC_IDS_SINCE = 13
+ZSTD_SINCE = 7
 _ABORTABLE_SINCE = 11
 _ADDS_PARTITIONS_SINCE = 12
 _VERIFICATION_ERRORS = {
@@ -148,7 +148,7 @@ def _append(
     """Verifies, validates and appends the batch of one partition, with Kafka's order of checks. Raises: ApiError."""
     partition = _partition(broker, context, topic, data.index)
     records = data.records or b""
-    header = check_format(records, context.api_version >= _ZSTD_SINCE)
+    header = check_format(records, context.api_version >= ZSTD_SINCE)
     timestamp_ms = broker.clock.timestamp_ms()
     verifier = None
     if header.is_transactional and header.producer_id != NO_PRODUCER_ID:
@@ -156,7 +156,7 @@ def _append(
         broker.leaders.check_leader(context.node_id, partition.topic_partition)
         partition.check_online()
         partition.verify_transaction(header, timestamp_ms, verifier)
-    _check_append(broker, context, request, partition)
+    check_append(broker, context.node_id, request.acks, partition)
     found = partition.validate(records, header, timestamp_ms)
     if isinstance(found, ValidatedBatch):
         batch = found
@@ -166,7 +166,7 @@ def _append(
         if _partition(broker, context, topic, data.index) is not partition:
             text = f"Partition {partition.topic_partition} was recreated."
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
-        _check_append(broker, context, request, partition)
+        check_append(broker, context.node_id, request.acks, partition)
     # verified again, because a transaction may have ended between two steps
     return partition.append_validated(batch, broker.clock.timestamp_ms(), verifier), partition
 
@@ -209,21 +209,21 @@ def _partition(
     return broker.partitions.partition(_topic_name(broker, context, topic), number)
 
 
-def _check_append(broker: Broker, context: ApiRequestContext, request: ProduceRequest, partition: Partition) -> None:
+def check_append(broker: Broker, node_id: int, acks: int, partition: Partition) -> None:
     """Checks that this node may append to a partition. Raises: ApiError."""
     topic_partition = partition.topic_partition
-    if request.acks not in (-1, 0, 1):
-        raise ApiError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, got {request.acks}.")
+    if acks not in (-1, 0, 1):
+        raise ApiError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, got {acks}.")
     if topic_partition.topic in INTERNAL_TOPICS:
         text = f"Only coordinators write to the internal topic {topic_partition.topic}."
         raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, text)
-    broker.leaders.check_leader(context.node_id, topic_partition)
-    if request.acks == _ALL_REPLICAS:
+    broker.leaders.check_leader(node_id, topic_partition)
+    if acks == _ALL_REPLICAS:
         broker.leaders.check_in_sync(topic_partition, partition.log.config.min_insync_replicas)
 
 
 def _topic_name(broker: Broker, context: ApiRequestContext, topic: ProduceRequest.TopicProduceData) -> str:
-    if context.api_version < _PRODUCE_TOPIC_IDS_SINCE:
+    if context.api_version < TOPIC_IDS_SINCE:
         return topic.name
     return broker.partitions.topic_name(topic.topic_id or ZERO_UUID)
 

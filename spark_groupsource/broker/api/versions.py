@@ -26,6 +26,7 @@ from spark_groupsource.broker.api import (
 )
 from spark_groupsource.broker.api.dispatch import ServedApi
 from spark_groupsource.broker.api.repeated_commit import repeated_commit
+from spark_groupsource.broker.api.repeated_produce import repeated_produce
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.errors import ErrorCode
@@ -123,6 +124,7 @@ SERVED: Mapping[ApiKey, ServedApi] = MappingProxyType(
             "As Kafka, advertises 0-13 and rejects 0-2: librdkafka before 2.16 compresses only if 0 is advertised "
             "(KAFKA-18659).",
             advertised_since=0,
+            repeated=repeated_produce,
         ),
         ApiKey.FETCH: ServedApi(4, 18, data.fetch, repeated=data.repeated_fetch),
         ApiKey.LIST_OFFSETS: ServedApi(1, 11, data.list_offsets),

@@ -1,0 +1,66 @@
+"""Handler of Produce requests that a client repeats with other records.
+
+An error, a transactional batch, and one whose validation needs steps are left to the handler of all Produce requests:
+nothing is appended then.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Callable
+
+from spark_groupsource.broker.api.produce import TOPIC_IDS_SINCE, ZSTD_SINCE, check_append
+from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.repeated_produce import PreparedProduce, prepare_produce
+from spark_groupsource.broker.requests import NO_RESPONSE, ZERO_UUID, ApiRequestContext, ResponseAction
+from spark_groupsource.errors import ApiError
+from spark_groupsource.storage.log_validator import ValidatedBatch, check_format
+from spark_groupsource.wire.frames import EncodedResponse
+from spark_groupsource.wire.messages import ProduceRequest
+
+
+def repeated_produce(
+    broker: Broker, context: ApiRequestContext, body: memoryview, decode: Callable[[], ProduceRequest]
+) -> EncodedResponse | ResponseAction | None:
+    """Appends a batch; None: see `produce.produce`."""
+    client = (context.connection_id, context.api_version)
+    found = broker.repeated_produces.find(client, body, partial(_prepare, broker, context, body, decode))
+    if found is None:
+        return None
+    prepared, (number, start, end) = found
+    records = body[start:end]
+    try:
+        partition = broker.partitions.partition(prepared.topic, number)
+        header = check_format(records, context.api_version >= ZSTD_SINCE)
+        if header.is_transactional or (prepared.topic_id or partition.topic_id) != partition.topic_id:
+            return None
+        check_append(broker, context.node_id, prepared.acks, partition)
+        timestamp_ms = broker.clock.timestamp_ms()
+        batch = partition.validate(records, header, timestamp_ms)
+        if not isinstance(batch, ValidatedBatch):
+            broker.repeated_produces.drop(client)  # so that the next ones are not validated twice
+            return None
+        done = partition.append_validated(batch, timestamp_ms)
+    except ApiError:
+        return None
+    if done.size:
+        broker.on_append(partition.topic_partition, done.size)
+    return prepared.response(number, done, partition.log.log_start_offset) if prepared.acks else NO_RESPONSE
+
+
+def _prepare(
+    broker: Broker, context: ApiRequestContext, body: memoryview, decode: Callable[[], ProduceRequest]
+) -> PreparedProduce | None:
+    request = decode()
+    if request.transactional_id is not None or len(request.topic_data) != 1:
+        return None
+    topic = request.topic_data[0]
+    if len(topic.partition_data) != 1:
+        return None
+    name, by_id = topic.name, context.api_version >= TOPIC_IDS_SINCE
+    if by_id:
+        try:
+            name = broker.partitions.topic_name(topic.topic_id or ZERO_UUID)
+        except ApiError:
+            return None
+    return prepare_produce(request, context.api_version, body, name)
