@@ -79,7 +79,7 @@ class PreparedProduce(NamedTuple):
     def response(self, partition: int, done: AppendResult, log_start_offset: int) -> EncodedResponse:
         """Returns the response without an error."""
         offsets = (done.base_offset, done.log_append_time_ms, log_start_offset)[: self.offsets]
-        return EncodedResponse((self.layout.pack(self.head, partition, 0, *offsets, self.tail),))
+        return EncodedResponse((self.layout.pack(self.head, partition, 0, *offsets, self.tail),), self.layout.size)
 
 
 def produce_pattern(request: ProduceRequest, version: int, body: memoryview) -> ProducePattern | None:

@@ -32,15 +32,18 @@ _FIRST = (0, 0)
 
 
 class LeaderEpochCache:
-    """The epochs of the log in `directory`; `latest_epoch` is written into each new batch."""
+    """The epochs of the log in `directory`; `latest_epoch` is written into each new batch.
 
-    __slots__ = ("_directory", "_is_stored", "_starts", "latest_epoch")
+    `is_stored`: whether `store` has nothing to do.
+    """
+
+    __slots__ = ("_directory", "_starts", "is_stored", "latest_epoch")
 
     def __init__(self, directory: Path | str) -> None:
         self._directory = str(directory)
         self.latest_epoch = 0
         self._starts: list[tuple[int, int]] | None = None  # (epoch, start offset) in ascending order, None until read
-        self._is_stored = True
+        self.is_stored = True
 
     def assign(self, epoch: int, start_offset: int) -> None:
         """Starts `epoch` at `start_offset`; an epoch that is not above the latest one is ignored.
@@ -54,14 +57,14 @@ class LeaderEpochCache:
         if starts[-1][0] < epoch:
             # as in Kafka, epochs without records are removed
             self._starts = [*(entry for entry in starts if entry[1] < start_offset), (epoch, start_offset)]
-            self._is_stored = False
+            self.is_stored = False
 
     def store(self) -> None:
         """Stores the assigned epochs; must be called before a record is appended.
 
         Raises: StorageError.
         """
-        if not self._is_stored:
+        if not self.is_stored:
             self._write(self._read_once())
 
     def last_started_epoch(self) -> int:
@@ -125,7 +128,7 @@ class LeaderEpochCache:
     def _write(self, starts: list[tuple[int, int]]) -> None:
         lines = [f"{epoch} {start}\n" for epoch, start in starts]
         replace_file(Path(self._directory) / CHECKPOINT_NAME, f"0\n{len(lines)}\n{''.join(lines)}".encode())
-        self._starts, self._is_stored = starts or [_FIRST], True
+        self._starts, self.is_stored = starts or [_FIRST], True
 
 
 def _read(path: Path) -> list[tuple[int, int]]:

@@ -231,24 +231,31 @@ class PartitionLog:
 
         Raises: StorageError when the log is corrupt or cannot be written; nothing is then appended.
         """
-        corrupt = self.corrupt_range if self.corrupt_ranges else None
-        if corrupt is not None:
-            raise StorageError(
-                f"Partition {self.topic_partition} is damaged at offset {corrupt.offset} and takes no records. Restore "
-                f"its files from a copy, or delete records up to offset {corrupt.next_offset}."
-            )
-        base_offset = self.log_end_offset
+        if self.corrupt_ranges.ranges:
+            self._check_not_corrupt()
+        base_offset = self._segments[-1].next_offset
         last_offset = base_offset + header.last_offset_delta
         max_timestamp = header.max_timestamp if log_append_time_ms is None else log_append_time_ms
         if self._should_roll(len(batch), last_offset, max_timestamp, now_ms):
             self.roll()
         if not self.has_files:
             self._create_files()
-        self.leader_epochs.store()
-        assign_offset(batch, header, base_offset, self.leader_epochs.latest_epoch, log_append_time_ms)
+        epochs = self.leader_epochs
+        if not epochs.is_stored:
+            epochs.store()
+        assign_offset(batch, header, base_offset, epochs.latest_epoch, log_append_time_ms)
         self._segments[-1].append(batch, last_offset, max_timestamp, now_ms)
         self._unflushed_batches += 1
         return base_offset
+
+    def _check_not_corrupt(self) -> None:
+        """Raises: StorageError."""
+        corrupt = self.corrupt_range
+        if corrupt is not None:
+            raise StorageError(
+                f"Partition {self.topic_partition} is damaged at offset {corrupt.offset} and takes no records. Restore "
+                f"its files from a copy, or delete records up to offset {corrupt.next_offset}."
+            )
 
     def flush_if_due(self) -> None:
         """Flushes the active segment when `flush.messages` batches were appended since the last flush.

@@ -237,7 +237,8 @@ class Partition:
 
         Raises: ApiError.
         """
-        self.check_online()
+        if self.offline_reason:
+            self.check_online()
         return begin_validation(self.log, records, header, timestamp_ms)
 
     def append_validated(
@@ -247,9 +248,11 @@ class Partition:
 
         Raises: ApiError.
         """
-        self.check_online()
+        if self.offline_reason:
+            self.check_online()
         header = batch.header
-        check_segment_size(self.log, header.size)
+        if header.size > self.log.config.segment_bytes:
+            check_segment_size(self.log, header.size)
         if header.producer_id != NO_PRODUCER_ID:
             try:
                 if header.is_transactional and verify is not None:
@@ -287,7 +290,8 @@ class Partition:
 
         Raises: ApiError.
         """
-        self.check_online()
+        if self.offline_reason:
+            self.check_online()
         check_size(self.log, len(batch))
         check_segment_size(self.log, len(batch))
         return self._store(batch, decode_header(batch), timestamp_ms)

@@ -20,7 +20,7 @@ def has_more_elements(message: Any, limit: int) -> bool:
     """
     message_class: Any = type(message)  # mypy does not accept a class as Hashable
     if message_class is EncodedResponse:
-        return data_bytes(message) > limit * _BYTES_PER_ELEMENT
+        return bool(message.size_bytes > limit * _BYTES_PER_ELEMENT)
     count = _counter(message_class)
     if count is None:
         return False
@@ -33,7 +33,7 @@ def has_more_elements(message: Any, limit: int) -> bool:
 def data_bytes(message: Any) -> int:
     """Returns the bytes of record sets and other data in `message`."""
     if isinstance(message, EncodedResponse):
-        return sum(map(len, message.parts))
+        return message.size_bytes
     message_class: Any = type(message)
     return _data_bytes(message, _arrays_of_class(message_class))
 

@@ -131,14 +131,17 @@ def response_body(response: ApiMessage, version: int) -> bytes:
 
 
 class EncodedResponse(NamedTuple):
-    """A response at the version of its request, encoded, without length and correlation id, in parts."""
+    """A response at the version of its request, encoded, without length and correlation id.
+
+    It has `size_bytes`, in parts.
+    """
 
     parts: Sequence[bytes]
+    size_bytes: int
 
     def with_head(self, correlation_id: int) -> list[bytes]:
         """Returns the parts of the whole frame."""
-        size = sum(map(len, self.parts)) + _LENGTH.size
-        return [_RESPONSE_HEAD.pack(size, correlation_id), *self.parts]
+        return [_RESPONSE_HEAD.pack(self.size_bytes + _LENGTH.size, correlation_id), *self.parts]
 
 
 AnyResponse = Union[ApiMessage, EncodedResponse]

@@ -303,13 +303,9 @@ def test_the_topic_is_looked_up_again(producers, version):
     assert code is (ErrorCode.NONE if version == 12 else ErrorCode.UNKNOWN_TOPIC_ID)
 
 
-def test_another_node_that_became_leader_rejects_the_request(tmp_path):
+def test_requests_to_one_of_several_nodes_are_not_repeated(tmp_path):
     clients = RepeatingClients(tmp_path)
     try:
-        clients.broker.leaders.node_ids = (1, 2)
-        clients.broker.leaders.running = {1, 2}
-        clients.broker.node_started(2, {"PLAINTEXT": Node(2, "127.0.0.1", 9093)})
-        clients.broker.leaders.move(clients.partition("b", 0).topic_partition, 1)
         request = ProduceRequest(
             transactional_id=None, acks=1, timeout_ms=1_000,
             topic_data=[Topic(name="b", partition_data=[Data(index=0, records=GOOD)])],
@@ -317,6 +313,9 @@ def test_another_node_that_became_leader_rejects_the_request(tmp_path):
         for _ in range(REQUESTS):
             clients.repeat(request, 9)
         assert clients.was_repeated
+        clients.broker.leaders.node_ids = (1, 2)
+        clients.broker.leaders.running = {1, 2}
+        clients.broker.node_started(2, {"PLAINTEXT": Node(2, "127.0.0.1", 9093)})
         clients.broker.leaders.move(clients.partition("b", 0).topic_partition, 2)
         assert error_of(clients.repeat(request, 9), request, 9) is ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert not clients.was_repeated

@@ -30,7 +30,7 @@ _BYTES_PER_STEP = 1 << 16
 _STEP_NS = 2_000_000  # the first record of a partition also creates its files
 
 _ALL_REPLICAS = -1
-TOPIC_IDS_SINCE = 13
+_TOPIC_IDS_SINCE = 13
 ZSTD_SINCE = 7
 _ABORTABLE_SINCE = 11
 _ADDS_PARTITIONS_SINCE = 12
@@ -206,7 +206,7 @@ def _partition(
     broker: Broker, context: ApiRequestContext, topic: ProduceRequest.TopicProduceData, number: int
 ) -> Partition:
     """Raises: ApiError for an unknown partition."""
-    return broker.partitions.partition(_topic_name(broker, context, topic), number)
+    return broker.partitions.partition(topic_name(broker, context, topic), number)
 
 
 def check_append(broker: Broker, node_id: int, acks: int, partition: Partition) -> None:
@@ -222,8 +222,9 @@ def check_append(broker: Broker, node_id: int, acks: int, partition: Partition) 
         broker.leaders.check_in_sync(topic_partition, partition.log.config.min_insync_replicas)
 
 
-def _topic_name(broker: Broker, context: ApiRequestContext, topic: ProduceRequest.TopicProduceData) -> str:
-    if context.api_version < TOPIC_IDS_SINCE:
+def topic_name(broker: Broker, context: ApiRequestContext, topic: ProduceRequest.TopicProduceData) -> str:
+    """Returns the name of a requested topic. Raises: ApiError for an unknown topic id."""
+    if context.api_version < _TOPIC_IDS_SINCE:
         return topic.name
     return broker.partitions.topic_name(topic.topic_id or ZERO_UUID)
 
@@ -231,7 +232,7 @@ def _topic_name(broker: Broker, context: ApiRequestContext, topic: ProduceReques
 def _response_name(broker: Broker, context: ApiRequestContext, topic: ProduceRequest.TopicProduceData) -> str:
     """Returns the name of a topic that may be unknown."""
     try:
-        return _topic_name(broker, context, topic)
+        return topic_name(broker, context, topic)
     except ApiError:
         return topic.name or str(topic.topic_id)
 

@@ -69,7 +69,8 @@ def _prepare(
         return response
 
     response = complete(accepted_commit_response(form.request))
-    encoded = EncodedResponse([response_body(response, version)])
+    answer = response_body(response, version)
+    encoded = EncodedResponse([answer], len(answer))
     shard = coordinator_partition(request.group_id, shard_count)
     names = list(dict(form.partitions))
     # texts of the decoded request have up to four bytes per character

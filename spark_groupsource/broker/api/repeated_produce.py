@@ -9,11 +9,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Callable
 
-from spark_groupsource.broker.api.produce import TOPIC_IDS_SINCE, ZSTD_SINCE, check_append
+from spark_groupsource.broker.api.produce import ZSTD_SINCE, check_append, topic_name
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.repeated_produce import PreparedProduce, prepare_produce
-from spark_groupsource.broker.requests import NO_RESPONSE, ZERO_UUID, ApiRequestContext, ResponseAction
+from spark_groupsource.broker.requests import NO_RESPONSE, ApiRequestContext, ResponseAction
 from spark_groupsource.errors import ApiError
+from spark_groupsource.records.header import TRANSACTIONAL_FLAG
 from spark_groupsource.storage.log_validator import ValidatedBatch, check_format
 from spark_groupsource.wire.frames import EncodedResponse
 from spark_groupsource.wire.messages import ProduceRequest
@@ -28,13 +29,15 @@ def repeated_produce(
     if found is None:
         return None
     prepared, (number, start, end) = found
+    leader = broker.leaders.only_leader()
+    if leader is None or leader.node_id != context.node_id:
+        return None
     records = body[start:end]
     try:
         partition = broker.partitions.partition(prepared.topic, number)
         header = check_format(records, context.api_version >= ZSTD_SINCE)
-        if header.is_transactional or (prepared.topic_id or partition.topic_id) != partition.topic_id:
+        if header.attributes & TRANSACTIONAL_FLAG or prepared.topic_id not in (None, partition.topic_id):
             return None
-        check_append(broker, context.node_id, prepared.acks, partition)
         timestamp_ms = broker.clock.timestamp_ms()
         batch = partition.validate(records, header, timestamp_ms)
         if not isinstance(batch, ValidatedBatch):
@@ -52,15 +55,14 @@ def _prepare(
     broker: Broker, context: ApiRequestContext, body: memoryview, decode: Callable[[], ProduceRequest]
 ) -> PreparedProduce | None:
     request = decode()
-    if request.transactional_id is not None or len(request.topic_data) != 1:
+    topics = request.topic_data
+    if request.transactional_id is not None or len(topics) != 1 or len(topics[0].partition_data) != 1:
         return None
-    topic = request.topic_data[0]
-    if len(topic.partition_data) != 1:
+    try:
+        name = topic_name(broker, context, topics[0])
+        number = topics[0].partition_data[0].index
+        # not checked again: with one node, all replicas are in sync
+        check_append(broker, context.node_id, request.acks, broker.partitions.partition(name, number))
+    except ApiError:
         return None
-    name, by_id = topic.name, context.api_version >= TOPIC_IDS_SINCE
-    if by_id:
-        try:
-            name = broker.partitions.topic_name(topic.topic_id or ZERO_UUID)
-        except ApiError:
-            return None
     return prepare_produce(request, context.api_version, body, name)

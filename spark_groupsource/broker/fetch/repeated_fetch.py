@@ -88,7 +88,7 @@ class PreparedFetch:
             return None
         if self.waits and size < self.min_bytes:
             return None
-        return EncodedResponse(parts), size
+        return EncodedResponse(parts, sum(map(len, parts))), size
 
     def _update(self, offsets: list[PartitionOffsets]) -> None:
         for index, (known, found) in enumerate(zip(self.offsets, offsets)):
