@@ -15,6 +15,7 @@ from spark_groupsource.group.outcome import (
     SetTimer,
     StoreAssignment,
 )
+from spark_groupsource.group.repeated_offsets import CommitColumns
 from spark_groupsource.group.request_splitting import merge_responses, split_request
 from spark_groupsource.group.requests import GroupRequest
 from spark_groupsource.group.states import GroupState
@@ -23,6 +24,7 @@ from spark_groupsource.model import coordinator_partition
 
 __all__ = [
     "CancelTimer",
+    "CommitColumns",
     "CommitForm",
     "CommitRecords",
     "GroupConfig",

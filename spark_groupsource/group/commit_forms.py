@@ -9,26 +9,21 @@ from __future__ import annotations
 from typing import NamedTuple, Sequence
 
 from spark_groupsource.group.commit_records import CommitRecords
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.group.repeated_offsets import CommitColumns, RepeatedOffsets
 from spark_groupsource.wire.byte_pattern import BytePattern
-from spark_groupsource.wire.group_records import OffsetValue
 from spark_groupsource.wire.messages import OffsetCommitRequest, OffsetCommitResponse
-
-_new = tuple.__new__
 
 
 class CommitForm(NamedTuple):
     """A commit outside of transactions, without its offsets.
 
-    Attributes: `request`, one of these commits; `partitions`, each once; `leader_epochs` and `metadata`, of each
-    partition; `records`, the encoded records, whose numbers are the offset and the timestamp of each commit;
-    `response`, without errors; `longest_metadata`, its length as offset.metadata.max.bytes limits it.
+    Attributes: `request`, one of these commits; `columns`, of their offsets; `records`, the encoded records, whose
+    numbers are the offset and the timestamp of each commit; `response`, without errors; `longest_metadata`, its length
+    as offset.metadata.max.bytes limits it.
     """
 
     request: OffsetCommitRequest
-    partitions: tuple[TopicPartition, ...]
-    leader_epochs: tuple[int, ...]
-    metadata: list[str]
+    columns: CommitColumns
     records: BytePattern
     response: OffsetCommitResponse
     longest_metadata: int
@@ -37,10 +32,5 @@ class CommitForm(NamedTuple):
         """Returns the records of a commit of these offsets."""
         numbers = [timestamp_ms] * (2 * len(offsets))
         numbers[::2] = offsets
-        values = [
-            # not by its constructor, which takes twice as long
-            _new(OffsetValue, (offset, leader_epoch, metadata, timestamp_ms, -1, None))
-            for offset, leader_epoch, metadata in zip(offsets, self.leader_epochs, self.metadata)
-        ]
-        committed = list(zip(self.partitions, values))
+        committed = RepeatedOffsets(self.columns, offsets, timestamp_ms)
         return CommitRecords(self.request.group_id, committed, self.records.fill(numbers))

@@ -50,8 +50,11 @@ class CommitRecords(Sequence[LogRecord]):
     def __getitem__(self, index: int | slice) -> LogRecord | Sequence[LogRecord]:
         if isinstance(index, slice):
             return CommitRecords(self.group_id, self.offsets[index])
-        (topic, partition), value = self.offsets[index]
+        return self._record(self.offsets[index])
+
+    def _record(self, committed: Tuple[TopicPartition, OffsetValue]) -> LogRecord:
+        (topic, partition), value = committed
         return LogRecord(encode_key(OffsetKey(self.group_id, topic, partition)), encode_offset_value(value))
 
     def __iter__(self) -> Iterator[LogRecord]:
-        return map(self.__getitem__, range(len(self.offsets)))
+        return map(self._record, self.offsets)

@@ -148,21 +148,18 @@ def check_commit(group: ClassicGroup | None, request: OffsetCommitRequest, api_v
 
 
 def repeat_commit(
-    group: ClassicGroup | None, stored: Mapping[TopicPartition, OffsetValue], form: CommitForm, offsets: Sequence[int],
-    context: RequestContext, instant: Instant, most_bytes: int,
+    group: ClassicGroup | None, form: CommitForm, offsets: Sequence[int], context: RequestContext, instant: Instant,
+    most_bytes: int,
 ) -> Outcome | None:  # fmt: skip
     """Decides on a commit that differs from that of `form` in its offsets, as `commit_offsets` does.
 
-    Args: `stored`, the committed offsets of the group; `most_bytes`, the longest metadata.
+    Args: `most_bytes`, the longest metadata. The stored offsets have the partitions and metadata of `form`.
 
-    Returns: None if the commit has an error, or other partitions or metadata than those that are stored.
+    Returns: None if the commit has an error.
     """
-    request, partitions = form.request, form.partitions
+    request = form.request
     error, renews_session = check_commit(group, request, context.api_version)
-    known = list(map(stored.get, partitions))
-    if error is not ErrorCode.NONE or None in known or form.longest_metadata > most_bytes:
-        return None
-    if [value.metadata for value in known if value is not None] != form.metadata:
+    if error is not ErrorCode.NONE or form.longest_metadata > most_bytes:
         return None
     timers: tuple[SetTimer, ...] = ()
     if renews_session and group is not None:

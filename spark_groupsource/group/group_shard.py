@@ -42,6 +42,7 @@ from spark_groupsource.group.outcome import (
     StoreReplacement,
 )
 from spark_groupsource.group.rebalance_events import Trigger
+from spark_groupsource.group.repeated_offsets import RepeatedOffsets
 from spark_groupsource.group.requests import GroupRequest
 from spark_groupsource.group.responses import join_error_response, leave_response, sync_error_response
 from spark_groupsource.group.shard_groups import ShardGroups
@@ -142,12 +143,14 @@ class GroupShard(ShardGroups):
     def repeat_commit(
         self, form: CommitForm, offsets: Sequence[int], context: RequestContext, instant: Instant
     ) -> Outcome | None:
-        """Decides on a commit that differs from that of `form` in its offsets, as `handle`; None: `handle` has to."""
-        if self.state is not ShardState.ACTIVE:
-            return None
+        """Decides on a commit that differs from that of `form` in its offsets, as `handle`.
+
+        None: `handle` has to, for example because other partitions or metadata are stored.
+        """
         group_id, most_bytes = form.request.group_id, self.config.offset_metadata_max_bytes
-        group, stored = self.group(group_id), self.store.offsets_of(group_id)
-        return committed_offsets.repeat_commit(group, stored, form, offsets, context, instant, most_bytes)
+        if self.state is not ShardState.ACTIVE or not self.store.has_columns(group_id, form.columns):
+            return None
+        return committed_offsets.repeat_commit(self.group(group_id), form, offsets, context, instant, most_bytes)
 
     def expire(self, timer: GroupTimer, instant: Instant) -> Outcome:
         """Handles an expired timer; a timer of a removed group or member has no effect."""
@@ -226,8 +229,10 @@ class GroupShard(ShardGroups):
     def replay_appended(self, outcome: Outcome, records: Sequence[LogRecord]) -> None:
         """Replays `records` of `outcome` after their append."""
         if isinstance(records, CommitRecords):
-            replay = self.store.replay_commit if records.encoded is None else self.store.replay_repeated
-            replay(records.group_id, records.offsets)
+            if isinstance(records.offsets, RepeatedOffsets):
+                self.store.replay_repeated(records.group_id, records.offsets)
+            else:
+                self.store.replay_commit(records.group_id, records.offsets)
             return
         producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
         for record in records:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Iterator, NamedTuple
 
-from spark_groupsource.errors import CorruptRecordError
+from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.segment import LogSegment
@@ -89,6 +89,15 @@ class CorruptRanges:
     def first_above(self, log_start_offset: int) -> CorruptRange | None:
         """Returns the first range that DeleteRecords has not removed."""
         return next((each for each in self.ranges if each.next_offset > log_start_offset), None)
+
+    def check_appendable(self, log_start_offset: int) -> None:
+        """Raises: StorageError while DeleteRecords has not removed all ranges."""
+        corrupt = self.first_above(log_start_offset)
+        if corrupt is not None:
+            raise StorageError(
+                f"Partition {self._topic_partition} is damaged at offset {corrupt.offset} and takes no records. "
+                f"Restore its files from a copy, or delete records up to offset {corrupt.next_offset}."
+            )
 
     def read_error(self, corrupt: CorruptRange) -> CorruptRecordError:
         """Returns the error of a read of a range."""

@@ -232,7 +232,7 @@ class PartitionLog:
         Raises: StorageError when the log is corrupt or cannot be written; nothing is then appended.
         """
         if self.corrupt_ranges.ranges:
-            self._check_not_corrupt()
+            self.corrupt_ranges.check_appendable(self.log_start_offset)
         base_offset = self._segments[-1].next_offset
         last_offset = base_offset + header.last_offset_delta
         max_timestamp = header.max_timestamp if log_append_time_ms is None else log_append_time_ms
@@ -247,15 +247,6 @@ class PartitionLog:
         self._segments[-1].append(batch, last_offset, max_timestamp, now_ms)
         self._unflushed_batches += 1
         return base_offset
-
-    def _check_not_corrupt(self) -> None:
-        """Raises: StorageError."""
-        corrupt = self.corrupt_range
-        if corrupt is not None:
-            raise StorageError(
-                f"Partition {self.topic_partition} is damaged at offset {corrupt.offset} and takes no records. Restore "
-                f"its files from a copy, or delete records up to offset {corrupt.next_offset}."
-            )
 
     def flush_if_due(self) -> None:
         """Flushes the active segment when `flush.messages` batches were appended since the last flush.

@@ -72,7 +72,7 @@ def _prepare(
     answer = response_body(response, version)
     encoded = EncodedResponse([answer], len(answer))
     shard = coordinator_partition(request.group_id, shard_count)
-    names = list(dict(form.partitions))
+    names = list(dict(form.columns.partitions))
     # texts of the decoded request have up to four bytes per character
     size_bytes = _COMMIT_BYTES + len(rows) * _PARTITION_BYTES + 6 * len(body) + 2 * form.records.size
     return PreparedCommit(

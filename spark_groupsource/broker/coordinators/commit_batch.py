@@ -12,7 +12,7 @@ from functools import lru_cache
 from struct import Struct
 from typing import Callable, NamedTuple
 
-from spark_groupsource.group import CommitForm, CommitRecords, accepted_commit_response, metadata_length
+from spark_groupsource.group import CommitColumns, CommitForm, CommitRecords, accepted_commit_response, metadata_length
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import Record, assemble_batch, encode_batch
 from spark_groupsource.records.header import HEADER_BYTES
@@ -73,7 +73,7 @@ def commit_form(request: OffsetCommitRequest) -> CommitForm | None:
     rows = [(topic.name, row) for topic in request.topics for row in topic.partitions]
     partitions = tuple(TopicPartition(name, row.partition_index) for name, row in rows)
     leader_epochs = tuple(row.committed_leader_epoch for _, row in rows)
-    metadata = [row.committed_metadata or "" for _, row in rows]
+    metadata = tuple(row.committed_metadata or "" for _, row in rows)
     size = sum(len(request.group_id) + len(name) for name, _ in rows) + sum(map(len, metadata))
     if not partitions or len(set(partitions)) < len(partitions) or size > _MAX_FORM_LENGTH:
         return None
@@ -87,7 +87,8 @@ def commit_form(request: OffsetCommitRequest) -> CommitForm | None:
         return None
     response = accepted_commit_response(request)
     longest = max(map(metadata_length, metadata))
-    return CommitForm(request, partitions, leader_epochs, metadata, pattern, response, longest)
+    columns = CommitColumns(partitions, leader_epochs, metadata)
+    return CommitForm(request, columns, pattern, response, longest)
 
 
 def _encoded(records: CommitRecords, timestamp_ms: int) -> bytes:

@@ -56,7 +56,7 @@ class ResponseRouter:
     def send(self, token: int, response: AnyResponse | None) -> None:
         """Sends the response of a request, once. Ignores closed connections."""
         connection = self._connections.pop(token, None)
-        complete = self._completions.pop(token, None)
+        complete = self._completions.pop(token, None) if self._completions else None
         if connection is not None:
             if complete is not None and response is not None:
                 try:
