@@ -126,7 +126,9 @@ def _check(data: bytes, count: int, at: int) -> PlainRecords | None:
             return None
         index += 1
         size = at - begin
-        if size == last_size and not headers and count - index >= MIN_RUN:
+        # the first record whose offset delta has one byte, or two, is usually followed by others of its size
+        may_begin_run = size == last_size or index == 1 or index == 65
+        if may_begin_run and not headers and count - index >= MIN_RUN:
             run = run_of_equal_sizes(data, begin, timestamp_at, offset_at, key_at, value_at, at, index, count - index)
             if run is not None:
                 length, first, last = run
