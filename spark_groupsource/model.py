@@ -9,6 +9,9 @@ from functools import lru_cache
 from itertools import islice
 from typing import Iterable, Mapping, NamedTuple, Sequence
 
+new_tuple = tuple.__new__
+"""Creates a named tuple from a tuple of all its values, in a third of the time that its constructor takes."""
+
 
 class TopicPartition(NamedTuple):
     """One partition of one topic; sorts by topic, then by partition number."""

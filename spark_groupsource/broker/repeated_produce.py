@@ -11,6 +11,7 @@ from struct import Struct, error
 from typing import NamedTuple
 
 from spark_groupsource.errors import RemoteProtocolError
+from spark_groupsource.model import new_tuple
 from spark_groupsource.storage.partition import AppendResult
 from spark_groupsource.wire.byte_pattern import pattern_of
 from spark_groupsource.wire.decoder import read_unsigned_varint
@@ -79,7 +80,8 @@ class PreparedProduce(NamedTuple):
     def response(self, partition: int, done: AppendResult, log_start_offset: int) -> EncodedResponse:
         """Returns the response without an error."""
         offsets = (done.base_offset, done.log_append_time_ms, log_start_offset)[: self.offsets]
-        return EncodedResponse((self.layout.pack(self.head, partition, 0, *offsets, self.tail),), self.layout.size)
+        body = self.layout.pack(self.head, partition, 0, *offsets, self.tail)
+        return new_tuple(EncodedResponse, ((body,), self.layout.size))
 
 
 def produce_pattern(request: ProduceRequest, version: int, body: memoryview) -> ProducePattern | None:

@@ -23,7 +23,7 @@ from spark_groupsource.group.outcome import Outcome, OutcomeBuilder, Reply, Requ
 from spark_groupsource.group.requests import OffsetFetchTopic
 from spark_groupsource.group.responses import CommitResults, commit_response, transactional_commit_response
 from spark_groupsource.group.states import DEAD, EMPTY, STABLE, GroupAction, GroupOperation
-from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition, new_tuple
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE
 from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.group_records import OffsetKey, OffsetValue
@@ -42,7 +42,6 @@ _GROUP_NOT_FOUND_VERSION = 9
 _GROUPS_VERSION = 8
 NO_OFFSET = OffsetValue(offset=-1)
 _STORE_OFFSETS = StoreOffsets()
-_new = tuple.__new__
 
 _FetchPartition = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics.OffsetFetchResponsePartitions
 
@@ -98,7 +97,7 @@ def _store(
                 entry.committed_offset, entry.committed_leader_epoch, metadata, timestamp_ms, expire_timestamp_ms, None,
             )  # fmt: skip
             # not by their constructors, which take as long as the rest of the loop
-            offsets.append((_new(TopicPartition, (name, number)), _new(OffsetValue, fields)))
+            offsets.append((new_tuple(TopicPartition, (name, number)), new_tuple(OffsetValue, fields)))
             partitions.append((number, none))
         results.append((name, partitions))
     if offsets:

@@ -10,15 +10,14 @@ from functools import partial
 from itertools import repeat
 from typing import Iterator, NamedTuple, Sequence, Tuple, overload
 
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.model import TopicPartition, new_tuple
 from spark_groupsource.wire.group_records import OffsetValue
 
 # of all groups of a shard: an offset takes about 100 bytes here, until it is created, and a group as much as some
 _MAX_OFFSETS, _GROUP_OFFSETS = 1_000, 8
 
 CommittedOffset = Tuple[TopicPartition, OffsetValue]
-# not by the constructor, which takes twice as long
-_new_value = partial(tuple.__new__, OffsetValue)
+_new_value = partial(new_tuple, OffsetValue)
 
 
 class CommitColumns(NamedTuple):

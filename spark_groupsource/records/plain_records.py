@@ -10,6 +10,7 @@ from __future__ import annotations
 from itertools import compress
 from typing import Callable, NamedTuple
 
+from spark_groupsource.model import new_tuple
 from spark_groupsource.records.varint import read_varint
 
 # more records that are in no run are checked faster by array operations
@@ -136,7 +137,7 @@ def _check(data: bytes, count: int, at: int) -> PlainRecords | None:
                 at += length * size
                 low, high = min(low, first), max(high, last)
         last_size = size
-    return PlainRecords(low, high, has_keys) if at == len(data) else None
+    return new_tuple(PlainRecords, (low, high, has_keys)) if at == len(data) else None
 
 
 def _unsigned(data: bytes, at: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Mapping, NamedTuple
 
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode
+from spark_groupsource.model import new_tuple
 from spark_groupsource.records.compression import DEFAULT_MAX_BYTES, SizeLimitError
 from spark_groupsource.records.encode import with_timestamps
 from spark_groupsource.records.header import (
@@ -101,7 +102,7 @@ def begin_validation(
     if summary is None or config.compression_type != "producer" or header.attributes & LOG_APPEND_TIME_FLAG:
         return _validate_in_steps(log, batch, header, timestamp_ms, summary)
     if summary.max_timestamp == header.max_timestamp or config.message_timestamp_type == "LogAppendTime":
-        return ValidatedBatch(batch, header)
+        return new_tuple(ValidatedBatch, (batch, header))
     return _with_valid_timestamps(log, ValidatedBatch(batch, header), summary.max_timestamp)
 
 

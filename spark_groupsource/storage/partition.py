@@ -15,6 +15,7 @@ from bisect import bisect_right
 from typing import Callable, Mapping, NamedTuple, Sequence, Tuple
 
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
+from spark_groupsource.model import new_tuple
 from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, control_type, decode_records
 from spark_groupsource.records.encode import Record, control_key, encode_batch
 from spark_groupsource.records.header import LOG_APPEND_TIME_FLAG, BatchHeader, Buffer, decode_header
@@ -345,7 +346,8 @@ class Partition:
         except StorageError as error:
             self.mark_offline(error)
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
-        return AppendResult(base_offset, -1 if log_append_time_ms is None else log_append_time_ms, header.size)
+        appended_ms = -1 if log_append_time_ms is None else log_append_time_ms
+        return new_tuple(AppendResult, (base_offset, appended_ms, header.size))
 
     def _update_producers(self, buffer: Buffer, header: BatchHeader, base_offset: int) -> AbortedTxn | None:
         """Updates the producer state with a stored batch; returns the transaction that the batch aborted, if any."""

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, Callable, NamedTuple, Optional, Sequence, TypeVar, Union
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError, UnsupportedVersionError
+from spark_groupsource.model import new_tuple
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS, Api, api_of, api_of_key
 from spark_groupsource.wire.compiled_decoder import Decode, Irregular, compiled_decoder
@@ -242,7 +243,7 @@ def read_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
         # usually it has none
         has_no_tags = position < len(frame) and not frame[position]
         position = position + 1 if has_no_tags else _skip_header_tags(frame, position)
-    return RequestHeader(api_key, api_version, correlation_id, client_id), position
+    return new_tuple(RequestHeader, (api_key, api_version, correlation_id, client_id)), position
 
 
 def is_supported(api_key: int, api_version: int) -> bool:

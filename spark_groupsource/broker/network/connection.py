@@ -30,6 +30,7 @@ from spark_groupsource.broker.network.scheduler import Scheduler, Task
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ANONYMOUS, ApiRequestContext
 from spark_groupsource.errors import RemoteProtocolError
+from spark_groupsource.model import new_tuple
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.element_count import data_bytes, has_more_elements
 from spark_groupsource.wire.frames import (
@@ -105,8 +106,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_processing = False
         self._is_ending = False  # no further request is handled
         self._is_ended_by_client = False
-        self._waits_for_memory = False
-        self._is_counted = False  # in `requests`
+        self._waits_for_memory = self._is_counted = False  # the second one: in `requests`
         self._next_task: Task | None = None  # of the requests in the buffer
         self._descriptor = -1
         # until its first request, and while a request is incomplete or waits, it is read after the others
@@ -432,10 +432,10 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_bytes = len(frame) if len(frame) > _SMALL_FRAME_BYTES else 0
         self._header = (header.api_version, header.correlation_id)
         self._token = token = self._owner.new_token(self)
-        context = ApiRequestContext(
+        context = new_tuple(ApiRequestContext, (
             token, header.api_key, header.api_version, header.client_id or "", self.peer, self._owner.node_id, self._id,
             self._owner.protocol, self.principal,
-        )  # fmt: skip
+        ))  # fmt: skip
         dispatcher.handle_frame(context, frame, header, position)
 
     def _is_login(self, authenticator: SaslAuthenticator, api_key: int) -> bool:
