@@ -9,7 +9,7 @@ Source: https://kafka.apache.org/documentation (Topic Configs).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Mapping
 
 from spark_groupsource.config_def import (
@@ -186,9 +186,16 @@ class TopicConfig:
         broker_name="unclean.leader.election.enable", is_broker_setting=False,
     )
 
-    @property
-    def is_compacted(self) -> bool:
-        return "compact" in self.cleanup_policy
+    # computed once, because every append needs them
+    is_compacted: bool = field(init=False, repr=False, compare=False)
+    roll_ms: int = field(init=False, repr=False, compare=False)
+    """Largest difference between the timestamps of one segment."""
+
+    def __post_init__(self) -> None:
+        is_compacted = "compact" in self.cleanup_policy
+        roll_ms = min(self.segment_ms, self.max_compaction_lag_ms) if is_compacted else self.segment_ms
+        object.__setattr__(self, "is_compacted", is_compacted)
+        object.__setattr__(self, "roll_ms", roll_ms)
 
     @property
     def is_deleted_by_retention(self) -> bool:
@@ -207,11 +214,6 @@ class TopicConfig:
         levels = {"lz4": self.compression_lz4_level, "zstd": self.compression_zstd_level}
         gzip = None if self.compression_gzip_level == -1 else self.compression_gzip_level
         return gzip if self.compression_type == "gzip" else levels.get(self.compression_type)
-
-    @property
-    def roll_ms(self) -> int:
-        """Largest difference between the timestamps of one segment."""
-        return min(self.segment_ms, self.max_compaction_lag_ms) if self.is_compacted else self.segment_ms
 
 
 TOPIC_FIELDS: Mapping[str, str] = {key.name: field for field, key in config_keys(TopicConfig).items()}
