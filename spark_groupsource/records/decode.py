@@ -12,7 +12,7 @@ import struct
 from typing import Iterator, NamedTuple
 
 from spark_groupsource.records.compression import DEFAULT_MAX_BYTES, decompress
-from spark_groupsource.records.header import HEADER_BYTES, BatchHeader, Buffer, corrupt_batch
+from spark_groupsource.records.header import CODEC_MASK, HEADER_BYTES, BatchHeader, Buffer, corrupt_batch
 from spark_groupsource.records.varint import read_varint, wrap_int64
 
 CONTROL_ABORT = 0
@@ -44,6 +44,15 @@ def records_payload(buffer: Buffer, header: BatchHeader, max_bytes: int = DEFAUL
     return result
 
 
+def records_bytes(buffer: Buffer, header: BatchHeader, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
+    """As `records_payload`, but a copy."""
+    if header.attributes & CODEC_MASK or not isinstance(buffer, bytes):
+        return bytes(records_payload(buffer, header, max_bytes))
+    payload = buffer[header.position + HEADER_BYTES : header.position + header.size]
+    check_record_count(header, len(payload))
+    return payload
+
+
 def check_record_count(header: BatchHeader, payload_bytes: int) -> None:
     """Raises: CorruptRecordError if the decompressed records are too small for the record count."""
     if header.record_count * _MIN_RECORD_BYTES > payload_bytes:
@@ -62,7 +71,7 @@ def decode_records(
     Raises: CorruptRecordError if the bytes are not exactly the records that the header announces, or exceed `max_bytes`
         decompressed.
     """
-    payload = bytes(records_payload(buffer, header, max_bytes))
+    payload = records_bytes(buffer, header, max_bytes)
     records: list[StoredRecord] = []
     try:
         _decode_into(records, payload, header)

@@ -47,6 +47,7 @@ ATTRIBUTES_AT = 21
 MAX_TIMESTAMP_AT = 35
 PRODUCER_ID_AT = 43
 _CRC_BYTES = 1 << 20
+_new = tuple.__new__  # the constructor of a named tuple takes several times as long
 
 
 class OldFormatError(CorruptRecordError):
@@ -113,9 +114,21 @@ def iter_batches(buffer: Buffer, *, start: int = 0) -> Iterator[BatchHeader]:
 
     Raises: CorruptRecordError if a header is invalid.
     """
-    for header in iter_headers(buffer, start=start):
-        _validate(header)
+    position, end = start, len(buffer)
+    last_possible, unpack = end - HEADER_BYTES, HEADER_LAYOUT.unpack_from
+    while position <= last_possible:
+        # few calls: a restarting broker reads the header of every batch that is not flushed
+        fields = unpack(buffer, position)
+        base_offset, batch_length, _, magic, _, _, last_offset_delta, _, _, _, _, _, record_count = fields
+        size = LOG_OVERHEAD_BYTES + batch_length
+        if magic != MAGIC or size < HEADER_BYTES or position + size > end:
+            break
+        header = _new(BatchHeader, (*fields, position, size))
+        if base_offset < 0 or last_offset_delta < 0 or not 0 <= record_count <= last_offset_delta + 1:
+            _validate(header)
         yield header
+        position += size
+    _complete_size(buffer, position)
 
 
 def iter_headers(buffer: Buffer, *, start: int = 0) -> Iterator[BatchHeader]:
@@ -251,9 +264,13 @@ def check_crc(buffer: Buffer, header: BatchHeader) -> None:
 
 def crc_of(buffer: Buffer, header: BatchHeader) -> int:
     """Computes the CRC-32C of a batch, which covers everything from the attributes on."""
+    crc: int = 0
+    start, end = header.position + ATTRIBUTES_AT, header.position + header.size
+    # the library takes only bytes, so the batch is copied; a large one in parts
+    if isinstance(buffer, bytes) and end - start <= _CRC_BYTES:
+        crc = google_crc32c.extend(0, buffer[start:end])
+        return crc
     view = memoryview(buffer)
-    crc, start, end = 0, header.position + ATTRIBUTES_AT, header.position + header.size
-    # the library takes only bytes, so a large batch is copied in parts
     while end - start > _CRC_BYTES:
         crc = google_crc32c.extend(crc, bytes(view[start : start + _CRC_BYTES]))
         start += _CRC_BYTES

@@ -15,12 +15,14 @@ from spark_groupsource.records.header import (
     BatchHeader,
     batch_positions,
     check_crc,
+    crc_of,
     iter_batches,
 )
 
 # the kernel clears new memory: larger parts take 1.3 times as long
 _SCAN_BYTES = 1 << 17
 _NO_PRODUCER = b"\xff" * 8
+_new = tuple.__new__  # as in `header`
 
 ReadAt = Callable[[int, int], bytes]
 """(position, bytes) -> exactly these bytes of the file; raises StorageError"""
@@ -59,23 +61,24 @@ def scan_batches(
 
     Raises: InvalidBatchError, StorageError.
     """
+    is_contiguous = expected_offset is not None
+    if expected_offset is not None:
+        min_offset = expected_offset
     while start < end:
         chunk = _read_chunk(read, start, end)
         is_checked = is_verified is None or not is_verified(start, start + len(chunk))
         position = start
         try:
             for header in iter_batches(chunk):
-                expected = min_offset if expected_offset is None else expected_offset
-                is_gap = expected_offset is not None and header.base_offset != expected
-                if header.base_offset < expected or is_gap:
-                    reason = f"a batch has base offset {header.base_offset}, expected {expected}"
+                base_offset = header.base_offset
+                if base_offset < min_offset or (is_contiguous and base_offset != min_offset):
+                    reason = f"a batch has base offset {base_offset}, expected {min_offset}"
                     raise InvalidBatchError(position, reason, True)
-                if is_checked:
+                if is_checked and crc_of(chunk, header) != header.crc:
                     check_stored_crc(chunk, header, position)
-                yield StoredBatch(header, chunk, position)
+                yield _new(StoredBatch, (header, chunk, position))
                 position += header.size
-                min_offset = header.next_offset
-                expected_offset = None if expected_offset is None else header.next_offset
+                min_offset = base_offset + header.last_offset_delta + 1
         except CorruptRecordError as error:
             raise InvalidBatchError(position, str(error), False) from error
         if position == start:

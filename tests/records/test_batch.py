@@ -8,9 +8,16 @@ from hypothesis import strategies as st
 from support.record_strategies import record_lists
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, control_type, decode_records
+from spark_groupsource.records.decode import (
+    CONTROL_ABORT,
+    CONTROL_COMMIT,
+    control_type,
+    decode_records,
+    records_bytes,
+    records_payload,
+)
 from spark_groupsource.records.encode import Record, assign_offsets, control_key, encode_batch
-from spark_groupsource.records.header import HEADER_BYTES, check_crc, iter_batches, last_batch
+from spark_groupsource.records.header import HEADER_BYTES, check_crc, iter_batches, iter_headers, last_batch
 from spark_groupsource.records.varint import read_varint, write_varint
 
 NOW = 1_700_000_000_000
@@ -96,6 +103,7 @@ def patched(at, data, batch=ONE):
         (patched(16, b"\1"), "format version is 1, supported is 2"),
         (patched(0, b"\xff"), "Record batch at offset -"),
         (patched(23, b"\xff"), "last offset delta"),
+        (patched(57, bytes(4), patched(23, b"\xff" * 4)), "last offset delta -1, 0 records"),
         (patched(57, b"\xff"), "records"),
         (patched(57, b"\0\0\0\2"), "2 records in 1 offsets"),
     ],
@@ -105,11 +113,52 @@ def test_invalid_headers_are_corrupt(batch, message):
         list(iter_batches(batch))
 
 
+@given(st.lists(st.tuples(st.integers(0, 3 * len(ONE) - 1), st.integers(0, 255)), max_size=3), st.integers(0, 80))
+def test_valid_headers_before_an_invalid_one_are_found(changes, cut):
+    data = bytearray(ONE * 3)
+    for at, value in changes:
+        data[at] = value
+    data = bytes(data[: len(data) - cut])
+    expected, is_corrupt = [], False
+    try:
+        for header in iter_headers(data):
+            is_valid = 0 <= header.record_count <= header.last_offset_delta + 1 and header.last_offset_delta >= 0
+            if not is_valid or header.base_offset < 0:
+                raise CorruptRecordError("")
+            expected.append(header)
+    except CorruptRecordError:
+        is_corrupt = True
+    found = []
+    try:
+        found.extend(iter_batches(data))
+    except CorruptRecordError:
+        assert is_corrupt
+    else:
+        assert not is_corrupt and found == expected
+
+
 @pytest.mark.parametrize("at", range(21, len(ONE)))
 def test_the_checksum_covers_every_byte_after_it(at):
     damaged = patched(at, bytes([ONE[at] ^ 0x40]))
     with pytest.raises(CorruptRecordError, match="offset 5 .* stored CRC|last offset delta|records in"):
         check_crc(damaged, only(damaged))
+
+
+@pytest.mark.parametrize("size", [10, 1 << 20, (1 << 20) + 1])
+def test_the_checksum_is_that_of_the_same_bytes_in_any_buffer(size):
+    batch = ONE + encode_batch([Record(None, bytes(size), NOW)])
+    for buffer in (batch, bytearray(batch), memoryview(batch)):
+        for header in iter_batches(buffer):
+            check_crc(buffer, header)
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_the_bytes_of_records_are_their_payload(codec):
+    batch = ONE + encode_batch([Record(b"key", b"v" * 50, NOW)], codec=codec)
+    for buffer in (batch, bytearray(batch), memoryview(batch)):
+        for header in iter_batches(buffer):
+            found = records_bytes(buffer, header)
+            assert type(found) is bytes and found == bytes(records_payload(buffer, header))
 
 
 def test_a_record_count_that_disagrees_with_the_bytes():
