@@ -139,10 +139,9 @@ class LogLoader:
         if not active.index.load(active.size, active.is_contiguous):
             self._recover_segment(active)
             return
-        try:
-            for stored in active.scan(active.index.position_floor(active.size), active.size):
-                active.add_scanned(stored, is_indexed=True)
-        except InvalidBatchError:
+        batches = active.scan(active.index.position_floor(active.size), active.size)
+        _, invalid = active.add_scanned(batches, is_indexed=True)
+        if invalid is not None:
             self._recover_segment(active)
 
     def _recover_unflushed(self, first: int, recovery_point: int) -> None:
@@ -221,20 +220,18 @@ def recover_segment(
     expected_offset = segment.base_offset if segment.is_contiguous else None
     position, batches = 0, 0
     while position < segment.size:
-        try:
-            for stored in segment.scan(position, segment.size, expected_offset):
-                segment.add_scanned(stored)
-                batches += 1
+        count, error = segment.add_scanned(segment.scan(position, segment.size, expected_offset))
+        batches += count
+        if error is None:
             break
-        except InvalidBatchError as error:
-            if truncate_from is not None and segment.next_offset >= truncate_from:
-                return batches, error
-            next_valid = segment.next_valid_batch(error.position, segment.next_offset)
-            corrupt = corrupt_ranges.add(segment, error, segment.next_offset, next_valid)
-            if next_valid is None:
-                segment.next_offset = corrupt.next_offset
-                segment.is_closed = True
-                break
-            position = next_valid.position
-            expected_offset = next_valid.header.base_offset if segment.is_contiguous else None
+        if truncate_from is not None and segment.next_offset >= truncate_from:
+            return batches, error
+        next_valid = segment.next_valid_batch(error.position, segment.next_offset)
+        corrupt = corrupt_ranges.add(segment, error, segment.next_offset, next_valid)
+        if next_valid is None:
+            segment.next_offset = corrupt.next_offset
+            segment.is_closed = True
+            break
+        position = next_valid.position
+        expected_offset = next_valid.header.base_offset if segment.is_contiguous else None
     return batches, None

@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import struct
 from bisect import bisect_left, bisect_right
+from itertools import dropwhile
 from pathlib import Path
-from typing import Iterator, NamedTuple
+from typing import Iterable, Iterator, NamedTuple
 
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.records.header import check_crc, iter_batches
 from spark_groupsource.storage.files import FileCache, read_exactly, sync_data, write_exactly
+from spark_groupsource.storage.producer_state import NO_PRODUCER_ID
 from spark_groupsource.storage.segment_index import SegmentIndex
 from spark_groupsource.storage.segment_scan import (
     InvalidBatchError,
@@ -52,8 +54,8 @@ class LogSegment:
     """
 
     __slots__ = (
-        "_appended_since_ms", "_file", "_files", "_first_timestamp", "_verified", "base_offset", "index", "is_closed",
-        "is_contiguous", "next_offset", "size",
+        "_appended_since_ms", "_file", "_files", "_first_timestamp", "_producers_start", "_verified", "base_offset",
+        "index", "is_closed", "is_contiguous", "next_offset", "size",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +72,7 @@ class LogSegment:
         self._first_timestamp: int | None = None
         self._appended_since_ms: int | None = None
         self._files = files
+        self._producers_start = 0  # no batch before this position is of a producer with an id
         self._verified = _ByteRanges()
 
     @property
@@ -289,10 +292,10 @@ class LogSegment:
         """
         start = self.position_at_or_before(start_offset)
         if of_producers:
-            found = scan_producer_batches(self._read, start, end)
-        else:
-            found = scan_batches(self._read, start, end, self.base_offset, is_verified=self._verified.covers)
-        return (stored for stored in found if stored.header.last_offset >= start_offset)
+            found = scan_producer_batches(self._read, max(start, self._producers_start), end)
+            return (stored for stored in found if stored.header.last_offset >= start_offset)
+        found = scan_batches(self._read, start, end, self.base_offset, is_verified=self._verified.covers)
+        return dropwhile(lambda stored: stored.header.last_offset < start_offset, found)
 
     def next_valid_batch(self, position: int, min_offset: int) -> StoredBatch | None:
         """Returns the first valid batch after the corruption at `position`, found by trying every byte; None without
@@ -422,18 +425,43 @@ class LogSegment:
         """
         self.index.reset()
         self.next_offset = self.base_offset
+        self._producers_start = 0
 
-    def add_scanned(self, stored: StoredBatch, is_indexed: bool = False) -> None:
-        """Adds a scanned batch; `is_indexed` if the indexes were loaded and need no entry for it."""
-        header = stored.header
-        # a batch that compaction emptied has a max timestamp but no record
-        max_timestamp = header.max_timestamp if header.record_count else -1
-        self._verified.add(stored.position, stored.position + header.size)
-        self.next_offset = header.next_offset
-        if is_indexed:
-            self.index.add_unindexed_batch(header.size, header.last_offset, max_timestamp)
-        else:
-            self.index.add_batch(stored.position, header.size, header.last_offset, max_timestamp)
+    def add_scanned(
+        self, batches: Iterable[StoredBatch], is_indexed: bool = False
+    ) -> tuple[int, InvalidBatchError | None]:
+        """Adds the adjacent batches of a scan; `is_indexed` if the indexes were loaded and need no entry for them.
+
+        Returns: their number, and the invalid bytes at which the scan ended.
+
+        Raises: StorageError.
+        """
+        count, start, end, last_offset = 0, 0, 0, -1
+        first_of_producer: int | None = None
+        invalid: InvalidBatchError | None = None
+        add_batch, add_unindexed_batch = self.index.add_batch, self.index.add_unindexed_batch
+        try:
+            # few calls: recovery adds every batch that is not flushed
+            for header, _, position in batches:
+                size, last_offset = header.size, header.base_offset + header.last_offset_delta
+                # a batch that compaction emptied has a max timestamp but no record
+                max_timestamp = header.max_timestamp if header.record_count else -1
+                if is_indexed:
+                    add_unindexed_batch(size, last_offset, max_timestamp)
+                else:
+                    add_batch(position, size, last_offset, max_timestamp)
+                if first_of_producer is None and header.producer_id != NO_PRODUCER_ID:
+                    first_of_producer = position
+                start, end = start if count else position, position + size
+                count += 1
+        except InvalidBatchError as error:
+            invalid = error
+        if count:
+            self.next_offset = last_offset + 1
+            self._verified.add(start, end)
+            if start <= self._producers_start:
+                self._producers_start = end if first_of_producer is None else first_of_producer
+        return count, invalid
 
 
 class _ByteRanges:

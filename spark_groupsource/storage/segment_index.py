@@ -93,18 +93,21 @@ class SegmentIndex:
 
     def add_batch(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
         """Adds the batch at `position`, with an entry if enough bytes follow the last entry."""
-        self.add_timestamp(last_offset, max_timestamp)
-        interval_bytes = self._interval_bytes
-        if len(self._offsets) >= _FREE_ENTRIES:  # which clients can set, and the entries take memory
-            interval_bytes = max(interval_bytes, _MIN_INTERVAL_BYTES)
-        if self._bytes_since_entry > interval_bytes:
+        # few calls: recovery adds every batch
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp, self.offset_of_max_timestamp = max_timestamp, last_offset
+        distance = self._bytes_since_entry
+        # clients can set the interval, and the entries take memory
+        if distance > self._interval_bytes and (
+            distance > _MIN_INTERVAL_BYTES or len(self._offsets) < _FREE_ENTRIES
+        ):
             self._make_writable()
             self._offsets.append(last_offset)
             self._positions.append(position)
             self._unwritten += _OFFSET_ENTRY.pack(last_offset - self.base_offset, position)
             self._add_time_entry()
-            self._bytes_since_entry = 0
-        self._bytes_since_entry += size
+            distance = 0
+        self._bytes_since_entry = distance + size
 
     def add_timestamp(self, last_offset: int, max_timestamp: int) -> None:
         """Adds the max timestamp of a batch."""

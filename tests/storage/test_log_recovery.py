@@ -79,6 +79,43 @@ def test_zeros_after_the_log_are_an_incomplete_tail(directory):
     assert ": 5000 bytes, log end offset" in reports[0]
 
 
+@pytest.mark.parametrize("first", [None, 0, 2])
+def test_batches_of_producers_are_searched_from_the_first_one_on(directory, monkeypatch, first):
+    """Recovery has read all of them before."""
+    log, _ = open_log(directory)
+    starts = []
+    for number in range(4):
+        options = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0} if number == first else {}
+        starts.append(log.size_bytes)
+        append(log, batch(b"v" * 100, **options))
+    log, _ = open_log(directory)
+    positions = []
+
+    def recorded(descriptor, size, position, pread=os.pread):
+        positions.append(position)
+        return pread(descriptor, size, position)
+
+    monkeypatch.setattr(os, "pread", recorded)
+    found = [] if first is None else [first]
+    assert [stored.header.base_offset for stored in log.batches(0, of_producers=True)] == found
+    assert positions == [starts[number] for number in found]
+    append(log, batch(b"later", producer_id=8, producer_epoch=0, base_sequence=0))
+    assert [stored.header.base_offset for stored in log.batches(0, of_producers=True)] == [*found, 4]
+
+
+def test_batches_of_producers_after_a_corrupt_range_are_found(directory):
+    log, _ = open_log(directory)
+    append(log, batch(b"0"))
+    damaged_at = log.size_bytes
+    for value, producer_id in ((b"1", -1), (b"2", -1), (b"3", 7)):
+        append(log, batch(value, producer_id=producer_id, producer_epoch=0, base_sequence=0))
+    (path,) = logs(directory)
+    flip(path, damaged_at + 65)
+    log, _ = open_log(directory, recovery_point=4, is_clean=False)
+    log.delete_records(2)
+    assert [stored.header.base_offset for stored in log.batches(2, of_producers=True)] == [3]
+
+
 def flip(path: Path, position: int, bit: int = 0) -> None:
     data = bytearray(path.read_bytes())
     data[position] ^= 1 << bit
