@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Iterator, Optional
 
-from spark_groupsource.records.decode import decode_records, records_payload
+from spark_groupsource.records.decode import decode_records, records_bytes
 from spark_groupsource.records.header import BatchHeader, Buffer
 from spark_groupsource.records.plain_records import MIN_RUN, run_of_equal_sizes
 
@@ -77,7 +77,7 @@ def plain_slices(buffer: Buffer, header: BatchHeader) -> Iterator[list[KeyValue]
 
     Raises: CorruptRecordError if the records do not decompress; IndexError or ValueError at a record of another form.
     """
-    data, count = bytes(records_payload(buffer, header)), header.record_count
+    data, count = records_bytes(buffer, header), header.record_count
     if count > header.last_offset_delta + 1:
         raise ValueError("more records than offsets")
     # few calls, as in `plain_records`; varints are zigzag encoded: the lowest bit of the first byte is the sign
@@ -127,11 +127,14 @@ def value_places(data: bytes, header: BatchHeader) -> list[tuple[bytes, int, int
 
     Raises: IndexError or ValueError as `plain_slices`, and for a record without key or value.
     """
+    if header.record_count > header.last_offset_delta + 1:
+        raise ValueError("more records than offsets")
     found: list[tuple[bytes, int, int]] = []
-    at, last_delta = 0, -1
+    at, last_delta, last_size, is_consecutive = 0, -1, 0, True
     while at < len(data):
-        length, end, _, _, delta, key_at = _record_start(data, at)
-        key, _, key_length, value_at = _field(data, key_at)
+        index, start = len(found), at
+        length, end, timestamp_at, delta_at, delta, key_at = _record_start(data, at)
+        key, key_begin, key_length, value_at = _field(data, key_at)
         value, begin, value_length, at = _field(data, value_at)
         if key is None or value is None:
             raise ValueError("no key, or a tombstone")
@@ -139,8 +142,18 @@ def value_places(data: bytes, header: BatchHeader) -> list[tuple[bytes, int, int
             raise ValueError("headers, or lengths that do not match")
         if not last_delta < delta <= header.last_offset_delta << 1:
             raise ValueError("an invalid offset")
+        is_consecutive &= delta == index << 1
         found.append((key, begin, begin + len(value)))
-        at, last_delta = end, delta
+        at, last_delta, size = end, delta, end - start
+        left = header.record_count - len(found)
+        if size == last_size and is_consecutive and left >= MIN_RUN:
+            places = (start, timestamp_at, delta_at, key_at, value_at, end)
+            run, is_consecutive = _run(data, places, len(found), left)
+            for moved in range(size, (run + 1) * size, size):
+                place = begin + moved
+                found.append((data[key_begin + moved : key_begin + moved + len(key)], place, place + len(value)))
+            at, last_delta = end + run * size, delta + (run << 1)
+        last_size = size
     if len(found) != header.record_count or at != len(data):
         raise ValueError("another number of records")
     return found

@@ -11,7 +11,10 @@ from spark_groupsource.records.decode import decode_records, records_payload
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
 
-_KEYS = st.lists(st.sampled_from([b"a", b"b", b"key-3", b"k" * 70]), min_size=8, max_size=12)
+_KEYS = st.one_of(
+    st.lists(st.sampled_from([b"a", b"b", b"key-3", b"k" * 70]), min_size=8, max_size=12),
+    st.integers(10, 90).map(lambda count: [b"key-%02d" % number for number in range(count)]),
+)
 
 
 def batch(keys, value, **fields):

@@ -8,10 +8,10 @@ import pytest
 from support.random_batches import NOW, damaged, random_batch
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.decode import decode_records, records_bytes
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.records.key_values import KeyValue, key_value_slices, plain_slices
+from spark_groupsource.records.key_values import KeyValue, key_value_slices, plain_slices, value_places
 
 
 def complete(data: bytes) -> list[KeyValue] | None:
@@ -72,3 +72,32 @@ def test_a_large_batch_is_decoded_in_slices(gap: int) -> None:
     slices = list(plain_slices(data, header))
     assert [pair for found in slices for pair in found] == complete(data)
     assert max(map(len, slices)) <= 2_000
+
+
+def run_of_records(rng: random.Random) -> bytes:
+    """A batch whose records have equal sizes, mostly: a run, its end and what follows it."""
+    count, odd = rng.randrange(1, 150), rng.randrange(300)
+    records = [
+        Record(b"key-%03d" % number + b"+" * (number == odd), b"v" * 20, NOW + number % 3, (), number)
+        for number in range(count)
+    ]
+    gap = rng.randrange(300)
+    return encode_batch([each._replace(offset_delta=number + (number > gap)) for number, each in enumerate(records)])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_places_of_values_are_those_of_the_complete_decoding(seed: int) -> None:
+    rng = random.Random(seed)
+    found = 0
+    for _ in range(100):
+        data = rng.choice((run_of_records, random_batch))(rng)
+        for each in (data, *(damaged(rng, data) for _ in range(4))):
+            (header,) = iter_batches(each)
+            try:
+                payload = records_bytes(each, header)
+                places = value_places(payload, header)
+            except (CorruptRecordError, IndexError, ValueError):
+                continue
+            assert [(key, payload[begin:end]) for key, begin, end in places] == complete(each)
+            found += 1
+    assert found >= 60
