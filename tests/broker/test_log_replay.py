@@ -98,8 +98,8 @@ def test_slices_are_bounded_and_keys_are_applied_once() -> None:
     slices = [0]
     while not replay.replay_slice(batches[max(replay.next_offset, 0) // len(keys) :]):
         slices.append(len(applied))
-    assert len(slices) >= 6
-    assert max(after - before for before, after in zip(slices, slices[1:])) <= 1_000
+    assert len(slices) >= 4
+    assert max(after - before for before, after in zip(slices, slices[1:])) <= 1_700
     assert sorted(applied) == sorted((key, b"9") for key in keys)
 
 
@@ -122,8 +122,8 @@ def test_a_batch_of_many_records_is_replayed_in_slices(producer_id: int) -> None
     slices = [0]
     while not replay.replay_slice(batches if replay.next_offset < 0 else ()):
         slices.append(len(applied))
-    assert len(slices) >= 12
-    assert max(after - before for before, after in zip(slices, slices[1:])) <= 1_000
+    assert len(slices) >= 8
+    assert max(after - before for before, after in zip(slices, slices[1:])) <= 1_700
     assert applied == keys
 
 
@@ -140,7 +140,7 @@ def repeated_log(rng: random.Random) -> list[StoredBatch]:
             is_tombstone = rng.random() < 0.002
             key = encode_key(OffsetKey(f"g{group}", "t", partition))
             records.append(Record(key, None if is_tombstone else value, 1_000, (), len(records)))
-        data += encode_batch(records, base_offset=offset)
+        data += encode_batch(records, base_offset=offset, codec=rng.choice((0, 0, 0, 0, 3)))
         offset += len(records)
     buffer = bytes(data)
     return [StoredBatch(header, buffer, header.position) for header in iter_batches(buffer)]
@@ -163,6 +163,6 @@ def test_keys_of_repeated_commits_are_applied_once() -> None:
     slices = 1
     while not replay.replay_slice(batches[max(replay.next_offset, 0) // len(keys) :]):
         slices += 1
-    assert slices >= 3
+    assert slices >= 2
     assert applied == [(key, b"999") for key in keys]
     assert not replay._forms._forms and not replay._forms._seen  # a loaded shard holds no memory of them
