@@ -12,7 +12,7 @@ from typing import AbstractSet, Iterable, Iterator, Mapping
 from spark_groupsource.group.members import text_bytes
 from spark_groupsource.group.pending_transactional_offsets import PendingTransactionalOffsets
 from spark_groupsource.group.repeated_offsets import CommitColumns, RepeatedCommits, RepeatedOffsets
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.model import TopicPartition, new_tuple
 from spark_groupsource.wire.group_records import (
     GroupKey,
     GroupValue,
@@ -153,23 +153,24 @@ class GroupStore:
         stored.update(values)
 
     def _replay_offset(self, key: OffsetKey, value: bytes | None) -> None:
+        group_id, topic, partition = key
+        topic_partition = new_tuple(TopicPartition, (topic, partition))
         if value is not None:
             if self.pending:
                 self.pending.supersede(key)
-            self._put(key.group_id, TopicPartition(key.topic, key.partition), decode_offset_value(value))
+            self._put(group_id, topic_partition, decode_offset_value(value))
             return
         if self.pending:
             self.pending.remove(key)
-        topic_partition = TopicPartition(key.topic, key.partition)
         if self._repeated:
-            self._update(key.group_id)
-        stored = self._offsets.get(key.group_id)
+            self._update(group_id)
+        stored = self._offsets.get(group_id)
         if stored is not None:
             known = stored.pop(topic_partition, None)
             if known is not None:
                 self.size_bytes -= offset_bytes(topic_partition, known.metadata)
             if not stored:
-                del self._offsets[key.group_id]
+                del self._offsets[group_id]
                 self.size_bytes -= FIRST_OFFSET_BYTES
 
     def _put(self, group_id: str, topic_partition: TopicPartition, value: OffsetValue) -> None:
@@ -182,7 +183,7 @@ class GroupStore:
         known = stored.get(topic_partition)
         if known is None:
             self.size_bytes += offset_bytes(topic_partition, value.metadata)
-        else:
+        elif value.metadata != known.metadata:
             self.size_bytes += text_bytes(value.metadata) - text_bytes(known.metadata)
         stored[topic_partition] = value
 

@@ -16,6 +16,7 @@ from io import BytesIO
 from typing import NamedTuple
 
 from spark_groupsource.errors import CorruptRecordError, RemoteProtocolError
+from spark_groupsource.model import new_tuple
 from spark_groupsource.wire.decoder import MessageT, decode_exactly
 from spark_groupsource.wire.fast_structs import encode_data, new_struct
 from spark_groupsource.wire.messages import (
@@ -216,7 +217,7 @@ def _fast_offset_key(data: bytes) -> OffsetKey | None:
             return None
         (partition,) = _INT.unpack_from(data, end)
         group_id, topic = (_cached_names if end <= _MAX_CACHED_LENGTH else _names)(data[4:end], length)
-        return OffsetKey(group_id, topic, partition)
+        return new_tuple(OffsetKey, (group_id, topic, partition))
     except (struct.error, UnicodeDecodeError):
         return None
 
@@ -234,7 +235,7 @@ def _fast_offset_value(data: bytes) -> OffsetValue | None:
         if len(data) == _OFFSET_VALUE_PLAIN.size:  # most have no metadata
             version, offset, leader_epoch, length, timestamp_ms = _OFFSET_VALUE_PLAIN.unpack(data)
             if version == OFFSET_VALUE_VERSION and length == 0:
-                return OffsetValue(offset, leader_epoch, "", timestamp_ms)
+                return new_tuple(OffsetValue, (offset, leader_epoch, "", timestamp_ms, -1, None))
         version, offset, leader_epoch, length = _OFFSET_VALUE_HEAD.unpack_from(data)
         end = _OFFSET_VALUE_HEAD.size + length
         if version != OFFSET_VALUE_VERSION or length < 0 or len(data) != end + _LONG.size:
