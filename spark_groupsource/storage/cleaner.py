@@ -41,7 +41,7 @@ from spark_groupsource.storage.log_manager import LogManager
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.reporter import Reporter
 from spark_groupsource.storage.segment import LogSegment
-from spark_groupsource.storage.segment_scan import InvalidBatchError, StoredBatch
+from spark_groupsource.storage.segment_scan import MAX_RELATIVE_OFFSET, InvalidBatchError, StoredBatch
 from spark_groupsource.storage.segment_swap import CleanedSegment
 from spark_groupsource.timers import Timers
 
@@ -52,7 +52,6 @@ _RETRY_BACKOFF_MS = 300_000
 # about 100 bytes each; the next pass compacts the rest
 _MAX_KEYS = 1_000_000
 _MAX_PLAIN_KEY_BYTES = 32
-_MAX_RELATIVE_OFFSET = 2**31 - 1
 # more bytes are compressed in the flush thread
 _INLINE_BYTES = 256 * 1024
 
@@ -141,7 +140,7 @@ def group_segments_by_size(segments: Sequence[LogSegment], segment_bytes: int) -
     size = 0
     for segment in segments:
         fits = groups and size + segment.size <= segment_bytes
-        if fits and segment.next_offset - 1 - groups[-1][0].base_offset <= _MAX_RELATIVE_OFFSET:
+        if fits and segment.next_offset - 1 - groups[-1][0].base_offset <= MAX_RELATIVE_OFFSET:
             groups[-1].append(segment)
             size += segment.size
         else:

@@ -20,6 +20,7 @@ from spark_groupsource.storage.files import FileCache, read_exactly, sync_data, 
 from spark_groupsource.storage.producer_state import NO_PRODUCER_ID
 from spark_groupsource.storage.segment_index import SegmentIndex
 from spark_groupsource.storage.segment_scan import (
+    MAX_RELATIVE_OFFSET,
     InvalidBatchError,
     StoredBatch,
     check_stored_crc,
@@ -33,7 +34,6 @@ _BATCH_PREFIX_BYTES = 12
 _MIN_BATCH_BYTES = 61
 _MAX_TIMESTAMP_POSITION = 35
 _HEADERS_BYTES = 4096  # read at a time when only headers are needed
-_MAX_RELATIVE_OFFSET = 2**31 - 1
 
 
 class _Chunk(NamedTuple):
@@ -102,7 +102,7 @@ class LogSegment:
 
     def fits(self, batch_bytes: int, last_offset: int, segment_bytes: int) -> bool:
         """False when the log must be rolled before a batch is appended."""
-        if self.is_closed or last_offset - self.base_offset > _MAX_RELATIVE_OFFSET:
+        if self.is_closed or last_offset - self.base_offset > MAX_RELATIVE_OFFSET:
             return False
         return self.size == 0 or self.size + batch_bytes <= segment_bytes
 
@@ -309,7 +309,7 @@ class LogSegment:
             start = at - 16
             base_offset, length = struct.unpack_from(">qi", data, start)
             size = length + _BATCH_PREFIX_BYTES
-            is_plausible = min_offset <= base_offset <= min_offset + _MAX_RELATIVE_OFFSET
+            is_plausible = min_offset <= base_offset <= min_offset + MAX_RELATIVE_OFFSET
             if is_plausible and _MIN_BATCH_BYTES <= size <= len(data) - start:
                 batch = data[start : start + size]
                 try:

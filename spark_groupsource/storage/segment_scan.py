@@ -21,6 +21,8 @@ from spark_groupsource.records.header import (
 
 # the kernel clears new memory: larger parts take 1.3 times as long
 _SCAN_BYTES = 1 << 17
+MAX_RELATIVE_OFFSET = 2**31 - 1
+"""The largest distance of an offset from the base offset of its segment."""
 _NO_PRODUCER = b"\xff" * 8
 _new = tuple.__new__  # as in `header`
 
@@ -56,12 +58,13 @@ def scan_batches(
 ) -> Iterator[StoredBatch]:
     """Yields the batches between two positions, whose base offsets increase from `min_offset` on.
 
-    With `expected_offset` they must be contiguous from that offset on. The checksums between two positions are verified
-    unless `is_verified` returns True.
+    `min_offset` is the base offset of the segment, and an offset that its indexes cannot store is invalid: no checksum
+    covers it. With `expected_offset` the batches must be contiguous from that offset on. The checksums between two
+    positions are verified unless `is_verified` returns True.
 
     Raises: InvalidBatchError, StorageError.
     """
-    is_contiguous = expected_offset is not None
+    is_contiguous, max_offset = expected_offset is not None, min_offset + MAX_RELATIVE_OFFSET
     if expected_offset is not None:
         min_offset = expected_offset
     while start < end:
@@ -71,14 +74,16 @@ def scan_batches(
         try:
             for header in iter_batches(chunk):
                 base_offset = header.base_offset
-                if base_offset < min_offset or (is_contiguous and base_offset != min_offset):
+                last_offset = base_offset + header.last_offset_delta
+                is_gap = is_contiguous and base_offset != min_offset
+                if is_gap or base_offset < min_offset or last_offset > max_offset:
                     reason = f"a batch has base offset {base_offset}, expected {min_offset}"
                     raise InvalidBatchError(position, reason, True)
                 if is_checked and crc_of(chunk, header) != header.crc:
                     check_stored_crc(chunk, header, position)
                 yield _new(StoredBatch, (header, chunk, position))
                 position += header.size
-                min_offset = base_offset + header.last_offset_delta + 1
+                min_offset = last_offset + 1
         except CorruptRecordError as error:
             raise InvalidBatchError(position, str(error), False) from error
         if position == start:

@@ -151,6 +151,26 @@ def test_a_flipped_bit_is_reported_and_ends_the_readable_log(directory, clean, p
         append(log, batch(b"more"))
 
 
+@pytest.mark.parametrize(("byte", "bit"), [(4, 7), (3, 0), (1, 6)])
+@pytest.mark.parametrize("recovery_point", [0, 9])
+def test_an_offset_that_the_indexes_cannot_store_is_invalid(directory, byte, bit, recovery_point):
+    """No checksum covers the base offset, and a compacted log has gaps."""
+    config = TopicConfig(cleanup_policy=("compact",), index_interval_bytes=0)
+    log, _ = open_log(directory, config=config)
+    stored = fill(log, batches=3)
+    (path,) = logs(directory)
+    second = list(iter_batches(path.read_bytes()))[1]
+    flip(path, second.position + byte, bit=bit)
+    log, reports = open_log(directory, config=config, recovery_point=recovery_point, is_clean=False)
+    assert "a batch has base offset" in reports[0]
+    assert log.log_end_offset == (9 if recovery_point else 3)
+    if recovery_point:
+        with pytest.raises(CorruptRecordError, match="readable up to offset 3"):
+            values_from(log, 0)
+    else:
+        assert values_from(log, 0) == stored[:3]
+
+
 def values_from_one(log, offset):
     data = log.read(offset, 1)
     return [
