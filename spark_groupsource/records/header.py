@@ -11,6 +11,7 @@ from typing import Iterator, NamedTuple, TypeAlias
 import google_crc32c
 
 from spark_groupsource.errors import CorruptRecordError
+from spark_groupsource.model import new_tuple
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -47,7 +48,6 @@ ATTRIBUTES_AT = 21
 MAX_TIMESTAMP_AT = 35
 PRODUCER_ID_AT = 43
 _CRC_BYTES = 1 << 20
-_new = tuple.__new__  # the constructor of a named tuple takes several times as long
 
 
 class OldFormatError(CorruptRecordError):
@@ -123,7 +123,7 @@ def iter_batches(buffer: Buffer, *, start: int = 0) -> Iterator[BatchHeader]:
         size = LOG_OVERHEAD_BYTES + batch_length
         if magic != MAGIC or size < HEADER_BYTES or position + size > end:
             break
-        header = _new(BatchHeader, (*fields, position, size))
+        header = new_tuple(BatchHeader, (*fields, position, size))
         if base_offset < 0 or last_offset_delta < 0 or not 0 <= record_count <= last_offset_delta + 1:
             _validate(header)
         yield header

@@ -184,6 +184,7 @@ class LogSegment:
                 f"{self.path} cannot be truncated to {size} bytes: {error.strerror}. Check the disk."
             ) from error
         self.size = size
+        self._producers_start = min(self._producers_start, size)
 
     def flush(self) -> None:
         """Returns when the batches, but not the indexes, are on the disk.

@@ -9,6 +9,7 @@ import struct
 from typing import Callable, Iterator, NamedTuple
 
 from spark_groupsource.errors import CorruptRecordError
+from spark_groupsource.model import new_tuple
 from spark_groupsource.records.header import (
     LOG_OVERHEAD_BYTES,
     PRODUCER_ID_AT,
@@ -24,7 +25,6 @@ _SCAN_BYTES = 1 << 17
 MAX_RELATIVE_OFFSET = 2**31 - 1
 """The largest distance of an offset from the base offset of its segment."""
 _NO_PRODUCER = b"\xff" * 8
-_new = tuple.__new__  # as in `header`
 
 ReadAt = Callable[[int, int], bytes]
 """(position, bytes) -> exactly these bytes of the file; raises StorageError"""
@@ -81,7 +81,7 @@ def scan_batches(
                     raise InvalidBatchError(position, reason, True)
                 if is_checked and crc_of(chunk, header) != header.crc:
                     check_stored_crc(chunk, header, position)
-                yield _new(StoredBatch, (header, chunk, position))
+                yield new_tuple(StoredBatch, (header, chunk, position))
                 position += header.size
                 min_offset = last_offset + 1
         except CorruptRecordError as error:
