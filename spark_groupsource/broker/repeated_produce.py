@@ -95,7 +95,8 @@ def produce_pattern(request: ProduceRequest, version: int, body: memoryview) -> 
     start = end - len(records)
     length_bytes = _varint_bytes(len(records) + 1) if is_compact else _NUMBER.size
     pattern = ProducePattern(bytes(body[: max(start - length_bytes - _NUMBER.size, 0)]), tail, is_compact)
-    is_found = pattern.match(body) == (data.index, start, end) and body[start:end] == records
+    # bytes are compared faster than views
+    is_found = pattern.match(body) == (data.index, start, end) and bytes(body[start:end]) == bytes(records)
     return pattern if is_found else None
 
 

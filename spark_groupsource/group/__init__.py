@@ -15,7 +15,7 @@ from spark_groupsource.group.outcome import (
     SetTimer,
     StoreAssignment,
 )
-from spark_groupsource.group.repeated_offsets import CommitColumns
+from spark_groupsource.group.repeated_offsets import commit_columns
 from spark_groupsource.group.request_splitting import merge_responses, split_request
 from spark_groupsource.group.requests import GroupRequest
 from spark_groupsource.group.states import GroupState
@@ -24,7 +24,6 @@ from spark_groupsource.model import coordinator_partition
 
 __all__ = [
     "CancelTimer",
-    "CommitColumns",
     "CommitForm",
     "CommitRecords",
     "GroupConfig",
@@ -44,6 +43,7 @@ __all__ = [
     "StoreAssignment",
     "SyncTimer",
     "accepted_commit_response",
+    "commit_columns",
     "error_response",
     "coordinator_partition",
     "group_fetch_error",

@@ -10,22 +10,37 @@ from functools import partial
 from itertools import repeat
 from typing import Iterator, NamedTuple, Sequence, Tuple, overload
 
+from spark_groupsource.group.members import text_bytes
 from spark_groupsource.model import TopicPartition, new_tuple
 from spark_groupsource.wire.group_records import OffsetValue
 
-# of all groups of a shard: an offset takes about 100 bytes here, until it is created, and a group as much as some
-_MAX_OFFSETS, _GROUP_OFFSETS = 1_000, 8
+_MAX_BYTES = 131_072
+"""Approximate memory of the last repeated commits of all groups of a shard."""
+_COMMIT_BYTES, _OFFSET_BYTES = 800, 100
 
 CommittedOffset = Tuple[TopicPartition, OffsetValue]
 _new_value = partial(new_tuple, OffsetValue)
 
 
 class CommitColumns(NamedTuple):
-    """What repeated commits have in common: their partitions, each once, with leader epochs and metadata."""
+    """What repeated commits have in common: their partitions, each once, with leader epochs and metadata.
+
+    `size_bytes`: approximate memory of a commit, with all texts.
+    """
 
     partitions: tuple[TopicPartition, ...]
     leader_epochs: tuple[int, ...]
     metadata: tuple[str, ...]
+    size_bytes: int
+
+
+def commit_columns(
+    partitions: tuple[TopicPartition, ...], leader_epochs: tuple[int, ...], metadata: tuple[str, ...]
+) -> CommitColumns:
+    """Returns the columns with their size."""
+    texts = sum(len(topic) for topic, _ in partitions) + sum(map(text_bytes, metadata))
+    size_bytes = _COMMIT_BYTES + _OFFSET_BYTES * len(partitions) + texts
+    return CommitColumns(partitions, leader_epochs, metadata, size_bytes)
 
 
 class RepeatedOffsets(Sequence[CommittedOffset]):
@@ -42,7 +57,7 @@ class RepeatedOffsets(Sequence[CommittedOffset]):
         return len(self.columns.partitions)
 
     def __iter__(self) -> Iterator[CommittedOffset]:
-        partitions, leader_epochs, metadata = self.columns
+        partitions, leader_epochs, metadata, _ = self.columns
         constants = repeat(self._timestamp_ms), repeat(-1), repeat(None)
         return zip(partitions, map(_new_value, zip(self._offsets, leader_epochs, metadata, *constants)))
 
@@ -59,12 +74,12 @@ class RepeatedOffsets(Sequence[CommittedOffset]):
 class RepeatedCommits:
     """The last repeated commits of some groups, whose offsets are not created yet.
 
-    Those of groups that have not committed for the longest time are created when there are too many.
+    Those of groups that have not committed for the longest time are created when they take too much memory.
     """
 
     def __init__(self) -> None:
         self._last: OrderedDict[str, RepeatedOffsets] = OrderedDict()  # the group that has committed last is last
-        self._count = 0
+        self._size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._last)
@@ -79,19 +94,19 @@ class RepeatedCommits:
         if group_id in self._last:
             self._last.move_to_end(group_id)
         else:
-            self._count += len(commit) + _GROUP_OFFSETS
+            self._size_bytes += commit.columns.size_bytes
         self._last[group_id] = commit
 
     def pop(self, group_id: str) -> RepeatedOffsets | None:
         """Removes and returns the commit of a group."""
         last = self._last.pop(group_id, None)
         if last is not None:
-            self._count -= len(last) + _GROUP_OFFSETS
+            self._size_bytes -= last.columns.size_bytes
         return last
 
     def surplus(self) -> Iterator[tuple[str, RepeatedOffsets]]:
-        """Removes and yields the oldest commits as long as there are too many."""
-        while self._count > _MAX_OFFSETS:
+        """Removes and yields the oldest commits as long as they take too much memory."""
+        while self._size_bytes > _MAX_BYTES:
             group_id = next(iter(self._last))
             oldest = self.pop(group_id)
             assert oldest is not None

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from support.partition_logs import batch
 from support.repeating_clients import REQUESTS, TOPICS, RepeatingClients
 
-from spark_groupsource.broker.api import dispatch
+from spark_groupsource.broker.api import dispatch, repeated_produce
 from spark_groupsource.broker.repeated_produce import produce_pattern
-from spark_groupsource.errors import ErrorCode, StorageError
+from spark_groupsource.errors import ErrorCode, RemoteProtocolError, StorageError
 from spark_groupsource.model import Node
 from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.storage import segment
 from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.wire.frames import decode_response, encode_request
 from spark_groupsource.wire.messages import FetchRequest, ProduceRequest
@@ -212,7 +213,7 @@ def test_an_error_without_acknowledgment_closes_the_connection_as_before(produce
     for _ in range(REQUESTS):
         producers.send(GOOD, acks=0)
     for clients, call in ((producers.repeated, producers.repeated.repeat), (producers.once, producers.once.call_once)):
-        with pytest.raises(Exception, match="acks=0 failed for a-0 .CORRUPT_MESSAGE"):
+        with pytest.raises(RemoteProtocolError, match="acks=0 failed for a-0 .CORRUPT_MESSAGE"):
             call(producers.request(clients, REJECTED["changed"], 9, acks=0), 9)
 
 
@@ -344,6 +345,39 @@ def test_internal_topics_reject_repeated_requests(producers):
     for _ in range(2 * REQUESTS):
         assert producers.send(GOOD, topic="__consumer_offsets") is ErrorCode.INVALID_TOPIC_EXCEPTION
         assert not producers.was_repeated
+
+
+@pytest.mark.parametrize("acks", [1, 0])
+def test_a_failed_append_is_tried_and_reported_once(producers, monkeypatch, acks):
+    for _ in range(REQUESTS):
+        producers.send(GOOD, acks=acks)
+    clients, tried = producers.repeated, []
+
+    def full_disk(*_: Any) -> None:
+        tried.append(1)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(segment, "write_exactly", full_disk)
+    request, end = producers.request(clients, GOOD, 9, acks=acks), clients.partition("a", 0).log.log_end_offset
+    if acks:
+        assert error_of(clients.repeat(request, 9), request, 9) is ErrorCode.KAFKA_STORAGE_ERROR
+    else:
+        with pytest.raises(RemoteProtocolError, match="KAFKA_STORAGE_ERROR"):
+            clients.repeat(request, 9)
+    assert len(tried) == 1
+    assert clients.partition("a", 0).log.log_end_offset == end
+
+
+def test_a_large_request_is_not_prepared(producers, monkeypatch):
+    clients = producers.repeated
+    for _ in range(REQUESTS - 2):
+        clients.repeat(producers.request(clients, GOOD, 9), 9)
+    prepared = []
+    monkeypatch.setattr(repeated_produce, "prepare_produce", lambda *_: prepared.append(1))
+    for size in (1_000_000, 100_000):
+        for _ in range(3 * REQUESTS):
+            clients.repeat(producers.request(clients, batch(bytes(size), timestamp_ms=NOW), 9), 9)
+    assert not prepared
 
 
 def test_the_memory_of_prepared_requests_is_part_of_the_state(producers):

@@ -8,7 +8,7 @@ import pytest
 
 from spark_groupsource.group import repeated_offsets
 from spark_groupsource.group.group_store import GroupStore
-from spark_groupsource.group.repeated_offsets import CommitColumns, RepeatedOffsets
+from spark_groupsource.group.repeated_offsets import CommitColumns, RepeatedOffsets, commit_columns
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import OffsetKey, OffsetValue, encode_key, encode_offset_value
 
@@ -16,7 +16,7 @@ PARTITIONS = tuple(TopicPartition("t", number) for number in range(3))
 
 
 def columns(count: int = 3, metadata: str = "") -> CommitColumns:
-    return CommitColumns(PARTITIONS[:count], (4,) * count, (metadata,) * count)
+    return commit_columns(PARTITIONS[:count], (4,) * count, (metadata,) * count)
 
 
 def values(offsets, timestamp_ms: int, metadata: str = "") -> dict[TopicPartition, OffsetValue]:
@@ -80,7 +80,7 @@ def test_stores_are_compared_by_the_offsets_that_are_read():
 
 def test_few_commits_wait_until_they_are_read(monkeypatch):
     # private: the limit bounds the memory
-    monkeypatch.setattr(repeated_offsets, "_MAX_OFFSETS", 40)
+    monkeypatch.setattr(repeated_offsets, "_MAX_BYTES", 3 * columns().size_bytes)
     groups = [f"g{number}" for number in range(10)]
     store, same = store_of(*groups), columns()
     for number in range(3):
@@ -89,6 +89,15 @@ def test_few_commits_wait_until_they_are_read(monkeypatch):
             assert len(store._repeated) <= 3  # private: the number of waiting commits
     assert store.offsets == {group_id: values((2, 2, 2), 2) for group_id in groups}
     assert not len(store._repeated)
+
+
+def test_the_memory_of_texts_counts():
+    assert columns(3, "m" * 1_000).size_bytes >= columns(3).size_bytes + 3_000
+    store, same = store_of("g"), columns(1, "m" * 200_000)
+    store.replay_commit("g", list(RepeatedOffsets(same, (1,), 1)))
+    store.replay_repeated("g", RepeatedOffsets(same, (2,), 2))
+    assert not len(store._repeated)  # private: the number of waiting commits
+    assert store.offsets_of("g")[PARTITIONS[0]].offset == 2
 
 
 @pytest.mark.parametrize("seed", range(5))

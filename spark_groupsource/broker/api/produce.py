@@ -19,7 +19,7 @@ from spark_groupsource.storage.catalog import INTERNAL_TOPICS
 from spark_groupsource.storage.log_validator import RejectedBatchError, ValidatedBatch, check_format
 from spark_groupsource.storage.partition import AppendResult, Partition, TransactionVerifier
 from spark_groupsource.storage.producer_state import NO_PRODUCER_ID
-from spark_groupsource.storage.steps import StorageSteps
+from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.wire.fast_structs import constructor
 from spark_groupsource.wire.messages import ApiMessage, ProduceRequest, ProduceResponse
 
@@ -61,16 +61,25 @@ def produce(
 
     Raises: RemoteProtocolError for an error with acks=0: the producer expects no response, so the connection is closed.
     """
-    steps = _produce_steps(broker, context, request)
+    steps = _produce_steps(broker, context, request, _rejection(request))
     return run_inline(steps, _INLINE_NS if request.acks else _INLINE_UNACKNOWLEDGED_NS)
 
 
-def _produce_steps(broker: Broker, context: ApiRequestContext, request: ProduceRequest) -> Steps:
+def reject(
+    broker: Broker, context: ApiRequestContext, request: ProduceRequest, error: ApiError
+) -> ApiMessage | ResponseAction:
+    """Returns the response with an error for all partitions; nothing is appended. Raises: as `produce`."""
+    response: ApiMessage | ResponseAction = run_steps(_produce_steps(broker, context, request, error))
+    return response
+
+
+def _produce_steps(
+    broker: Broker, context: ApiRequestContext, request: ProduceRequest, rejection: ApiError | None
+) -> Steps:
     responses: list[_ProducedTopic] = []
     failed: list[tuple[TopicPartition, _ProducedPartition]] = []
     appended: list[tuple[TopicPartition, int]] = []
     pending_bytes, end_ns = 0, monotonic_ns() + _STEP_NS
-    rejection = _rejection(request)
     try:
         for topic in request.topic_data:
             results: list[_ProducedPartition] = []

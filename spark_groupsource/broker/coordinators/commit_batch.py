@@ -12,7 +12,7 @@ from functools import lru_cache
 from struct import Struct
 from typing import Callable, NamedTuple
 
-from spark_groupsource.group import CommitColumns, CommitForm, CommitRecords, accepted_commit_response, metadata_length
+from spark_groupsource.group import CommitForm, CommitRecords, accepted_commit_response, commit_columns, metadata_length
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import Record, assemble_batch, encode_batch
 from spark_groupsource.records.header import HEADER_BYTES
@@ -87,7 +87,7 @@ def commit_form(request: OffsetCommitRequest) -> CommitForm | None:
         return None
     response = accepted_commit_response(request)
     longest = max(map(metadata_length, metadata))
-    columns = CommitColumns(partitions, leader_epochs, metadata)
+    columns = commit_columns(partitions, leader_epochs, metadata)
     return CommitForm(request, columns, pattern, response, longest)
 
 
