@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import ast
 import logging
+import os
 import threading
+import time
 from pathlib import Path
+from typing import Sequence
 
-from spark_groupsource.broker.report_writer import ReportWriter
+import pytest
+
+from spark_groupsource.broker.report_writer import ReportLine, ReportWriter
+from spark_groupsource.cli.broker import write_lines
 from spark_groupsource.errors import ApiError, ErrorCode, as_sentence
 from spark_groupsource.log_text import MAX_LINE_CHARS, describe_error, log_line
 
@@ -44,27 +50,38 @@ def test_texts_of_a_broker_are_escaped_and_cut() -> None:
 
 
 def test_report_writer_keeps_the_order_and_ignores_failures() -> None:
-    written: list[tuple[str, int]] = []
+    written: list[ReportLine] = []
 
-    def write(line: str, level: int) -> None:
-        if line == "fails":
+    def write(lines: Sequence[ReportLine]) -> None:
+        written.extend(lines)
+        if lines[0].text == "a":
             raise BrokenPipeError("closed")
-        written.append((line, level))
 
     writer = ReportWriter(write)
     writer("a")
-    writer("fails")
+    while not written:  # what follows is in a call of its own
+        time.sleep(0.001)
     writer("b", logging.INFO)
+    writer("c")
     writer.close()
-    assert written == [("a", logging.WARNING), ("b", logging.INFO)]
+    assert written == [("a", logging.WARNING), ("b", logging.INFO), ("c", logging.WARNING)]
+
+
+def test_report_writer_writes_the_lines_of_a_pause_together() -> None:
+    calls: list[int] = []
+    writer = ReportWriter(lambda lines: calls.append(len(lines)))
+    for _ in range(800):
+        writer("line")
+    writer.close()
+    assert sum(calls) == 800 and len(calls) < 20
 
 
 def test_report_writer_does_not_wait_for_a_full_output() -> None:
-    accepts, written = threading.Event(), []
+    accepts, written = threading.Event(), list[str]()
 
-    def write(line: str, level: int) -> None:
+    def write(lines: Sequence[ReportLine]) -> None:
         accepts.wait(20)
-        written.append(line)
+        written.extend(line.text for line in lines)
 
     writer = ReportWriter(write)
     for number in range(5_000):
@@ -74,6 +91,22 @@ def test_report_writer_does_not_wait_for_a_full_output() -> None:
     writer.close()
     assert written[0] == "0" and len(written) < 1_010
     assert any("Dropped log lines" in line for line in written)
+
+
+def test_the_command_writes_whole_lines(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    write = os.write
+
+    def write_half(descriptor: int, data: bytes) -> int:
+        sizes.append(len(data))
+        return write(descriptor, data[: max(len(data) // 2, 1)])  # as a signal interrupts a write
+
+    monkeypatch.setattr("spark_groupsource.cli.broker.os.write", write_half)
+    lines = [ReportLine(f"{number} {'x' * length}", logging.INFO) for number, length in enumerate([20] * 400 + [9_000])]
+    write_lines(lines)
+    monkeypatch.undo()
+    assert capfd.readouterr().err == "".join(f"INFO {line.text}\n" for line in lines)
+    assert sizes[0] <= 4_096
 
 
 def test_every_log_line_starts_with_its_entity() -> None:

@@ -17,11 +17,10 @@ from typing import Callable, Collection, Mapping
 
 from spark_groupsource.broker.config import broker_config
 from spark_groupsource.broker.network import event_loop
-from spark_groupsource.broker.report_writer import ReportWriter, log_report
+from spark_groupsource.broker.report_writer import ReportWriter, WriteLines, log_report
 from spark_groupsource.broker.server import BrokerServer
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.net import Address
-from spark_groupsource.storage.reporter import Reporter
 
 _GC_THRESHOLDS = (5_000, 1, 100_000)
 _THREAD_SWITCH_S = 0.0005
@@ -84,7 +83,7 @@ def serve_forever(
     config: Mapping[str, str],
     *,
     ready: Callable[[str], None],
-    report: Reporter | None = None,
+    report: WriteLines | None = None,
     brokers: int = 1,
     adopt: bool = False,
     add_scram: Collection[str] = (),
@@ -92,7 +91,7 @@ def serve_forever(
     """Runs a broker in this thread until SIGTERM or SIGINT, then stops it cleanly.
 
     Args: `config`, settings by Kafka's names; `ready`, called with ``host:port`` when clients can connect; `report`,
-    called in a separate thread with each log line and its level, by default the logger; `brokers`, number of nodes, at
+    called in a separate thread with log lines and their levels, by default the logger; `brokers`, number of nodes, at
     consecutive ports; `adopt`, whether to adopt a Kafka broker's directory; `add_scram`, users in the format of
     ``--add-scram``.
 

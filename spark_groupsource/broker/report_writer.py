@@ -3,62 +3,80 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from contextlib import suppress
-from typing import Callable
+from queue import SimpleQueue
+from typing import Callable, NamedTuple, Sequence
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_QUEUED_LINES = 1_000
-_CLOSE_TIMEOUT_S = 1.0
-# a wake-up of the thread for each line would take the interpreter's lock from the event loop as often
+_CLOSE_TIMEOUT_S = 2.0
+# a wake-up of the thread for each line, or a system call for each, would take the interpreter's lock as often
 _PAUSE_S = 0.01
 
 
-def log_report(line: str, level: int) -> None:
-    """Passes a log line to the logger of this module."""
-    _LOGGER.log(level, line)
+class ReportLine(NamedTuple):
+    """One log line and its level of `logging`."""
+
+    text: str
+    level: int
+
+
+WriteLines = Callable[[Sequence[ReportLine]], object]
+
+
+def log_report(lines: Sequence[ReportLine]) -> None:
+    """Passes log lines to the logger of this module."""
+    for text, level in lines:
+        with suppress(Exception):  # of a filter or handler; the following lines may be accepted
+            _LOGGER.log(level, text)
 
 
 class ReportWriter:
-    """Passes lines to `write` in a separate thread; a call neither blocks nor raises.
+    """Passes lines to `write` in a separate thread, several at a time; a call neither blocks nor raises.
 
     A full output (a pipe without a reader) must not block the event loop, and a closed output must not fail a
-    request. Above 1,000 queued lines, further ones are dropped and counted.
+    request. Above 1,000 lines that are not written, further ones are dropped and counted.
     """
 
-    def __init__(self, write: Callable[[str, int], object]) -> None:
+    def __init__(self, write: WriteLines) -> None:
         self._write = write
-        self._lines: queue.Queue[tuple[str, int] | None] = queue.Queue(_MAX_QUEUED_LINES)
+        self._lines: SimpleQueue[ReportLine | None] = SimpleQueue()
+        self._writing = 0  # lines that `write` has not returned from
         self._dropped = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="groupsource-reports", daemon=True)
         self._thread.start()
 
     def __call__(self, line: str, level: int = logging.WARNING, /) -> None:
-        try:
-            self._lines.put_nowait((line, level))
-        except queue.Full:
+        if self._lines.qsize() + self._writing < _MAX_QUEUED_LINES:
+            self._lines.put(ReportLine(line, level))
+        else:
             self._dropped += 1
 
     def close(self) -> None:
         """Returns when the queued lines are written, at the latest after two seconds."""
         self._closing.set()
-        with suppress(queue.Full):
-            self._lines.put(None, timeout=_CLOSE_TIMEOUT_S)
-            self._thread.join(_CLOSE_TIMEOUT_S)
+        self._lines.put(None)
+        self._thread.join(_CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
-        while (entry := self._lines.get()) is not None:
-            self._write_line(*entry)
+        is_open = True
+        while is_open:
+            found = [self._lines.get()]
+            found += [self._lines.get() for _ in range(self._lines.qsize())]
+            is_open = None not in found
+            self._write_lines([line for line in found if line is not None])
             dropped, self._dropped = self._dropped, 0
             if dropped:
                 text = f"[broker] Dropped log lines that the output did not accept: {dropped:,}."
-                self._write_line(text, logging.WARNING)
-            if self._lines.empty():
+                self._write_lines([ReportLine(text, logging.WARNING)])
+            if self._lines.qsize() < _MAX_QUEUED_LINES // 2:
                 self._closing.wait(_PAUSE_S)
 
-    def _write_line(self, line: str, level: int) -> None:
+    def _write_lines(self, lines: list[ReportLine]) -> None:
+        self._writing = len(lines)
         # a failure of the output cannot be reported anywhere else
         with suppress(Exception):
-            self._write(line, level)
+            self._write(lines)
+        self._writing = 0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Sequence
 
 import click
 
@@ -13,7 +15,11 @@ from spark_groupsource.cli.common import HELP, key_values, read_lines, read_prop
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.net import parse_addresses
 
+if TYPE_CHECKING:
+    from spark_groupsource.broker.report_writer import ReportLine
+
 _FLUSH = "log.flush.interval.messages"
+_ATOMIC_WRITE_BYTES = 4_096  # to a pipe (PIPE_BUF of Linux): no other process writes within these lines
 
 
 @click.command(context_settings=HELP)
@@ -106,7 +112,7 @@ def broker(
         settings,
         # flushed: scripts wait for this line
         ready=lambda addresses: print(f"listening on {addresses}", flush=True),
-        report=_write_line,
+        report=write_lines,
         brokers=brokers,
         adopt=adopt,
         add_scram=add_scram,
@@ -123,7 +129,22 @@ def _occupy_standard_descriptors() -> None:
     os.close(descriptor)
 
 
-def _write_line(line: str, level: int = logging.WARNING, /) -> None:
+def write_lines(lines: Sequence[ReportLine]) -> None:
+    """Writes log lines to standard error, several with one system call."""
+    if sys.stderr is None:
+        return
+    block = b""
+    for text, level in lines:
+        line = f"{logging.getLevelName(level)} {text}\n".encode()
+        if block and len(block) + len(line) > _ATOMIC_WRITE_BYTES:
+            _write_block(block)
+            block = b""
+        block += line
+    _write_block(block)
+
+
+def _write_block(block: bytes) -> None:
     # without Python's buffer: its lock would be held while a full pipe blocks, and the exit of the process waits for it
-    if sys.stderr is not None:
-        os.write(sys.stderr.fileno(), f"{logging.getLevelName(level)} {line}\n".encode())
+    with suppress(OSError):  # the following lines may be accepted again
+        while block:
+            block = block[os.write(sys.stderr.fileno(), block) :]

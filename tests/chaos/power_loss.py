@@ -117,7 +117,7 @@ def _serve(path: Path, journal: Path, ready: int, flush: bool, stop_after: int) 
                 serve_forever(
                     path, Address("127.0.0.1", 0), settings,
                     ready=lambda address: (os.write(ready, f"{address}\n".encode()), os.close(ready))[1],
-                    report=lambda line, level: files.mark(line),
+                    report=lambda lines: [files.mark(line) for line, _ in lines],
                 )  # fmt: skip
         except BaseException:
             output.write(pickle.dumps(("mark", f"unexpected error {traceback.format_exc()}")))

@@ -157,7 +157,7 @@ from spark_groupsource.net import Address
 serve_forever(
     Path(sys.argv[1]), Address("127.0.0.1", int(sys.argv[2])), dict(item.split("=", 1) for item in sys.argv[3:]),
     ready=lambda address: print("listening on", address, flush=True),
-    report=lambda line, level: print(line, flush=True),
+    report=lambda lines: [print(line, flush=True) for line, _ in lines],
 )
 print("stopped", flush=True)
 """
