@@ -184,19 +184,15 @@ def add_assigned(builder: OutcomeBuilder, group: ClassicGroup) -> None:
 def _add(
     builder: OutcomeBuilder, group: ClassicGroup, kind: EventKind, member: Member | None, detail: dict[str, Any]
 ) -> None:
-    builder.events.append(
-        GroupEvent(
-            at_ms=builder.instant.timestamp_ms,
-            group=group.group_id,
-            kind=kind,
-            generation=group.generation_id,
-            member_id=None if member is None else member.member_id,
-            client_id=None if member is None else _name(member.client_id),
-            host=None if member is None else _name(member.client_host),
-            group_instance_id=None if member is None else member.group_instance_id,
-            detail={name: value for name, value in detail.items() if value is not None},
-        )
-    )
+    known = {name: value for name, value in detail.items() if value is not None}
+    at_ms, group_id, generation_id = builder.instant.timestamp_ms, group.group_id, group.generation_id
+    if member is None:
+        event = GroupEvent(at_ms, group_id, kind, generation_id, detail=known)
+    else:
+        member_id, instance_id = member.member_id, member.group_instance_id
+        client_id, host = _name(member.client_id), _name(member.client_host)
+        event = GroupEvent(at_ms, group_id, kind, generation_id, member_id, client_id, host, instance_id, detail=known)
+    builder.events.append(event)
 
 
 def _name(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Callable, Mapping, Protocol, Sequence
 
@@ -198,7 +197,7 @@ class RebalanceReports:
 
     def _named(self, events: list[GroupEvent]) -> list[GroupEvent]:
         query = self._query() if events else None
-        return [replace(event, application=self._application, query=query) for event in events]
+        return [event._replace(application=self._application, query=query) for event in events]
 
 
 def _ordered(events: Sequence[GroupEvent], samples: Sequence[GroupEvent]) -> list[GroupEvent]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -213,4 +212,4 @@ def test_author_with_and_without_report() -> None:
 def test_report_without_events_is_empty() -> None:
     assert encode_report([], "a", None) == ""
     lonely = GroupEvent(1, "g", EventKind.REVOKED, 1)
-    assert encode_report([lonely, replace(lonely, generation=None)], "a", None) == ""
+    assert encode_report([lonely, lonely._replace(generation=None)], "a", None) == ""

@@ -10,7 +10,6 @@ generation in which they are settled.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import Any, Mapping, Sequence
 
 from spark_groupsource.model import TopicPartition
@@ -140,7 +139,7 @@ class MemberEvents:
                 self._pending.append(event)
             else:
                 own = event.generation
-                self._record(replace(event, generation=generation_id if own is None else min(own, generation_id)))
+                self._record(event._replace(generation=generation_id if own is None else min(own, generation_id)))
         if pending:
             self.generation = generation_id
 
@@ -152,7 +151,7 @@ class MemberEvents:
     def _assign_generation(self, client_id: str, generation_id: int | None) -> None:
         for at, event in enumerate(self._pending):
             if event.client_id == client_id and event.generation is None:
-                self._pending[at] = replace(event, generation=generation_id)
+                self._pending[at] = event._replace(generation=generation_id)
 
     def _record(self, event: GroupEvent) -> None:
         self.recorded.append(event)
