@@ -12,7 +12,7 @@ from typing import Callable, Sequence
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic_group import NO_GENERATION, NO_LEADER, ClassicGroup
-from spark_groupsource.wire.fast_structs import constructor, new_message, new_struct
+from spark_groupsource.wire.fast_structs import constructor, new_struct
 from spark_groupsource.wire.frames import constant_response
 from spark_groupsource.wire.messages import (
     HeartbeatResponse,
@@ -31,6 +31,16 @@ _CommitTopic = OffsetCommitResponse.OffsetCommitResponseTopic
 _new_commit_response = constructor(OffsetCommitResponse, "topics")
 _new_commit_topic = constructor(_CommitTopic, "name", "partitions")
 _CommitPartition = _CommitTopic.OffsetCommitResponsePartition
+_new_join_response = constructor(
+    JoinGroupResponse, "throttle_time_ms", "error_code", "generation_id", "protocol_type", "protocol_name", "leader",
+    "skip_assignment", "member_id", "members",
+)  # fmt: skip
+_new_joined_member = constructor(
+    JoinGroupResponse.JoinGroupResponseMember, "member_id", "group_instance_id", "metadata"
+)
+_new_sync_response = constructor(
+    SyncGroupResponse, "throttle_time_ms", "error_code", "protocol_type", "protocol_name", "assignment"
+)
 _TxnCommitPartition = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic.TxnOffsetCommitResponsePartition
 
 
@@ -70,8 +80,7 @@ def _joined(
     member_id: str,
     members: Sequence[tuple[str, str | None, bytes]],
 ) -> JoinGroupResponse:
-    return new_message(
-        JoinGroupResponse,
+    return _new_join_response(
         throttle_time_ms=0,
         error_code=ErrorCode.NONE,
         generation_id=generation_id,
@@ -80,15 +89,7 @@ def _joined(
         leader=leader_id,
         skip_assignment=skip_assignment,
         member_id=member_id,
-        members=[
-            new_struct(
-                JoinGroupResponse.JoinGroupResponseMember,
-                member_id=each,
-                group_instance_id=instance_id,
-                metadata=metadata,
-            )
-            for each, instance_id, metadata in members
-        ],
+        members=[_new_joined_member(*each) for each in members],
     )
 
 
@@ -101,7 +102,7 @@ def join_error_response(
     leader_id: str = NO_LEADER,
 ) -> JoinGroupResponse:
     """`member_id` is that of the request, the new one with MEMBER_ID_REQUIRED, or empty."""
-    return JoinGroupResponse(
+    return _new_join_response(
         throttle_time_ms=0,
         error_code=error,
         generation_id=generation_id,
@@ -115,8 +116,7 @@ def join_error_response(
 
 
 def sync_success_response(group: ClassicGroup, assignment: bytes) -> SyncGroupResponse:
-    return new_message(
-        SyncGroupResponse,
+    return _new_sync_response(
         throttle_time_ms=0,
         error_code=ErrorCode.NONE,
         protocol_type=group.protocol_type,
