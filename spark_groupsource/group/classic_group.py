@@ -7,7 +7,7 @@ return and which timers to set. Every call takes constant time unless its docstr
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from typing import Callable, Collection, Mapping
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError
@@ -68,8 +68,8 @@ class ClassicGroup:
         self.new_member_added = False
         self.initial_remaining_ms = 0
         self.initial_delay_ms = 0
-        self._protocol_support: Counter[str] = Counter()
-        self._forgotten: Counter[str] = Counter()
+        self._protocol_support: dict[str, int] = defaultdict(int)
+        self._forgotten: dict[str, int] = defaultdict(int)
         self._members_bytes = 0
 
     # --- state
@@ -237,7 +237,11 @@ class ClassicGroup:
 
         Raises: ValueError without members.
         """
-        return most_voted(self.members.values(), self.candidate_protocols())
+        candidates = self.candidate_protocols()
+        if len(candidates) == 1:  # usually
+            (selected,) = candidates
+            return selected
+        return most_voted(self.members.values(), candidates)
 
     @property
     def size_bytes(self) -> int:
@@ -251,11 +255,13 @@ class ClassicGroup:
         names = 4 * len(member.member_id) + text_bytes(member.client_id)
         member.counted_bytes = _MEMBER_BYTES + names + protocols_bytes(member.protocols)
         self._members_bytes += member.counted_bytes
-        self._protocol_support.update(member.protocol_names)
+        for name in member.protocol_names:
+            self._protocol_support[name] += 1
 
     def _forget_protocols(self, member: Member) -> None:
         self._members_bytes -= member.counted_bytes
-        self._forgotten.update(member.protocol_names)
+        for name in member.protocol_names:
+            self._forgotten[name] += 1
 
     @property
     def protocol_support(self) -> Mapping[str, int]:

@@ -220,12 +220,8 @@ def offset_bytes(topic_partition: TopicPartition, metadata: str) -> int:
 
 
 def _group_bytes(group_id: str, value: GroupValue) -> int:
-    members = sum(
-        _MEMBER_BYTES
-        + text_bytes(each.member_id)
-        + text_bytes(each.client_id)
-        + len(each.subscription)
-        + len(each.assignment)
-        for each in value.members
-    )
-    return _GROUP_BYTES + 4 * len(group_id) + text_bytes(value.protocol_type) + members
+    size = _GROUP_BYTES + 4 * len(group_id) + text_bytes(value.protocol_type)
+    for each in value.members:
+        size += _MEMBER_BYTES + text_bytes(each.member_id) + text_bytes(each.client_id)
+        size += len(each.subscription) + len(each.assignment)
+    return size

@@ -127,7 +127,10 @@ def text_bytes(text: str) -> int:
 
 def protocols_bytes(protocols: Iterable[tuple[str, bytes]]) -> int:
     """Returns the approximate memory of the protocols of a member."""
-    return sum(_PROTOCOL_BYTES + text_bytes(name) + len(metadata) for name, metadata in protocols)
+    size = 0
+    for name, metadata in protocols:
+        size += _PROTOCOL_BYTES + text_bytes(name) + len(metadata)
+    return size
 
 
 def most_voted(members: Iterable[Member], candidate_protocols: AbstractSet[str]) -> str:

@@ -15,7 +15,7 @@ are allowed between the replay and `append_succeeded`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Callable, NamedTuple, Sequence
 
 from spark_groupsource.clock import Instant
@@ -26,10 +26,10 @@ from spark_groupsource.group.timers import GroupTimer
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.wire.group_events import GroupEvent
 from spark_groupsource.wire.group_records import (
-    GroupKey,
     GroupValue,
     OffsetKey,
     OffsetValue,
+    encode_group_key,
     encode_group_value,
     encode_key,
     encode_offset_value,
@@ -138,6 +138,7 @@ class StoreRemoval:
 
 
 AfterAppend = StoreAssignment | StoreReplacement | StoreNewGroup | StoreOffsets | StoreRemoval
+_CONTINUED = (StoreAssignment, StoreReplacement, StoreRemoval)
 
 
 class Outcome(NamedTuple):
@@ -157,23 +158,34 @@ class Outcome(NamedTuple):
     producer: ProducerIdAndEpoch | None = None
     is_atomic: bool = True
 
+    @property
+    def is_continued(self) -> bool:
+        """Whether `append_succeeded` has anything to do; else the caller may omit the call."""
+        return isinstance(self.after_append, _CONTINUED)
 
-@dataclass
+
 class OutcomeBuilder:
     """Collects the outcome of one call of the shard; also has the configuration and the time of the call."""
 
-    config: GroupConfig
-    partition: int
-    instant: Instant
-    records: list[LogRecord] = field(default_factory=list)
-    replies: list[Reply] = field(default_factory=list)
-    timers: list[SetTimer | CancelTimer] = field(default_factory=list)
-    log_lines: list[GroupLogLine] = field(default_factory=list)
-    events: list[GroupEvent] = field(default_factory=list)
-    after_append: AfterAppend | None = None
-    producer: ProducerIdAndEpoch | None = None
-    is_atomic: bool = True
-    committed: CommitRecords | None = None
+    # no dataclass, whose constructor takes twice as long: each request and each of its continuations has a builder
+    __slots__ = (
+        "after_append", "committed", "config", "events", "instant", "is_atomic", "log_lines", "partition", "producer",
+        "records", "replies", "timers",
+    )  # fmt: skip
+
+    def __init__(self, config: GroupConfig, partition: int, instant: Instant, is_atomic: bool = True) -> None:
+        self.config = config
+        self.partition = partition
+        self.instant = instant
+        self.records: list[LogRecord] = []
+        self.replies: list[Reply] = []
+        self.timers: list[SetTimer | CancelTimer] = []
+        self.log_lines: list[GroupLogLine] = []
+        self.events: list[GroupEvent] = []
+        self.after_append: AfterAppend | None = None
+        self.producer: ProducerIdAndEpoch | None = None
+        self.is_atomic = is_atomic
+        self.committed: CommitRecords | None = None
 
     def reply(self, token: object, response: ApiMessage | Callable[[], ApiMessage]) -> None:
         """Adds a response, or a function that builds it; it is sent when the records of this call are durable."""
@@ -192,7 +204,7 @@ class OutcomeBuilder:
 
     def store_group(self, group_id: str, value: GroupValue | None) -> None:
         """Adds the record of a group, a tombstone for None."""
-        key = encode_key(GroupKey(group_id))
+        key = encode_group_key(group_id)
         if value is None:
             self.records.append(LogRecord(key, None))
         else:

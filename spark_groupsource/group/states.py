@@ -36,6 +36,7 @@ from spark_groupsource.errors import ErrorCode
 class GroupState(Enum):
     """State of a classic group; the value is its name in responses."""
 
+    __hash__ = object.__hash__  # that of Enum is a Python function, and each request looks up states and operations
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
     COMPLETING_REBALANCE = "CompletingRebalance"
@@ -77,6 +78,7 @@ def can_rebalance(state: GroupState) -> bool:
 class GroupOperation(Enum):
     """Operations on a group, distinguished as far as their rules differ."""
 
+    __hash__ = object.__hash__
     JOIN_NEW = "JoinGroup of a new member"
     JOIN_KNOWN = "JoinGroup of an existing member"
     REPLACE_STATIC = "JoinGroup of an existing group.instance.id without member id"

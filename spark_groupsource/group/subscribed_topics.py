@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import Iterable
+from functools import lru_cache
+from typing import Collection, Iterable
 
 from spark_groupsource.wire.consumer_protocol import decode_subscription
 
@@ -11,15 +12,25 @@ _INT16, _INT32 = struct.Struct(">h"), struct.Struct(">i")
 _VERSION_BYTES = 2
 _MAX_COST, _LIST_COST = 20_000, 5  # of a topic: 1; decoding takes about 10 ms
 _COMPARED_LISTS = 8
+# bounds of the memory of cached subscriptions, which clients choose
+_MAX_CACHED_BYTES, _CACHED_SUBSCRIPTIONS = 512, 256
 
 
-def subscribed_topics(subscriptions: Iterable[bytes]) -> frozenset[str] | None:
+def subscribed_topics(subscriptions: Collection[bytes]) -> frozenset[str] | None:
     """Returns the topics of subscriptions of the consumer protocol, None if they are too many to decode.
 
     Subscriptions of the same topics differ in owned partitions and user data: a list of topics is decoded once.
 
     Raises: RemoteProtocolError if a subscription is invalid.
     """
+    if len(subscriptions) == 1:
+        (subscription,) = subscriptions
+        if len(subscription) <= _MAX_CACHED_BYTES:
+            return _cached_topics(subscription)
+    return _topics_of_all(subscriptions)
+
+
+def _topics_of_all(subscriptions: Iterable[bytes]) -> frozenset[str] | None:
     topics: set[str] = set()
     lists: list[bytes] = []  # encoded, with their number of topics
     cost = 0
@@ -36,6 +47,11 @@ def subscribed_topics(subscriptions: Iterable[bytes]) -> frozenset[str] | None:
         else:
             topics.update(_decoded_topics(metadata))
     return frozenset(topics)
+
+
+@lru_cache(maxsize=_CACHED_SUBSCRIPTIONS)  # many groups have one member or equal ones, and the same topics
+def _cached_topics(subscription: bytes) -> frozenset[str] | None:
+    return _topics_of_all((subscription,))
 
 
 def _topic_count(metadata: bytes) -> int:

@@ -119,10 +119,15 @@ def encode_key(key: OffsetKey | GroupKey) -> bytes:
             return head + _INT.pack(key.partition)
         message = OffsetCommitKey(group=key.group_id, topic=key.topic, partition=key.partition)
         return bytes(message.encode(version=_OFFSET_KEY_VERSION))
-    group = key.group_id.encode()
+    return encode_group_key(key.group_id)
+
+
+def encode_group_key(group_id: str) -> bytes:
+    """Encodes the key of a group."""
+    group = group_id.encode()
     if len(group) <= _MAX_STRING_BYTES:
         return _SHORTS.pack(_GROUP_KEY_VERSION, len(group)) + group
-    return bytes(GroupMetadataKey(group=key.group_id).encode(version=_GROUP_KEY_VERSION))
+    return bytes(GroupMetadataKey(group=group_id).encode(version=_GROUP_KEY_VERSION))
 
 
 def offset_key_head(group_id: str, topic: str) -> bytes | None:
