@@ -168,9 +168,9 @@ class GroupShard(ShardGroups):
 
     def append_succeeded(self, outcome: Outcome, instant: Instant) -> Outcome:
         """Continues after the records of `outcome` were replayed and are durable; the caller sends its replies."""
-        stored = outcome.after_append
-        if stored is None or isinstance(stored, StoreOffsets):
+        if not outcome.is_continued:
             return _NOTHING
+        stored = outcome.after_append
         builder = self._builder(instant)
         if isinstance(stored, StoreRemoval):
             for group_id in stored.group_ids:
@@ -325,9 +325,7 @@ class GroupShard(ShardGroups):
     # --- requests
 
     def _builder(self, instant: Instant, is_atomic: bool = True) -> OutcomeBuilder:
-        builder = OutcomeBuilder(self.config, self.partition, instant)
-        builder.is_atomic = is_atomic
-        return builder
+        return OutcomeBuilder(self.config, self.partition, instant, is_atomic)
 
     def _check(self, request: GroupRequest, context: RequestContext) -> ErrorCode | None:
         """Checks every request in Kafka's order; returns None if it passes."""

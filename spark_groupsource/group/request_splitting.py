@@ -19,14 +19,17 @@ from spark_groupsource.wire.messages import (
     DescribeGroupsRequest,
     DescribeGroupsResponse,
     HeartbeatRequest,
+    JoinGroupRequest,
     ListGroupsRequest,
     ListGroupsResponse,
     OffsetCommitRequest,
     OffsetFetchRequest,
     OffsetFetchResponse,
+    SyncGroupRequest,
 )
 
 _OFFSET_FETCH_GROUPS_VERSION = 8
+_MOST_FREQUENT = (HeartbeatRequest, OffsetCommitRequest, JoinGroupRequest, SyncGroupRequest)
 
 
 def split_request(request: GroupRequest, api_version: int, partition_count: int) -> dict[int, GroupRequest]:
@@ -34,7 +37,7 @@ def split_request(request: GroupRequest, api_version: int, partition_count: int)
 
     The result is empty for a request without groups; `merge_responses` of no responses is its response.
     """
-    if isinstance(request, (HeartbeatRequest, OffsetCommitRequest)):  # the most frequent requests: no further checks
+    if isinstance(request, _MOST_FREQUENT):  # no further checks
         return {coordinator_partition(request.group_id, partition_count): request}
     if isinstance(request, ListGroupsRequest):
         return {partition: request for partition in range(partition_count)}

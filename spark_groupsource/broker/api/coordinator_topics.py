@@ -37,6 +37,7 @@ _TRANSACTION_APIS = frozenset(
         ApiKey.DESCRIBE_TRANSACTIONS,
     }
 )
+_GROUP_ONLY_APIS = _GROUP_APIS - _TRANSACTION_APIS
 _TRANSACTIONAL_ID_APIS = frozenset({ApiKey.INIT_PRODUCER_ID, ApiKey.PRODUCE})
 USES_TOPICS = _GROUP_APIS | _TRANSACTION_APIS | _TRANSACTIONAL_ID_APIS | {ApiKey.FIND_COORDINATOR}
 """APIs whose requests may create a topic; such a request is completed even if the client disconnects."""
@@ -50,6 +51,8 @@ def creation_steps(broker: Broker, request: Any) -> StorageSteps[None] | None:
     if request.API_KEY not in USES_TOPICS or (request.API_KEY == ApiKey.PRODUCE and not request.transactional_id):
         return None
     group, transaction = broker.group_coordinator.shards, broker.transaction_coordinator.shards
+    if request.API_KEY in _GROUP_ONLY_APIS and group.partition_count:
+        return None  # without further checks: each heartbeat and commit
     if group.partition_count and (transaction.partition_count or not _needs_transactions(request)):
         return None  # the usual case
     needed = [

@@ -52,7 +52,7 @@ class GroupEventLog:
             self._dropped += len(events)
             return
         due_ms = self._services.clock.now_ms()
-        if any(event.kind is _END for event in events):
+        if _END in [event.kind for event in events]:
             due_ms = max(due_ms, self._flushed_ms + _FLUSH_MS)
         else:
             due_ms += _FLUSH_MS

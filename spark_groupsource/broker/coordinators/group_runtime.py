@@ -406,7 +406,7 @@ class GroupRuntime:
                     continue
                 if isinstance(outcome.after_append, StoreAssignment) and _value_bytes(outcome) > _LARGE_VALUE_BYTES:
                     self._background.add(self._continue_steps(shard, outcome))
-                else:
+                elif outcome.is_continued:
                     following = state_machine.append_succeeded(outcome, self._clock.instant())
             if len(outcome.replies) > _REPLIES_PER_STEP:  # a rebalance completes for thousands of members
                 for reply in outcome.replies:
