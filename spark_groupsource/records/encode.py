@@ -19,8 +19,6 @@ from spark_groupsource.records.header import (
     CRC_AT,
     CREATE_TIME,
     EPOCH_AT,
-    HEADER_BYTES,
-    HEADER_LAYOUT,
     LOG_APPEND_TIME,
     LOG_APPEND_TIME_FLAG,
     LOG_OVERHEAD_BYTES,
@@ -37,6 +35,8 @@ from spark_groupsource.records.header import (
 )
 from spark_groupsource.records.varint import encode_varint, wrap_int64, write_varint
 
+# the header before and after its checksum, which covers all that follows
+_UNCHECKED_HEADER, _CHECKED_HEADER = struct.Struct(">qiibI"), struct.Struct(">hiqqqhii")
 _CRC = struct.Struct(">I")
 _EPOCH = struct.Struct(">i")
 _ATTRIBUTES = struct.Struct(">h")
@@ -105,7 +105,14 @@ def encode_batch(
     )  # fmt: skip
 
 
-def assemble_batch(payload: bytes, record_count: int, timestamp_ms: int) -> bytes:
+def encode_single(key: bytes, value: bytes | None, timestamp_ms: int) -> bytes:
+    """Encodes the batch of one record, as `encode_batch`, in half the time: coordinators write many of them."""
+    payload = bytearray()
+    _encode_record(payload, Record(key, value, timestamp_ms), 0, 0)
+    return assemble_batch(payload, 1, timestamp_ms)
+
+
+def assemble_batch(payload: bytes | bytearray, record_count: int, timestamp_ms: int) -> bytes:
     """Returns the batch of encoded records with consecutive offsets and one timestamp, as `encode_batch` does."""
     return _assemble(payload, 0, 0, 0, record_count - 1, timestamp_ms, timestamp_ms, -1, -1, -1, record_count)
 
@@ -136,15 +143,12 @@ def _assemble(
     base_timestamp: int, max_timestamp: int, producer_id: int, producer_epoch: int, base_sequence: int,
     record_count: int,
 ) -> bytes:  # fmt: skip
-    size = HEADER_BYTES + len(body)
-    batch = bytearray(size)
-    HEADER_LAYOUT.pack_into(
-        batch, 0, base_offset, size - LOG_OVERHEAD_BYTES, leader_epoch, MAGIC, 0, attributes, last_offset_delta,
-        base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence, record_count,
-    )  # fmt: skip
-    batch[HEADER_BYTES:] = body
-    _CRC.pack_into(batch, CRC_AT, google_crc32c.value(bytes(memoryview(batch)[ATTRIBUTES_AT:])))
-    return bytes(batch)
+    checked = _CHECKED_HEADER.pack(
+        attributes, last_offset_delta, base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence,
+        record_count,
+    ) + body  # fmt: skip
+    length = ATTRIBUTES_AT + len(checked) - LOG_OVERHEAD_BYTES
+    return _UNCHECKED_HEADER.pack(base_offset, length, leader_epoch, MAGIC, google_crc32c.value(checked)) + checked
 
 
 def _encode_record(payload: bytearray, record: Record, timestamp_delta: int, offset_delta: int) -> None:
