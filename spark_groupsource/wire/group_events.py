@@ -119,7 +119,7 @@ def event_of_form(form: Mapping[str, Any]) -> GroupEvent:
 def encode_event(event: GroupEvent) -> bytes:
     """Encodes `event_form`; an encoder of whole forms takes a quarter more time."""
     at_ms, group, kind, generation, *texts, detail = event
-    form = f'{{"at_ms":{at_ms},"group":{encode_basestring(group)},"kind":"{kind.value}"'
+    form = f'{{"at_ms":{at_ms},"group":{encode_basestring(group)},"kind":{encode_basestring(kind)}'
     if generation is not None:
         form += f',"generation":{generation}'
     for name, text in zip(_TEXTS, texts):
