@@ -183,7 +183,9 @@ class GroupContext:
 
     def _appended(self, outcome: Outcome) -> None:
         self._reply(outcome)
-        self.settle(self.shard.append_succeeded(outcome, self.clock.instant()))
+        following = self.shard.append_succeeded(outcome, self.clock.instant())
+        assert outcome.is_continued or following == Outcome()
+        self.settle(following)
 
     def release_appends(self) -> None:
         self.hold_appends = False

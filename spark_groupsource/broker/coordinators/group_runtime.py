@@ -49,7 +49,7 @@ from spark_groupsource.group import (
 )
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import CONTROL_COMMIT, control_type
-from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.encode import Record, encode_batch, encode_single
 from spark_groupsource.records.header import HEADER_BYTES
 from spark_groupsource.records.key_values import key_value_slices
 from spark_groupsource.storage.catalog import OFFSETS_TOPIC
@@ -454,6 +454,8 @@ class GroupRuntime:
         for records in batches:
             if isinstance(records, CommitRecords):
                 batch = commit_batch(records, timestamp_ms)
+            elif len(records) == 1 and outcome.producer is None:
+                batch = encode_single(records[0].key, records[0].value, timestamp_ms)
             else:
                 batch = encode_batch(
                     [Record(record.key, record.value, timestamp_ms) for record in records],
@@ -466,19 +468,19 @@ class GroupRuntime:
             self._services.on_append(target.topic_partition, appended.size)
 
     def _reply(self, token: object, response: ApiMessage) -> None:
+        if isinstance(token, int):  # usually
+            complete_response = self._complete_response.pop(token, None)
+            if complete_response is not None:
+                complete_response(response)
+            self._send(token, response)
+            return
         if isinstance(token, RepeatedToken):
             self._send(token.token, token.response(response))
             return
         if isinstance(token, PartToken):
             token.responses.append(response)
             return
-        if not isinstance(token, ShardToken):
-            assert isinstance(token, int)
-            complete_response = self._complete_response.pop(token, None)
-            if complete_response is not None:
-                complete_response(response)
-            self._send(token, response)
-            return
+        assert isinstance(token, ShardToken)
         fan_out = token.fan_out
         fan_out.responses[token.partition] = response
         responses = [each for each in fan_out.responses.values() if each is not None]

@@ -128,9 +128,11 @@ class ShardRegistry(Generic[StateMachine, Key]):
 
         Raises: ApiError.
         """
-        if not self.partition_count:
+        count = self.partition_count
+        if not count:
             run_steps(self._creation_steps())
-        return self.partition_count
+            count = self.partition_count
+        return count
 
     def ensure_topic_steps(self) -> StorageSteps[None]:
         """As `ensure_topic`, in steps: a coordinator's topic has fifty partitions by default.
@@ -235,7 +237,8 @@ class ShardRegistry(Generic[StateMachine, Key]):
         self._load_errors.pop(partition, None)
 
     def _leader(self, partition: int) -> Leader:
-        return self._services.leaders.leader(TopicPartition(self._topic.name, partition))
+        leaders = self._services.leaders
+        return leaders.only_leader() or leaders.leader(TopicPartition(self._topic.name, partition))
 
     def _new_shard(self, partition: int) -> CoordinatorShard[StateMachine, Key]:
         def on_expiry(key: Key) -> None:
