@@ -91,8 +91,7 @@ class GroupLogLine(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
-class StoreAssignment:
+class StoreAssignment(NamedTuple):
     """Continuation after the leader's assignment is stored: the group becomes Stable."""
 
     group_id: str
@@ -115,8 +114,7 @@ class StoreReplacement:
     api_version: int
 
 
-@dataclass(frozen=True)
-class StoreNewGroup:
+class StoreNewGroup(NamedTuple):
     """Continuation after a new group is stored; `member_id` and `token` are those of its first member."""
 
     group_id: str

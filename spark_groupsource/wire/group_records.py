@@ -98,8 +98,7 @@ class MemberValue(NamedTuple):
     assignment: bytes
 
 
-@dataclass(frozen=True)
-class GroupValue:
+class GroupValue(NamedTuple):
     """The record of a group; `protocol_type` is empty if unset, `state_timestamp_ms` is -1 before version 2."""
 
     protocol_type: str

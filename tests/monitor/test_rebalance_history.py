@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Iterable
 
 from spark_groupsource.model import Assignment, Subscription, TopicPartition
@@ -338,7 +337,7 @@ def test_a_static_member_that_is_replaced_starts_no_join_phase() -> None:
     assert first.value is not None
     # after the record, which the coordinator appends before the group is Stable
     members = member("a", 0, instance="i", number=2), member("b", 1)
-    again = replace(first.value, state_timestamp_ms=1_045, members=members)
+    again = first.value._replace(state_timestamp_ms=1_045, members=members)
     found = last(first, GroupRecord(60_000, again))
     assert (found.cause, found.generation, found.completed_ms) == ("STATIC_REPLACED", 1, 60_000)
     assert (found.phases.sync_ms, found.unowned_seconds) == (0, 0.0)
