@@ -54,7 +54,7 @@ def test_report_writer_keeps_the_order_and_ignores_failures() -> None:
 
     def write(lines: Sequence[ReportLine]) -> None:
         written.extend(lines)
-        if lines[0].text == "a":
+        if lines[0] == ("a", logging.WARNING):
             raise BrokenPipeError("closed")
 
     writer = ReportWriter(write)
@@ -81,7 +81,7 @@ def test_report_writer_does_not_wait_for_a_full_output() -> None:
 
     def write(lines: Sequence[ReportLine]) -> None:
         accepts.wait(20)
-        written.extend(line.text for line in lines)
+        written.extend(text for text, _ in lines)
 
     writer = ReportWriter(write)
     for number in range(5_000):
@@ -102,10 +102,10 @@ def test_the_command_writes_whole_lines(capfd: pytest.CaptureFixture[str], monke
         return write(descriptor, data[: max(len(data) // 2, 1)])  # as a signal interrupts a write
 
     monkeypatch.setattr("spark_groupsource.cli.broker.os.write", write_half)
-    lines = [ReportLine(f"{number} {'x' * length}", logging.INFO) for number, length in enumerate([20] * 400 + [9_000])]
+    lines = [(f"{number} {'x' * length}", logging.INFO) for number, length in enumerate([20] * 400 + [9_000])]
     write_lines(lines)
     monkeypatch.undo()
-    assert capfd.readouterr().err == "".join(f"INFO {line.text}\n" for line in lines)
+    assert capfd.readouterr().err == "".join(f"INFO {text}\n" for text, _ in lines)
     assert sizes[0] <= 4_096
 
 

@@ -6,7 +6,7 @@ import logging
 import threading
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Callable, NamedTuple, Sequence
+from typing import Callable, Sequence, Tuple
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_QUEUED_LINES = 1_000
@@ -14,14 +14,8 @@ _CLOSE_TIMEOUT_S = 2.0
 # a wake-up of the thread for each line, or a system call for each, would take the interpreter's lock as often
 _PAUSE_S = 0.01
 
-
-class ReportLine(NamedTuple):
-    """One log line and its level of `logging`."""
-
-    text: str
-    level: int
-
-
+ReportLine = Tuple[str, int]
+"""A log line and its level of `logging`."""
 WriteLines = Callable[[Sequence[ReportLine]], object]
 
 
@@ -50,7 +44,7 @@ class ReportWriter:
 
     def __call__(self, line: str, level: int = logging.WARNING, /) -> None:
         if self._lines.qsize() + self._writing < _MAX_QUEUED_LINES:
-            self._lines.put(ReportLine(line, level))
+            self._lines.put((line, level))
         else:
             self._dropped += 1
 
@@ -70,7 +64,7 @@ class ReportWriter:
             dropped, self._dropped = self._dropped, 0
             if dropped:
                 text = f"[broker] Dropped log lines that the output did not accept: {dropped:,}."
-                self._write_lines([ReportLine(text, logging.WARNING)])
+                self._write_lines([(text, logging.WARNING)])
             if self._lines.qsize() < _MAX_QUEUED_LINES // 2:
                 self._closing.wait(_PAUSE_S)
 

@@ -51,6 +51,9 @@ class GroupEventLog:
         if len(self._buffer) >= _MAX_BUFFERED:
             self._dropped += len(events)
             return
+        if self._buffer and self._due_ms <= self._flushed_ms + _FLUSH_MS:  # no event is due earlier
+            self._buffer += events
+            return
         due_ms = self._services.clock.now_ms()
         if _END in [event.kind for event in events]:
             due_ms = max(due_ms, self._flushed_ms + _FLUSH_MS)
@@ -83,7 +86,9 @@ class GroupEventLog:
         size = 0
         try:
             for number, event in enumerate(events):
-                value = _encode(event)
+                value = encode_event(event)
+                if len(value) > _MAX_EVENT_BYTES:
+                    value = encode_event(event._replace(client_id=None, host=None, group_instance_id=None, detail={}))
                 if len(value) > self._left_bytes:
                     self._dropped += len(events) - number
                     break
@@ -122,10 +127,3 @@ class GroupEventLog:
         target = self._services.partitions.partition(GROUP_EVENTS_TOPIC, 0)
         appended = target.append_from_coordinator(encode_batch(records), self._services.clock.timestamp_ms())
         self._services.on_append(target.topic_partition, appended.size)
-
-
-def _encode(event: GroupEvent) -> bytes:
-    value = encode_event(event)
-    if len(value) <= _MAX_EVENT_BYTES:
-        return value
-    return encode_event(GroupEvent(event.at_ms, event.group, event.kind, event.generation, event.member_id))
