@@ -184,7 +184,9 @@ def add_assigned(builder: OutcomeBuilder, group: ClassicGroup) -> None:
 def _add(
     builder: OutcomeBuilder, group: ClassicGroup, kind: EventKind, member: Member | None, detail: dict[str, Any]
 ) -> None:
-    known = {name: value for name, value in detail.items() if value is not None}
+    known = detail
+    if None in detail.values():
+        known = {name: value for name, value in detail.items() if value is not None}
     at_ms, group_id, generation_id = builder.instant.timestamp_ms, group.group_id, group.generation_id
     if member is None:
         event = GroupEvent(at_ms, group_id, kind, generation_id, detail=known)

@@ -54,7 +54,7 @@ class GroupStateSize:
         is_known = False
         if isinstance(request, JoinGroupRequest):
             is_known = bool(request.member_id)
-            size = protocols_bytes((each.name, each.metadata) for each in request.protocols)
+            size = protocols_bytes([(each.name, each.metadata) for each in request.protocols])
             if is_known and size <= _SMALL_PROTOCOLS_BYTES:
                 return True
             size += -_protocols_bytes(shard, request) if is_known else _new_member_bytes(request, client_id)
