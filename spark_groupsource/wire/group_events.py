@@ -97,7 +97,7 @@ class GroupEvent(NamedTuple):
     detail: Mapping[str, Any] = _NO_DETAIL
 
 
-_encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode_json = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
 _FIELDS = GroupEvent._fields
 _TEXTS = _FIELDS[4:10]  # between the generation and the detail
 
