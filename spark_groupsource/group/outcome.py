@@ -23,7 +23,7 @@ from spark_groupsource.group.commit_records import CommitRecords, LogRecord
 from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.group.members import Member
 from spark_groupsource.group.timers import GroupTimer
-from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition, new_tuple
 from spark_groupsource.wire.group_events import GroupEvent
 from spark_groupsource.wire.group_records import (
     GroupValue,
@@ -187,18 +187,18 @@ class OutcomeBuilder:
 
     def reply(self, token: object, response: ApiMessage | Callable[[], ApiMessage]) -> None:
         """Adds a response, or a function that builds it; it is sent when the records of this call are durable."""
-        self.replies.append(Reply(token, response))
+        self.replies.append(new_tuple(Reply, (token, response)))
 
     def set_timer(self, key: GroupTimer, delay_ms: int) -> None:
         """Sets or moves a timer to `delay_ms` from now."""
-        self.timers.append(SetTimer(key, self.instant.now_ms + delay_ms))
+        self.timers.append(new_tuple(SetTimer, (key, self.instant.now_ms + delay_ms)))
 
     def cancel_timer(self, key: GroupTimer) -> None:
         self.timers.append(CancelTimer(key))
 
     def log(self, kind: str, group_id: str, text: str) -> None:
         """Adds a log line; `group_id` is empty for lines about the whole partition."""
-        self.log_lines.append(GroupLogLine(kind, group_id, text))
+        self.log_lines.append(new_tuple(GroupLogLine, (kind, group_id, text)))
 
     def store_group(self, group_id: str, value: GroupValue | None) -> None:
         """Adds the record of a group, a tombstone for None."""
@@ -222,7 +222,7 @@ class OutcomeBuilder:
             self.store_offset(OffsetKey(group_id, topic, partition), value)
 
     def outcome(self) -> Outcome:
-        return Outcome(
+        return new_tuple(Outcome, (
             self.committed or tuple(self.records), tuple(self.replies), tuple(self.timers), tuple(self.log_lines),
             tuple(self.events), self.after_append, self.producer, self.is_atomic,
-        )  # fmt: skip
+        ))  # fmt: skip
