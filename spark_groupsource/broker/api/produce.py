@@ -74,7 +74,7 @@ def reject(
 
 
 def _produce_steps(
-    broker: Broker, context: ApiRequestContext, request: ProduceRequest, rejection: ApiError | None
+    broker: Broker, context: ApiRequestContext, request: ProduceRequest, rejection: ApiError | None = None
 ) -> Steps:
     responses: list[_ProducedTopic] = []
     failed: list[tuple[TopicPartition, _ProducedPartition]] = []
