@@ -62,6 +62,8 @@ class Timers:
 
     def __init__(self) -> None:
         self._heap: DeadlineHeap[tuple[TimerQueue[Any], Any]] = DeadlineHeap()
+        # without a call in between: each request needs it
+        self.lower_bound_ms = self._heap.lower_bound_ms
 
     def queue(self, on_expiry: Callable[[Key], None]) -> TimerQueue[Key]:
         """Creates a queue that calls `on_expiry` with each key whose deadline has passed."""
@@ -74,12 +76,6 @@ class Timers:
             on_expiry()
 
         return Timer(TimerQueue(self._heap, call))
-
-    def lower_bound_ms(self) -> int | None:
-        """Returns a time before which no timer is due, None without timers. O(1), may be earlier than the first
-        deadline.
-        """
-        return self._heap.lower_bound_ms()
 
     def next_deadline_ms(self) -> int | None:
         """Returns the earliest deadline, None without timers."""

@@ -343,12 +343,13 @@ class PartitionLog:
 
         Raises: CorruptRecordError at a corrupt range; StorageError; ValueError for an offset outside the log.
         """
-        if not self.log_start_offset <= offset <= self.log_end_offset:
-            raise ValueError(f"offset {offset} is outside {self.log_start_offset} to {self.log_end_offset}")
-        corrupt = self.corrupt_range
+        end_offset = self._segments[-1].next_offset
+        if not self.log_start_offset <= offset <= end_offset:
+            raise ValueError(f"offset {offset} is outside {self.log_start_offset} to {end_offset}")
+        corrupt = self.corrupt_range if self.corrupt_ranges.ranges else None
         if corrupt is not None and offset >= corrupt.offset:
             raise self.corrupt_ranges.read_error(corrupt)
-        if offset == self.log_end_offset or (before is not None and offset >= before):
+        if offset == end_offset or (before is not None and offset >= before):
             return memoryview(b"")
         if corrupt is not None and before is not None and before >= corrupt.offset:
             before = None  # the search for `before` would read the corrupt range

@@ -30,7 +30,8 @@ from spark_groupsource.storage.segment_scan import (
 
 # base offset, batch length, leader epoch, magic, crc, attributes, last offset delta
 _HEADER_START = struct.Struct(">qiiBIhi")
-_BATCH_PREFIX_BYTES = 12
+_PREFIX = struct.Struct(">qi")  # base offset, batch length
+_BATCH_PREFIX_BYTES = _PREFIX.size
 _MIN_BATCH_BYTES = 61
 _MAX_TIMESTAMP_POSITION = 35
 _HEADERS_BYTES = 4096  # read at a time when only headers are needed
@@ -227,7 +228,7 @@ class LogSegment:
             end = end if limit is None else limit
             if start >= end:
                 return memoryview(b"")
-        (length,) = struct.unpack_from(">i", self._part(chunk, start + 8, 4))
+        _, length = _PREFIX.unpack(self._part(chunk, start, _BATCH_PREFIX_BYTES))
         largest = max(min(start + max_bytes, end), start + length + _BATCH_PREFIX_BYTES)
         stop = self._last_batch_end(start, largest, chunk)
         if stop > end:
@@ -308,7 +309,7 @@ class LogSegment:
         at = data.find(b"\x02", 17)
         while at >= 0:
             start = at - 16
-            base_offset, length = struct.unpack_from(">qi", data, start)
+            base_offset, length = _PREFIX.unpack_from(data, start)
             size = length + _BATCH_PREFIX_BYTES
             is_plausible = min_offset <= base_offset <= min_offset + MAX_RELATIVE_OFFSET
             if is_plausible and _MIN_BATCH_BYTES <= size <= len(data) - start:
@@ -375,8 +376,8 @@ class LogSegment:
                 headers = self._read(position, min(_HEADERS_BYTES + _BATCH_PREFIX_BYTES, self.size - position))
             at = 0
             while at + _BATCH_PREFIX_BYTES <= len(headers):
-                _, length = struct.unpack_from(">qi", headers, at)
-                next_batch = at + max(length, 0) + _BATCH_PREFIX_BYTES
+                _, length = _PREFIX.unpack_from(headers, at)
+                next_batch = at + (length if length > 0 else 0) + _BATCH_PREFIX_BYTES
                 if position + next_batch > limit:
                     return position + at
                 at = next_batch

@@ -146,7 +146,8 @@ class RequestDispatcher:
         """
         repeated = self.served[header.api_key].repeated
         try:
-            if repeated is not None and self._may_repeat(context):
+            # which checks no ACLs
+            if repeated is not None and self._broker.authorizer is None and context.connection_id > 0:
                 decode = partial(decode_request, frame, header, position, INLINE_ELEMENTS)
                 result = repeated(self._broker, context, frame[position:], decode)
                 if result is not None:
@@ -159,9 +160,6 @@ class RequestDispatcher:
             self._start(context, steps, creates_topic=context.api_key in USES_TOPICS, is_large=is_large)
         else:
             self.handle(context, request)
-
-    def _may_repeat(self, context: ApiRequestContext) -> bool:
-        return self._broker.authorizer is None and context.connection_id > 0
 
     def _large_request(
         self, context: ApiRequestContext, frame: memoryview, header: RequestHeader, position: int

@@ -61,6 +61,10 @@ _LIMITS: Mapping[int, RequestLimit] = MappingProxyType(
 )
 
 
+SMALLEST_LIMIT = min(limit.max_bytes for limit in (*_LIMITS.values(), _LISTS) if limit.max_bytes)
+"""A request of any API may have so many bytes."""
+
+
 def request_limit(api_key: int) -> RequestLimit:
     """Returns the largest request of an API; an API without a row takes a list of names, ids or partitions."""
     return _LIMITS.get(api_key, _LISTS)

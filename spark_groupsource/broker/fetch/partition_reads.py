@@ -73,7 +73,7 @@ class PartitionReads:
         """Returns the entry of a partition, with at most `left` bytes unless it is the first one. Raises: ApiError."""
         log, offset = partition.log, requested.fetch_offset
         end, stable, log_start = partition.offsets
-        if log_start <= offset == end and requested.last_fetched_epoch < 0 and not log.corrupt_ranges:
+        if log_start <= offset == end and requested.last_fetched_epoch < 0 and not log.corrupt_ranges.ranges:
             return empty_entry(requested.number, end, stable, log_start, committed)
         diverging = _diverging_epoch(partition, requested)
         if diverging is None and not log_start <= offset <= end:
@@ -106,7 +106,7 @@ def is_unchanged(partition: Partition, requested: CachedPartition) -> bool:
         requested.fetch_offset == log.log_end_offset
         and requested.last_fetched_epoch < 0
         and not requested.has_changes(log.high_watermark, log.log_start_offset)
-        and not log.corrupt_ranges
+        and not log.corrupt_ranges.ranges
     )
 
 

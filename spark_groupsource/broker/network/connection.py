@@ -20,7 +20,7 @@ from itertools import count
 from typing import Any, Callable, Protocol
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
-from spark_groupsource.broker.api.request_limits import INLINE_ELEMENTS, SLICE_ELEMENTS, request_limit
+from spark_groupsource.broker.api.request_limits import INLINE_ELEMENTS, SLICE_ELEMENTS, SMALLEST_LIMIT, request_limit
 from spark_groupsource.broker.api.small_responses import LARGE_RESPONSES, PREDICTABLE_RESPONSES
 from spark_groupsource.broker.api.versions import unsupported_api_versions
 from spark_groupsource.broker.network.authentication import SASL_APIS, SaslAuthenticator, new_authenticator
@@ -101,9 +101,7 @@ class Connection(asyncio.BufferedProtocol):
         self._token: int | None = None
         self._id = next(_ids)
         self._header = (0, 0)  # version and correlation id of the request in progress
-        self._is_write_buffer_full = False
-        self._is_reading_paused = False
-        self._is_processing = False
+        self._is_write_buffer_full = self._is_reading_paused = self._is_processing = False
         self._is_ending = False  # no further request is handled
         self._is_ended_by_client = False
         self._waits_for_memory = self._is_counted = False  # the second one: in `requests`
@@ -173,7 +171,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.last_activity_ms = self._now_ms()
         received = self._owner.receive_buffer[:nbytes]
-        if self._is_blocked:
+        if self._next_task is not None or not self._can_accept:  # `_is_blocked`, with one call less
             self._buffer += received
             self._limit_reading()
         elif self._buffer:
@@ -364,23 +362,24 @@ class Connection(asyncio.BufferedProtocol):
 
         Raises: RemoteProtocolError for an API that is not allowed, or a frame above its limit, before its body arrives.
         """
-        if len(data) < _PREFIX_BYTES:
+        size = len(data)
+        if size < _PREFIX_BYTES:
             return 0
-        config = self._owner.broker.config
+        config, authenticator = self._owner.broker.config, self._authenticator
         length = int.from_bytes(data[:_PREFIX_BYTES], "big", signed=True)
         if not 0 <= length <= config.socket_request_max_bytes:
             frame_length(data[:_PREFIX_BYTES], config.socket_request_max_bytes)  # raises
-        if self._authenticator is not None and self._authenticator.has_raw_tokens:
+        if authenticator is not None and authenticator.has_raw_tokens:
             frame_length(data[:_PREFIX_BYTES], config.sasl_server_max_receive_size)
-        elif len(data) >= _LENGTH_AND_API.size:
+        elif size >= _LENGTH_AND_API.size:
             _, api_key = _LENGTH_AND_API.unpack_from(data)
-            self._check_size(api_key, length)
+            if length > SMALLEST_LIMIT or authenticator is not None or self.is_in_handshake:
+                self._check_size(api_key, length)
             if self._owner.responses.is_full and not self._has_small_response(api_key, data, length):
                 self._waits_for_memory = True
                 self._owner.responses.wait(self)
                 return 0
-        end = _PREFIX_BYTES + length
-        return end if end <= len(data) else 0
+        return _PREFIX_BYTES + length if _PREFIX_BYTES + length <= size else 0
 
     def _has_small_response(self, api_key: int, data: bytearray | memoryview, length: int) -> bool:
         """Whether the first request is handled, or received, while clients have not read their responses."""

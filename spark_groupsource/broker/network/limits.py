@@ -271,6 +271,8 @@ class ResponseMemory:
     @property
     def largest_bytes(self) -> int:
         """Bytes of records for the next Fetch response, 0 while the reserve is used too."""
+        if not self.total:
+            return _LARGEST_RESPONSE_BYTES  # usually
         if not self.has_reserve:
             return 0
         return max(min((_RESPONSE_BYTES - self.total) // 4, _LARGEST_RESPONSE_BYTES), SMALL_RESPONSE_BYTES)
