@@ -45,6 +45,7 @@ class PartitionLog:
     """Records of one partition from `log_start_offset` (included) to `log_end_offset` (excluded).
 
     Attributes:
+        active: the last segment, which takes the appends.
         has_files: whether the directory and the active segment exist: the first append creates them.
         has_new_files: whether the directory may have files that are not durable; set when a transaction index is added.
         gaps_end: the offset below which compaction may have left gaps; 0 if it never did, `INT64_MAX` if it is unknown.
@@ -56,7 +57,7 @@ class PartitionLog:
 
     __slots__ = (
         "_base_offsets", "_directory", "_files", "_flushed_offset", "_flushes", "_is_deleted",
-        "_is_directory_flushed", "_recovery_point", "_report", "_segments", "_unflushed_batches", "config",
+        "_is_directory_flushed", "_recovery_point", "_report", "_segments", "_unflushed_batches", "active", "config",
         "corrupt_ranges", "first_recovered_offset", "gaps_end", "has_files", "has_new_files", "leader_epochs",
         "log_start_offset", "on_roll", "topic_partition",
     )  # fmt: skip
@@ -91,6 +92,7 @@ class PartitionLog:
         self._is_directory_flushed = False  # whether the directory itself is durable
         self.has_new_files = True
         self._segments: list[LogSegment] = []
+        self.active: LogSegment  # set by `create` and `open`
         self._is_deleted = False
         self._base_offsets: list[int] = []
 
@@ -114,7 +116,7 @@ class PartitionLog:
             raise StorageError(
                 f"{self.directory} cannot be created: {error.strerror}. Check space and permissions."
             ) from error
-        self._active.create()
+        self.active.create()
         self.has_files = True
 
     def open(self, recovery_point: int = 0, is_clean: bool = False) -> None:
@@ -157,9 +159,9 @@ class PartitionLog:
         """
         for segment in self._segments:
             segment.index.write()
-        if self._active.size:  # else its empty files are on the disk since their creation
-            self._active.index.complete()
-            sync_files(self._active.paths)
+        if self.active.size:  # else its empty files are on the disk since their creation
+            self.active.index.complete()
+            sync_files(self.active.paths)
         for _, flush in self._flushes:
             flush.result()
         self._flushes.clear()
@@ -184,7 +186,7 @@ class PartitionLog:
     @property
     def log_end_offset(self) -> int:
         """The offset of the next record."""
-        return self._segments[-1].next_offset  # one call less than by `_active`: every request needs it
+        return self.active.next_offset
 
     high_watermark = log_end_offset
 
@@ -195,7 +197,7 @@ class PartitionLog:
         if self._flushes:
             self._recovery_point = max(self._recovery_point, self._flushes[0][0])
         elif self._segments:
-            self._recovery_point = max(self._flushed_offset, self._active.base_offset)
+            self._recovery_point = max(self._flushed_offset, self.active.base_offset)
         return self._recovery_point
 
     @property
@@ -210,10 +212,6 @@ class PartitionLog:
     def corrupt_range(self) -> CorruptRange | None:
         """The first corrupt range above the log start offset."""
         return self.corrupt_ranges.first_above(self.log_start_offset)
-
-    @property
-    def _active(self) -> LogSegment:
-        return self._segments[-1]
 
     def _corruption_in(self, segment: LogSegment) -> CorruptRange | None:
         """Returns the first corrupt range if it is in `segment`."""
@@ -233,7 +231,7 @@ class PartitionLog:
         """
         if self.corrupt_ranges.ranges:
             self.corrupt_ranges.check_appendable(self.log_start_offset)
-        base_offset = self._segments[-1].next_offset
+        base_offset = self.active.next_offset
         last_offset = base_offset + header.last_offset_delta
         max_timestamp = header.max_timestamp if log_append_time_ms is None else log_append_time_ms
         if self._should_roll(len(batch), last_offset, max_timestamp, now_ms):
@@ -244,7 +242,7 @@ class PartitionLog:
         if not epochs.is_stored:
             epochs.store()
         assign_offset(batch, header, base_offset, epochs.latest_epoch, log_append_time_ms)
-        self._segments[-1].append(batch, last_offset, max_timestamp, now_ms)
+        self.active.append(batch, last_offset, max_timestamp, now_ms)
         self._unflushed_batches += 1
         return base_offset
 
@@ -257,7 +255,7 @@ class PartitionLog:
             self._flush_active()
 
     def _flush_active(self) -> None:
-        self._active.flush()
+        self.active.flush()
         self._flush_directory()
         self._unflushed_batches = 0
         self._flushed_offset = self.log_end_offset
@@ -293,7 +291,7 @@ class PartitionLog:
     def _should_roll(self, batch_bytes: int, last_offset: int, timestamp_ms: int, now_ms: int) -> bool:
         """Whether a new segment is needed for a batch. Above `MAX_SEGMENTS`, segments have Kafka's smallest size."""
         min_bytes = _MIN_BYTES_ABOVE_LIMIT if self._files.segment_count >= MAX_SEGMENTS else 0
-        active, config = self._segments[-1], self.config
+        active, config = self.active, self.config
         if not active.fits(batch_bytes, last_offset, max(config.segment_bytes, min_bytes)):
             return True
         return active.size >= min_bytes and active.exceeds_roll_time(timestamp_ms, now_ms, config.roll_ms)
@@ -303,17 +301,17 @@ class PartitionLog:
 
         Raises: StorageError.
         """
-        if self._active.base_offset == self.log_end_offset:
+        if self.active.base_offset == self.log_end_offset:
             return  # as in Kafka, one segment has a base offset
-        self._active.index.complete()
+        self.active.index.complete()
         self.on_roll(self.log_end_offset)
         if self.config.flush_messages < INT64_MAX or self._flushed_offset == self.log_end_offset:
             # the stored recovery point may be the end of this segment, whose indexes are then not rebuilt
-            sync_files(self._active.paths)
+            sync_files(self.active.paths)
             self._flush_directory()
             self._unflushed_batches, self._flushed_offset = 0, self.log_end_offset
         else:
-            self._flush_in_background(self._active)
+            self._flush_in_background(self.active)
         segment = self._new_segment(self.log_end_offset)
         segment.create()
         self.has_new_files = True
@@ -329,6 +327,7 @@ class PartitionLog:
 
     def _add_segment(self, segment: LogSegment) -> None:
         self._segments.append(segment)
+        self.active = segment
         self._base_offsets.append(segment.base_offset)
         self._files.segment_count += 1
 
@@ -343,7 +342,7 @@ class PartitionLog:
 
         Raises: CorruptRecordError at a corrupt range; StorageError; ValueError for an offset outside the log.
         """
-        end_offset = self._segments[-1].next_offset
+        end_offset = self.active.next_offset
         if not self.log_start_offset <= offset <= end_offset:
             raise ValueError(f"offset {offset} is outside {self.log_start_offset} to {end_offset}")
         corrupt = self.corrupt_range if self.corrupt_ranges.ranges else None
@@ -456,6 +455,7 @@ class PartitionLog:
             self._flush_in_background(segment)
             segment.next_offset = cleaned.end_offset
         self._segments[first : first + len(segments)] = [segment]
+        self.active = self._segments[-1]
         self._base_offsets[first : first + len(segments)] = [segment.base_offset]
         self._files.segment_count -= len(segments) - 1
 
@@ -486,7 +486,7 @@ class PartitionLog:
         start_offset = self.log_start_offset
         excess = self.size_bytes - self.config.retention_bytes if self.config.retention_bytes >= 0 else 0
         for segment in self._segments:
-            if segment is self._active and not segment.size:
+            if segment is self.active and not segment.size:
                 break
             is_too_old = 0 <= self.config.retention_ms < timestamp_ms - segment.max_timestamp_ms()
             is_excess = 0 <= self.config.retention_bytes and segment.size <= excess

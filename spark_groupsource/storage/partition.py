@@ -444,6 +444,6 @@ def readable_offsets(partitions: Sequence[Partition | None]) -> list[PartitionOf
         if partition._producers.ongoing:
             add(partition.offsets)
         else:
-            end = log.log_end_offset
+            end = log.active.next_offset  # the log end offset
             add((end, end, log.log_start_offset))
     return found
