@@ -143,7 +143,7 @@ def check_commit(group: ClassicGroup | None, request: OffsetCommitRequest, api_v
         return CommitCheck(ErrorCode.ILLEGAL_GENERATION)
     rule = group.rule(GroupOperation.COMMIT_MEMBER)
     # C7 or NONE, and C8
-    return CommitCheck(rule.error, rule.action is GroupAction.ACCEPT and rule.renews_session)
+    return new_tuple(CommitCheck, (rule.error, rule.action is GroupAction.ACCEPT and rule.renews_session))
 
 
 def repeat_commit(
@@ -164,7 +164,8 @@ def repeat_commit(
     if renews_session and group is not None:
         timers = (session_timer(group, request.member_id, instant),)
     records = form.commit(offsets, instant.timestamp_ms)
-    return Outcome(records, (Reply(context.token, form.response),), timers, after_append=_STORE_OFFSETS)
+    replies = (new_tuple(Reply, (context.token, form.response)),)
+    return new_tuple(Outcome, (records, replies, timers, (), (), _STORE_OFFSETS, None, True))
 
 
 def _check_transactional(group: ClassicGroup | None, request: TxnOffsetCommitRequest) -> ErrorCode:

@@ -19,7 +19,7 @@ from spark_groupsource.group.rebalance_events import Trigger
 from spark_groupsource.group.responses import heartbeat_response, leave_error_response, leave_response
 from spark_groupsource.group.states import DEAD, EMPTY, GroupAction, GroupOperation
 from spark_groupsource.group.timers import SessionTimer
-from spark_groupsource.model import bounded_names
+from spark_groupsource.model import bounded_names, new_tuple
 from spark_groupsource.wire.group_events import Cause
 from spark_groupsource.wire.messages import HeartbeatRequest, LeaveGroupRequest
 
@@ -54,7 +54,7 @@ def renew_session(builder: OutcomeBuilder, group: ClassicGroup, member_id: str) 
 def session_timer(group: ClassicGroup, member_id: str, instant: Instant) -> SetTimer:
     """Returns the end of a session of a member that starts now."""
     deadline_ms = instant.now_ms + group.members[member_id].session_timeout_ms
-    return SetTimer(SessionTimer(group.group_id, member_id), deadline_ms)
+    return new_tuple(SetTimer, (SessionTimer(group.group_id, member_id), deadline_ms))
 
 
 def identities(request: LeaveGroupRequest, api_version: int) -> Sequence[LeaveGroupRequest.MemberIdentity]:

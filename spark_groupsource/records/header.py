@@ -169,10 +169,13 @@ def decode_header(head: bytes) -> BatchHeader:
 
     Raises: CorruptRecordError if the header is invalid; struct.error if it is incomplete.
     """
-    _complete_size(head, 0)
     fields = HEADER_LAYOUT.unpack_from(head)
-    header = BatchHeader._make((*fields, 0, LOG_OVERHEAD_BYTES + fields[1]))
-    _validate(header)
+    base_offset, batch_length, _, magic, _, _, last_offset_delta, _, _, _, _, _, record_count = fields
+    if magic != MAGIC or batch_length < _MIN_LENGTH:
+        _complete_size(head, 0)  # raises
+    header = new_tuple(BatchHeader, (*fields, 0, LOG_OVERHEAD_BYTES + batch_length))
+    if base_offset < 0 or last_offset_delta < 0 or not 0 <= record_count <= last_offset_delta + 1:
+        _validate(header)  # raises
     return header
 
 

@@ -47,7 +47,7 @@ from spark_groupsource.group import (
     merge_responses,
     split_request,
 )
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.model import TopicPartition, new_tuple
 from spark_groupsource.records.decode import CONTROL_COMMIT, control_type
 from spark_groupsource.records.encode import Record, encode_batch, encode_single
 from spark_groupsource.records.header import HEADER_BYTES
@@ -234,7 +234,7 @@ class GroupRuntime:
             return False
         if not shards.is_leader(context.node_id, prepared.shard):
             return False
-        shard_context = self._shard_context(context, RepeatedToken(context.token, prepared))
+        shard_context = self._shard_context(context, new_tuple(RepeatedToken, (context.token, prepared)))
         try:
             outcome = shard.state_machine.repeat_commit(prepared.form, offsets, shard_context, self._clock.instant())
         except Exception as error:  # `handle` responds
@@ -368,9 +368,8 @@ class GroupRuntime:
 
     def _shard_context(self, context: ApiRequestContext, token: object, new_uuid: str = "") -> RequestContext:
         host = f"/{context.client_host}"
-        return RequestContext(
-            token, context.api_version, context.client_id, host, new_uuid, context.connection_id
-        )  # fmt: skip
+        values = token, context.api_version, context.client_id, host, new_uuid, context.connection_id
+        return new_tuple(RequestContext, values)
 
     def _report_full(self) -> None:
         now_ms = self._clock.now_ms()
