@@ -79,10 +79,24 @@ def test_state_is_that_of_every_record_in_its_order(batches: int) -> None:
     for _ in range(20 if batches < 400 else 4):
         expected, found = replayed(random_log(rng, batches))
         assert set(found.pending.group_ids()) == set(expected.pending.group_ids())
+        for group_id in expected.group_ids():
+            assert set(found.partitions_of(group_id)) == set(expected.partitions_of(group_id))
+            pending = expected.pending.partitions_of(group_id)
+            assert set(found.pending.partitions_of(group_id)) == set(pending)
         for producer_id in (8, 7):
             found.end_transaction(producer_id, True)
             expected.end_transaction(producer_id, True)
         assert found.offsets == expected.offsets
+
+
+def test_a_tombstone_before_a_value_removes_the_pending_offset() -> None:
+    key, data = encode_key(OffsetKey("g", "t", 0)), bytearray()
+    for offset, (value, producer_id) in enumerate(((1, 7), (None, -1), (3, -1))):
+        record = Record(key, None if value is None else encode_offset_value(OffsetValue(value)), 1_000)
+        data += encode_batch([record], base_offset=offset, producer_id=producer_id, transactional=producer_id >= 0)
+    buffer = bytes(data)
+    expected, found = replayed([StoredBatch(header, buffer, header.position) for header in iter_batches(buffer)])
+    assert set(found.pending.partitions_of("g")) == set(expected.pending.partitions_of("g")) == set()
 
 
 def test_slices_are_bounded_and_keys_are_applied_once() -> None:

@@ -39,6 +39,9 @@ class LogReplay:
         self.next_offset = -1
         self._apply, self._apply_ordered = apply, apply_ordered
         self._read: dict[bytes, bytes | None] = {}
+        # keys of tombstones in `_read`, also if a value follows: a tombstone removes pending offsets of transactions
+        self._removed: set[bytes] = set()
+        self._has_transactions = False
         # the last batch of each form, later than `_read` and in their order; without a form, the records of a batch
         self._deferred: dict[object, tuple[BatchForm, bytes] | list[KeyValue]] = {}
         self._deferred_records = 0
@@ -62,6 +65,7 @@ class LogReplay:
                 if work >= _SLICE_WORK or self._applying is not None:
                     return False
             if is_ordered:
+                self._has_transactions = True
                 self._batch = self._in_order(stored)
             else:
                 self._read_batch(stored)
@@ -114,7 +118,7 @@ class LogReplay:
     def _read_records(self, stored: StoredBatch) -> Iterator[int]:
         for found in key_value_slices(stored.buffer, stored.header):
             if not self._deferred:
-                self._read.update((key, value) for key, value in found if key is not None)
+                self._add(found)
             else:
                 self._deferred[object()] = found
                 self._deferred_records += len(found)
@@ -128,12 +132,18 @@ class LogReplay:
         records = 0
         for deferred in every.values():
             found = deferred if isinstance(deferred, list) else deferred[0].pairs(deferred[1])
-            self._read.update((key, value) for key, value in found if key is not None)
+            self._add(found)
             records += len(found)
             if records >= _RECORDS_PER_STEP:
                 yield records
                 records = 0
         yield 1 + records
+
+    def _add(self, found: list[KeyValue]) -> None:
+        """Adds records to `_read`, later than those that it has."""
+        self._read.update((key, value) for key, value in found if key is not None)
+        if self._has_transactions:
+            self._removed.update(key for key, value in found if value is None and key is not None)
 
     def _in_order(self, stored: StoredBatch) -> Iterator[int]:
         for _ in self._apply_ordered(stored):
@@ -143,11 +153,13 @@ class LogReplay:
         """Applies at least one and at most `limit` of the records that were read; returns their number."""
         if self._applying is None:
             self._applying = iter(self._read.items())
-        applied = 0
+        applied, removed = 0, self._removed
         for key, value in self._applying:
+            if removed and value is not None and key in removed:
+                self._apply(key, None)
             self._apply(key, value)
             applied += 1
             if applied >= limit:
                 return applied
-        self._read, self._applying = {}, None
+        self._read, self._removed, self._applying = {}, set(), None
         return applied
