@@ -179,7 +179,7 @@ COMMITS = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(steps=st.lists(COMMITS, min_size=1, max_size=6), version=st.sampled_from([2, 3, 7, 8, 9, 10]), first=FIELDS)
 def test_a_repeated_commit_does_what_a_commit_that_is_not_repeated_does(tmp_path_factory, steps, version, first):
     commits = Commits(tmp_path_factory.mktemp("broker"))

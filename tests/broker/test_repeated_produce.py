@@ -278,7 +278,7 @@ STEPS = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(steps=st.lists(STEPS, min_size=1, max_size=8), version=st.sampled_from(VERSIONS))
 def test_a_repeated_request_does_what_one_that_is_not_repeated_does(tmp_path_factory, steps, version):
     producers = Producers(tmp_path_factory.mktemp("broker"))

@@ -6,7 +6,6 @@ SIMULATION_SEED and SIMULATION_SCHEDULES select other schedules.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable
@@ -87,7 +86,7 @@ def replay_loses_a_member(patch: Patch) -> None:
 
     def without_last_member(cls: type[ClassicGroup], group_id: str, value: Any) -> Any:
         if value is not None and len(value.members) > 1:
-            value = replace(value, members=value.members[:-1])
+            value = value._replace(members=value.members[:-1])
         return read(cls, group_id, value)
 
     patch.setattr(ClassicGroup, "from_value", classmethod(without_last_member))

@@ -1,4 +1,4 @@
-"""Named tuples that are created without their constructors have all of their fields."""
+"""Named tuples without constructors have all of their fields."""
 
 from __future__ import annotations
 
