@@ -60,7 +60,7 @@ class ProducePattern:
 
 
 class PreparedProduce(NamedTuple):
-    """A Produce request of one existing topic, to be acknowledged.
+    """A Produce request of one existing topic, without the partition and its records.
 
     Attributes: `topic_id`, None if the request has the name; `layout`, of the response: `head`, partition, error code,
     base offset, log append time, log start offset unless the version has none, `tail`; `offsets`, how many of the last
