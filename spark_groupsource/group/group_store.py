@@ -114,8 +114,8 @@ class GroupStore:
         if not self._repeated.has_columns(group_id, commit.columns):
             self._update(group_id)
         self._repeated.put(group_id, commit)
-        for other_id, oldest in self._repeated.surplus():
-            self._offsets[other_id].update(oldest)
+        for other_id in self._repeated.surplus():
+            self._update(other_id)
 
     def replay_transactional(self, producer_id: int, key: bytes, value: bytes | None) -> None:
         """Replays one record of a transaction: an offset is pending until `end_transaction`, a tombstone is not.

@@ -104,13 +104,10 @@ class RepeatedCommits:
             self._size_bytes -= last.columns.size_bytes
         return last
 
-    def surplus(self) -> Iterator[tuple[str, RepeatedOffsets]]:
-        """Removes and yields the oldest commits as long as they take too much memory."""
+    def surplus(self) -> Iterator[str]:
+        """Yields the groups with the oldest commits, each to be popped, as long as they take too much memory."""
         while self._size_bytes > _MAX_BYTES:
-            group_id = next(iter(self._last))
-            oldest = self.pop(group_id)
-            assert oldest is not None
-            yield group_id, oldest
+            yield next(iter(self._last))
 
     def group_ids(self) -> list[str]:
         return list(self._last)

@@ -152,9 +152,9 @@ def first_header(buffer: Buffer) -> BatchHeader | None:
         fields = HEADER_LAYOUT.unpack_from(buffer)
         size = LOG_OVERHEAD_BYTES + fields[1]
         if fields[3] == MAGIC and HEADER_BYTES <= size <= len(buffer):
-            return BatchHeader._make((*fields, 0, size))
-    found = _complete_size(buffer, 0)
-    return None if found is None else BatchHeader._make((*HEADER_LAYOUT.unpack_from(buffer), 0, found))
+            return new_tuple(BatchHeader, (*fields, 0, size))
+    _complete_size(buffer, 0)  # raises unless the batch is incomplete
+    return None
 
 
 def has_transactional_flag(buffer: Buffer) -> bool:

@@ -51,10 +51,10 @@ def creation_steps(broker: Broker, request: Any) -> StorageSteps[None] | None:
     if request.API_KEY not in USES_TOPICS or (request.API_KEY == ApiKey.PRODUCE and not request.transactional_id):
         return None
     group, transaction = broker.group_coordinator.shards, broker.transaction_coordinator.shards
-    if request.API_KEY in _GROUP_ONLY_APIS and group.partition_count:
-        return None  # without further checks: each heartbeat and commit
-    if group.partition_count and (transaction.partition_count or not _needs_transactions(request)):
-        return None  # the usual case
+    if group.partition_count and (
+        request.API_KEY in _GROUP_ONLY_APIS or transaction.partition_count or not _needs_transactions(request)
+    ):
+        return None  # the usual case; that of each heartbeat and commit is decided first
     needed = [
         shards
         for shards, is_needed in ((group, _needs_groups), (transaction, _needs_transactions))
