@@ -155,7 +155,7 @@ class ClientSettings:
     max_partition_fetch_bytes: int = setting(
         _int(
             "max.partition.fetch.bytes",
-            4_194_304,
+            8_388_608,
             "Largest size of one partition in a fetch response; a planned range is read to its end, "
             "so larger responses save round trips.",
             "bytes",

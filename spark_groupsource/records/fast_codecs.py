@@ -1,22 +1,40 @@
-"""Decompression into memory of the caller, with the extra `fast` by cramjam.
+"""Decompression into memory of the caller, with the extra `fast`.
 
-It saves two copies of the records, and snappy takes half of the time.
+cramjam and zstandard save two copies of the records, and snappy takes half of the time. LZ4 blocks are decompressed one
+by one, because a decoder of frames copies them once more.
+
+Source: https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md, RFC 8878 (zstd).
 """
 
 from __future__ import annotations
 
 import struct
+import threading
 from functools import lru_cache
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, NamedTuple
 
+import lz4.frame
 import numpy as np
 
 from spark_groupsource.records.compression import CODECS, decompress, snappy_blocks
 from spark_groupsource.records.parser import Bytes
 
-_LZ4_BLOCK = struct.Struct("<I")
-_LZ4_DICTIONARY, _LZ4_CHECKSUM, _LZ4_SIZE, _LZ4_BLOCK_CHECKSUM = 1, 4, 8, 16
+_WORD = struct.Struct("<I")
+_LZ4_DICTIONARY, _LZ4_CHECKSUM, _LZ4_SIZE, _LZ4_BLOCK_CHECKSUM, _LZ4_INDEPENDENT = 1, 4, 8, 16, 32
 _LZ4_UNCOMPRESSED = 1 << 31
+_LZ4_MAX_HEADER_BYTES = 19
+_ZSTD_CHECKSUM = 4
+_ZSTD_BLOCK_HEADER_BYTES = 3
+_ZSTD_RUN = 1
+# the reader keeps a window; RFC 8878 recommends this limit
+_ZSTD_MAX_WINDOW_BYTES = 8 * 1024 * 1024
+
+_threads = threading.local()
+
+
+class _Libraries(NamedTuple):
+    cramjam: Any
+    zstandard: Any
 
 
 def decompress_into(codec: int, data: memoryview, target: Bytes) -> int:
@@ -24,66 +42,111 @@ def decompress_into(codec: int, data: memoryview, target: Bytes) -> int:
 
     Raises: CorruptRecordError as `decompress`; SizeLimitError if they exceed `target`.
     """
-    decoders = _decoders()
-    if codec in decoders:
-        decode, divide = decoders[codec]
-        size = 0
+    libraries = _libraries()
+    if libraries is not None and codec in _DECODERS:
+        errors = (libraries.cramjam.DecompressionError, libraries.zstandard.ZstdError)
         try:
-            for block in divide(data):
-                size += decode(block, target[size:])
-            return size
-        except (EOFError, _decoder_error()):
-            # damaged or too large; the other functions tell which
+            return _DECODERS[codec](libraries, data, target)
+        except (EOFError, IndexError, RuntimeError, struct.error, *errors):
+            # damaged, too large, or in a form that is rare; the other functions tell which
             pass
-    found = decompress(codec, data, len(target))
-    target[: len(found)] = np.frombuffer(found, np.uint8)
-    return len(found)
+    return _copy(decompress(codec, data, len(target)), target)
 
 
 @lru_cache(maxsize=1)
-def _decoders() -> Mapping[int, tuple[Callable[[memoryview, Bytes], int], Callable[[memoryview], Any]]]:
-    """Returns codec -> function for a block, and division of data into blocks; empty without cramjam.
-
-    A function writes to its target, returns the number of bytes, and raises `_decoder_error`.
-    """
+def _libraries() -> _Libraries | None:
+    """Returns the libraries of the extra `fast`, None without it."""
     try:
         import cramjam
+        import zstandard
     except ImportError:
-        return {}
-    functions: Mapping[str, tuple[Any, Any]] = {
-        "gzip": (cramjam.gzip.decompress_into, _whole),
-        "snappy": (cramjam.snappy.decompress_raw_into, snappy_blocks),
-        "lz4": (cramjam.lz4.decompress_into, _first_lz4_frame),
-        "zstd": (cramjam.zstd.decompress_into, _whole),
-    }
-    return {CODECS.index(name): found for name, found in functions.items()}
+        return None
+    return _Libraries(cramjam, zstandard)
 
 
-@lru_cache(maxsize=1)
-def _decoder_error() -> type[Exception]:
-    import cramjam
-
-    error: type[Exception] = cramjam.DecompressionError
-    return error
+def _copy(data: bytes | memoryview, target: Bytes) -> int:
+    target[: len(data)] = np.frombuffer(data, np.uint8)
+    return len(data)
 
 
-def _whole(data: memoryview) -> tuple[memoryview]:
-    return (data,)
+def _gzip(libraries: _Libraries, data: memoryview, target: Bytes) -> int:
+    return int(libraries.cramjam.gzip.decompress_into(data, target))
 
 
-def _first_lz4_frame(data: memoryview) -> tuple[memoryview]:
-    """Returns the first frame: Kafka reads no other, and cramjam reads all.
+def _snappy(libraries: _Libraries, data: memoryview, target: Bytes) -> int:
+    size = 0
+    for block in snappy_blocks(data):
+        size += libraries.cramjam.snappy.decompress_raw_into(block, target[size:])
+    return size
 
-    Source: https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md.
+
+def _lz4(libraries: _Libraries, data: memoryview, target: Bytes) -> int:
+    # validates the header
+    info = lz4.frame.get_frame_info(bytes(data[:_LZ4_MAX_HEADER_BYTES]))
+    if info["skippable"]:
+        raise EOFError("no frame with data")
+    blocks, end = _lz4_blocks(data)
+    if data[4] & 0x3F & ~_LZ4_SIZE != _LZ4_INDEPENDENT:
+        return int(libraries.cramjam.lz4.decompress_into(data[:end], target))
+    size = 0
+    for block, is_compressed in blocks:
+        rest = target[size : size + info["block_size"]]
+        if is_compressed:
+            size += libraries.cramjam.lz4.decompress_block_into(block, rest, len(rest))
+        elif len(block) <= len(rest):
+            size += _copy(block, rest)
+        else:
+            raise EOFError("no memory for a block")
+    if data[4] & _LZ4_SIZE and size != info["content_size"]:
+        raise EOFError(f"{size} of {info['content_size']} bytes")
+    return size
+
+
+def _lz4_blocks(data: memoryview) -> tuple[list[tuple[memoryview, bool]], int]:
+    """Returns the blocks of the first frame, each with whether it is compressed, and the end of the frame.
+
+    Kafka reads no other frame. Raises: EOFError, IndexError, struct.error if it is incomplete.
     """
-    try:
-        flags = data[4]
-        # magic, flags, block size, content size, dictionary, header checksum
-        position = 7 + (8 if flags & _LZ4_SIZE else 0) + (4 if flags & _LZ4_DICTIONARY else 0)
-        checksum_bytes = 4 if flags & _LZ4_BLOCK_CHECKSUM else 0
-        while (size := _LZ4_BLOCK.unpack_from(data, position)[0] & ~_LZ4_UNCOMPRESSED) != 0:
-            position += 4 + size + checksum_bytes
-    except (IndexError, struct.error):
-        # the decoder rejects it
-        return (data,)
-    return (data[: position + 4 + (4 if flags & _LZ4_CHECKSUM else 0)],)
+    flags = data[4]
+    # magic, flags, block size, content size, dictionary, header checksum
+    position = 7 + (8 if flags & _LZ4_SIZE else 0) + (4 if flags & _LZ4_DICTIONARY else 0)
+    checksum_bytes = 4 if flags & _LZ4_BLOCK_CHECKSUM else 0
+    blocks = []
+    while word := _WORD.unpack_from(data, position)[0]:
+        start, size = position + 4, word & ~_LZ4_UNCOMPRESSED
+        position = start + size + checksum_bytes
+        if position > len(data):
+            raise EOFError("incomplete block")
+        blocks.append((data[start : start + size], not word & _LZ4_UNCOMPRESSED))
+    return blocks, position + 4 + (4 if flags & _LZ4_CHECKSUM else 0)
+
+
+def _zstd(libraries: _Libraries, data: memoryview, target: Bytes) -> int:
+    zstandard = libraries.zstandard
+    # the reader does not tell whether the last frame is complete
+    if _zstd_end(data, zstandard.frame_header_size(data)) != len(data):
+        raise EOFError("not one frame")
+    if not hasattr(_threads, "zstd"):
+        _threads.zstd = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
+    reader = _threads.zstd.stream_reader(data)
+    size = int(reader.readinto(target))
+    if size == len(target) and reader.read(1):
+        raise EOFError("no memory for the batch")
+    return size
+
+
+def _zstd_end(data: memoryview, header_bytes: int) -> int:
+    """Returns the end of the first frame; it is after that of `data` if the frame is incomplete."""
+    position, is_last = header_bytes, 0
+    while not is_last and position < len(data):
+        header = int.from_bytes(data[position : position + _ZSTD_BLOCK_HEADER_BYTES], "little")
+        is_last, kind, size = header & 1, header >> 1 & 3, header >> 3
+        position += _ZSTD_BLOCK_HEADER_BYTES + (1 if kind == _ZSTD_RUN else size)
+    return position + (4 if data[4] & _ZSTD_CHECKSUM else 0) if is_last else len(data) + 1
+
+
+_DECODERS: Mapping[int, Callable[[_Libraries, memoryview, Bytes], int]] = {
+    CODECS.index(name): function
+    for name, function in (("gzip", _gzip), ("snappy", _snappy), ("lz4", _lz4), ("zstd", _zstd))
+}
+"""Each decompresses to the start of its target, and returns the number of bytes."""

@@ -24,7 +24,7 @@ from spark_groupsource.records.slices import record_slices
 # a batch that is larger, decompressed, is divided
 _MAX_BATCH_BYTES = 8 * 1024 * 1024
 # size of a group of several batches; the last one of decompressed batches may exceed it
-_GROUP_BYTES = 6 * 1024 * 1024
+_GROUP_BYTES = 8 * 1024 * 1024
 _MAX_SLICE_BYTES = 2 * 1024 * 1024
 
 _payloads = BufferPool()

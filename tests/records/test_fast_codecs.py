@@ -1,12 +1,15 @@
-"""Decompression into given memory, with and without cramjam, beside that of `compression`."""
+"""Decompression into given memory, with and without the libraries of the extra `fast`, beside `compression`."""
 
 from __future__ import annotations
 
+import random
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import lz4.frame
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import scaled
@@ -18,21 +21,22 @@ from spark_groupsource.records.compression import CODECS, SizeLimitError, compre
 from spark_groupsource.records.fast_codecs import decompress_into
 
 TEXT = b"".join(b'{"flight": %d, "carrier": "UA"}' % number for number in range(9_000))
+NOISE = random.Random(5).randbytes(300_000)
 codecs = pytest.mark.parametrize("codec", range(len(CODECS)), ids=CODECS)
 
 
-def without_cramjam(monkeypatch):
+def without_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "cramjam", None)
     # private: what it has found
-    fast_codecs._decoders.cache_clear()
+    fast_codecs._libraries.cache_clear()
 
 
-@pytest.fixture(params=["with cramjam", "without"])
+@pytest.fixture(params=["with the extra", "without"])
 def decoder(request, monkeypatch):
     if request.param == "without":
-        without_cramjam(monkeypatch)
+        without_extra(monkeypatch)
     yield
-    fast_codecs._decoders.cache_clear()
+    fast_codecs._libraries.cache_clear()
 
 
 def into(codec: int, data: bytes, size: int) -> bytes:
@@ -97,8 +101,79 @@ def test_changed_bytes_have_the_same_outcome(codec, text, repeat, data):
     assert outcome(lambda: into(codec, changed, 5_000)) == outcome(lambda: decompress(codec, changed, 5_000))
 
 
-def test_cramjam_decompresses_what_fits(monkeypatch):
+def test_the_libraries_decompress_what_fits(monkeypatch):
     # private: whether the other functions are called
     monkeypatch.setattr(fast_codecs, "decompress", None)
     for codec in range(1, len(CODECS)):
         assert into(codec, compress(codec, TEXT), len(TEXT)) == TEXT
+
+
+ZSTD_FRAMES = {
+    "without its size": lambda: zstd_stream(TEXT),
+    "with a checksum": lambda: zstandard.ZstdCompressor(write_checksum=True).compress(TEXT),
+    "an empty last block": lambda: zstd_stream(TEXT, flush=True),
+    "of blocks": lambda: zstandard.ZstdCompressor().compress(TEXT * 9),
+    "a run": lambda: zstandard.ZstdCompressor().compress(b"x" * 300_000),
+    "uncompressed": lambda: zstandard.ZstdCompressor().compress(NOISE),
+}
+LZ4_FRAMES = {
+    "of 64 KiB blocks": lambda: lz4.frame.compress(TEXT * 9, block_linked=False),
+    "of 4 MiB blocks": lambda: lz4.frame.compress(TEXT * 9, block_linked=False, block_size=7),
+    "without its size": lambda: lz4.frame.compress(TEXT * 9, block_linked=False, store_size=False),
+    "uncompressed": lambda: lz4.frame.compress(NOISE, block_linked=False),
+}
+
+
+def zstd_stream(text: bytes, flush: bool = False) -> bytes:
+    compressor = zstandard.ZstdCompressor().compressobj()
+    written = compressor.compress(text)
+    if flush:
+        written += compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    return written + compressor.flush()
+
+
+@pytest.mark.parametrize(
+    "codec, frame",
+    [(3, frame()) for frame in LZ4_FRAMES.values()] + [(4, frame()) for frame in ZSTD_FRAMES.values()],
+    ids=[*(f"lz4 {name}" for name in LZ4_FRAMES), *(f"zstd {name}" for name in ZSTD_FRAMES)],
+)
+def test_the_usual_frames_are_decompressed_without_a_copy(monkeypatch, codec, frame):
+    text = decompress(codec, frame)
+    # private: whether the other functions are called
+    monkeypatch.setattr(fast_codecs, "decompress", None)
+    for size in (len(text), len(text) + 1):
+        assert into(codec, frame, size) == text
+    with pytest.raises(TypeError, match="not callable"):
+        into(codec, frame, len(text) - 1)
+    with pytest.raises(TypeError, match="not callable"):
+        into(codec, frame[:-1], len(text))
+
+
+@pytest.mark.parametrize("frame", [frame() for frame in ZSTD_FRAMES.values()], ids=[*ZSTD_FRAMES])
+def test_zstd_frames_that_follow_are_read(decoder, frame):
+    skippable = b"\x50\x2a\x4d\x18\x03\x00\x00\x00abc"
+    text = decompress(4, frame)
+    assert into(4, frame + frame, 2 * len(text)) == 2 * text
+    assert into(4, skippable + frame, len(text)) == text
+
+
+def test_a_skippable_lz4_frame_has_no_records(decoder):
+    assert into(3, b"\x50\x2a\x4d\x18\x03\x00\x00\x00abc" + bytes(30), 99) == b""
+
+
+def test_a_zstd_frame_with_a_large_window_keeps_no_memory():
+    parameters = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    assert into(4, compressor.compress(TEXT) + compressor.flush(), len(TEXT)) == TEXT
+    # private: the context of this thread
+    assert fast_codecs._threads.zstd.memory_size() < 16 << 20
+
+
+def test_threads_have_contexts_of_their_own():
+    frames = [compress(4, TEXT + bytes([number])) for number in range(8)]
+
+    def decode(frame: bytes) -> bool:
+        return all(into(4, frame, len(TEXT) + 1)[-1] == frames.index(frame) for _ in range(50))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(decode, frames))
