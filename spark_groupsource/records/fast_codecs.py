@@ -9,7 +9,6 @@ Source: https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md, RFC 8878 (z
 from __future__ import annotations
 
 import struct
-import threading
 from functools import lru_cache
 from typing import Any, Callable, Mapping, NamedTuple
 
@@ -29,7 +28,8 @@ _ZSTD_RUN = 1
 # the reader keeps a window; RFC 8878 recommends this limit
 _ZSTD_MAX_WINDOW_BYTES = 8 * 1024 * 1024
 
-_threads = threading.local()
+# contexts that no thread uses
+_zstd_contexts: list[Any] = []
 
 
 class _Libraries(NamedTuple):
@@ -126,12 +126,15 @@ def _zstd(libraries: _Libraries, data: memoryview, target: Bytes) -> int:
     # the reader does not tell whether the last frame is complete
     if _zstd_end(data, zstandard.frame_header_size(data)) != len(data):
         raise EOFError("not one frame")
-    if not hasattr(_threads, "zstd"):
-        _threads.zstd = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
-    reader = _threads.zstd.stream_reader(data)
+    try:
+        context = _zstd_contexts.pop()
+    except IndexError:
+        context = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
+    reader = context.stream_reader(data)
     size = int(reader.readinto(target))
     if size == len(target) and reader.read(1):
         raise EOFError("no memory for the batch")
+    _zstd_contexts.append(context)
     return size
 
 
