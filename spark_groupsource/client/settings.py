@@ -140,7 +140,13 @@ class ClientSettings:
         _int("fetch.min.bytes", 1, "A broker waits for this many bytes before it responds to a fetch.", "bytes", low=0)
     )
     fetch_max_bytes: int = setting(
-        _int("fetch.max.bytes", 52_428_800, "Largest size of one fetch response.", "bytes")
+        _int(
+            "fetch.max.bytes",
+            52_428_800,
+            "Largest size of one fetch response. A task requests at most 8 MiB, or max.partition.fetch.bytes if these "
+            "are more.",
+            "bytes",
+        )
     )
     fetch_max_wait_ms: int = setting(
         _int(

@@ -219,7 +219,7 @@ def _fetch_once(
             if size >= budget:
                 break
             chosen = readings[start : start + _PARTITIONS_PER_FETCH]
-            request = fetch_request(chosen, replace(settings, fetch_max_bytes=min(budget - size, _FETCH_BUDGET_BYTES)))
+            request = fetch_request(chosen, settings, min(budget - size, _FETCH_BUDGET_BYTES))
             response = cluster.call_node(node_id, request, max_version=FETCH_BY_NAME)
             for reading, data in partitions_of(response, FETCH_BY_NAME, chosen):
                 tp = reading.topic_partition

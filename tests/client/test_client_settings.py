@@ -10,7 +10,7 @@ import pytest
 
 from spark_groupsource.client.network.sasl_options import parse_jaas
 from spark_groupsource.client.network.security import SecuritySettings
-from spark_groupsource.client.records.partition_fetch import PartitionState, fetch_request
+from spark_groupsource.client.records.partition_fetch import PartitionState, fetch_request, response_bytes
 from spark_groupsource.client.settings import (
     ACCEPTED_SETTINGS,
     REJECTED_SETTINGS,
@@ -42,13 +42,20 @@ def test_librdkafka_names() -> None:
 @pytest.mark.parametrize(("leaders", "part"), [(1, 1), (2, 1), (3, 1), (10, 5)])
 def test_responses_of_all_leaders_together_have_twice_the_maximum(leaders: int, part: int) -> None:
     settings = ClientSettings.parse({**SERVERS, "fetch.max.bytes": "1000"})
-    assert fetch_request([], settings, leaders).max_bytes == 1000 // part
+    assert response_bytes(settings, leaders) == 1000 // part
+
+
+def test_one_response_is_not_larger_than_is_read_fast() -> None:
+    default = ClientSettings.parse(SERVERS)
+    larger = ClientSettings.parse({**SERVERS, "max.partition.fetch.bytes": str(20 << 20)})
+    assert [response_bytes(default, leaders) for leaders in (1, 3, 13, 26)] == [8 << 20] * 3 + [52_428_800 // 13]
+    assert [response_bytes(larger, leaders) for leaders in (1, 8)] == [20 << 20, 52_428_800 // 4]
 
 
 def test_a_fetch_request_has_its_partitions_in_the_order_of_the_ranges() -> None:
     partitions = [("a", 0), ("a", 1), ("b", 0), ("a", 2)]
     states = [PartitionState(TopicPartition(topic, number), 10 * number, 99) for topic, number in partitions]
-    topics = fetch_request(states, ClientSettings.parse(SERVERS)).topics
+    topics = fetch_request(states, ClientSettings.parse(SERVERS), 1000).topics
     found = [(topic.topic, each.partition, each.fetch_offset) for topic in topics for each in topic.partitions]
     assert found == [(topic, number, 10 * number) for topic, number in partitions]
     assert [topic.topic for topic in topics] == ["a", "b", "a"]

@@ -2,7 +2,7 @@
 
 It returns blocks of record batches, which the caller decodes. Each leader has at most one outstanding request, which is
 sent before the previous response is returned, so that the broker works while the caller decodes. Memory: one response
-for each leader, of about fetch.max.bytes at most, and of twice as much from all leaders together.
+for each leader, of about 8 MiB, and of twice fetch.max.bytes from all leaders together.
 
 A response without records is no evidence that there are none: a broker sends one while a read from tiered storage takes
 longer than its maximum wait. Offsets are skipped where a later batch follows, or where the topic is compacted, which
@@ -36,6 +36,7 @@ from spark_groupsource.client.records.partition_fetch import (
     fetch_request,
     highest_fetch_version,
     partitions_of,
+    response_bytes,
 )
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import (
@@ -309,7 +310,7 @@ class PartitionFetcher:
                 # the other leaders wait meanwhile, and a leader that does not respond may have been replaced
                 leader.connection.open(self._open_timeout_ms(leader.address))
             leader.sent = leader.connection.send(
-                fetch_request(leader.states, self._settings, len(self._leaders)),
+                fetch_request(leader.states, self._settings, response_bytes(self._settings, len(self._leaders))),
                 self._settings.request_timeout_ms + self._settings.fetch_max_wait_ms,
                 max_version=highest_fetch_version(leader.states),
             )

@@ -18,6 +18,8 @@ EMPTY = memoryview(b"")
 FETCH_BY_NAME = 12
 """Last version of Fetch that names topics; later ones identify them by id (KIP-516)."""
 
+_RESPONSE_BYTES = 8 * 1024 * 1024
+
 PartitionData = FetchResponse.FetchableTopicResponse.PartitionData
 
 
@@ -125,11 +127,18 @@ def highest_fetch_version(states: Sequence[PartitionState]) -> int | None:
     return None if all(state.topic_id is not None for state in states) else FETCH_BY_NAME
 
 
-def fetch_request(states: Sequence[PartitionState], settings: ClientSettings, leaders: int = 1) -> FetchRequest:
-    """Returns a Fetch request without a session; the broker fills partitions in the order of the request.
+def response_bytes(settings: ClientSettings, leaders: int) -> int:
+    """Returns the largest size of one response, except that it has at least one batch.
 
-    The responses of all `leaders` together have at most twice fetch.max.bytes, except that each has at least one batch.
+    Those of all `leaders` together have at most twice fetch.max.bytes. One has at most 8 MiB, or
+    max.partition.fetch.bytes if these are more: a larger one takes more time for each byte.
     """
+    largest = max(_RESPONSE_BYTES, settings.max_partition_fetch_bytes)
+    return min(largest, settings.fetch_max_bytes // max(1, leaders // 2))
+
+
+def fetch_request(states: Sequence[PartitionState], settings: ClientSettings, max_bytes: int) -> FetchRequest:
+    """Returns a Fetch request without a session; the broker fills partitions in the order of the request."""
     row = FetchRequest.FetchTopic
     # adjacent partitions of a topic share an entry
     topics: list[tuple[str, UUID | None, list[FetchRequest.FetchTopic.FetchPartition]]] = []
@@ -152,7 +161,7 @@ def fetch_request(states: Sequence[PartitionState], settings: ClientSettings, le
         replica_id=-1,
         max_wait_ms=settings.fetch_max_wait_ms,
         min_bytes=settings.fetch_min_bytes,
-        max_bytes=settings.fetch_max_bytes // max(1, leaders // 2),
+        max_bytes=max_bytes,
         isolation_level=int(settings.read_committed),
         session_id=0,
         session_epoch=-1,
