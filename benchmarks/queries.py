@@ -20,8 +20,8 @@ import query_start
 from batch_read import cases
 from bench.context import Context, Measure
 from bench.figures import Figure, Rounds
-from bench.spark import KAFKA, OWN, session
-from bench.streams import PHASES, streaming_settings
+from bench.spark import CEILING, KAFKA, OWN, session
+from bench.streams import PHASES, ceiling_writer, streaming_settings
 from bench.topics import Topic, client, create, ensure
 
 _KAFKA_NAME = "Spark's Kafka source"
@@ -40,7 +40,8 @@ def small(context: Context) -> Topic:
 
 def available_now(context: Context) -> Iterator[Figure]:
     """start() to the first row, warm; and start() to termination over the large topic."""
-    large = cases(context)[0].topic
+    case = cases(context)[0]
+    large = case.topic
     ensure(context.bootstrap_servers, large)
     small(context)
     with session(_CORES) as spark, tempfile.TemporaryDirectory(prefix="groupsource-benchmark-") as directory:
@@ -50,11 +51,16 @@ def available_now(context: Context) -> Iterator[Figure]:
                 run = query_start.run_query(spark, "whole", source, context.bootstrap_servers, large.name, directory)
                 if number:  # the JVM has compiled the loop over the rows
                     rounds.add(f"{source} whole", run.total_ms / 1000)
+            run = query_start.run_writer("whole", CEILING, ceiling_writer(spark, case.read().ceiling, directory))
+            if number:
+                rounds.add(f"{CEILING} whole", run.total_ms / 1000)
     yield pair(rounds, _WARM, "start() to the end of the first batch", "first", None, _DIFFERENCE_S)
     yield from phases(rounds, "warm start, phases of the first batch", ("before", *PHASES))
     yield pair(rounds, "availableNow query", "100 records, start() to termination", "small", None)
     title = f"{large.records / 1e6:.3g} M x 100 B, start() to termination, local[{_CORES}]"
     yield pair(rounds, "availableNow query", title, "whole", 2.5)
+    own, ceiling = rounds.values[f"{OWN} whole"], rounds.values[f"{CEILING} whole"]
+    yield Figure("availableNow query", title, "s", own, "the ceiling", ceiling)
 
 
 def warm_starts(spark: Any, context: Context, directory: str) -> Rounds:

@@ -78,7 +78,11 @@ def fill(kafka: RealKafka, topic: str, count: int) -> None:
 
 def run_query(spark: Any, kind: str, source: str, bootstrap_servers: str, topic: str, directory: str) -> Run:
     """Runs one query with trigger availableNow over the topic, from its start."""
-    writer = stream_writer(spark, source, bootstrap_servers, topic, "earliest", directory)
+    return run_writer(kind, source, stream_writer(spark, source, bootstrap_servers, topic, "earliest", directory))
+
+
+def run_writer(kind: str, source: str, writer: Any) -> Run:
+    """Runs the query of a writer with trigger availableNow."""
     spent, begin_s, begin = processor_seconds(), time.time(), time.perf_counter()
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Iterator
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from spark_groupsource.model import TopicPartition
@@ -30,6 +30,9 @@ class CeilingSource(DataSource):
 
     def schema(self) -> StructType:
         return spark_schema(include_headers=False)
+
+    def streamReader(self, schema: StructType) -> CeilingStreamReader:
+        return CeilingStreamReader(self.reader(schema))
 
     def reader(self, schema: StructType) -> CeilingReader:
         names = select_columns(schema, include_headers=False).names
@@ -53,6 +56,25 @@ class CeilingReader(DataSourceReader):
         while remaining > 0:
             yield batch.slice(0, remaining) if remaining < batch.num_rows else batch
             remaining -= batch.num_rows
+
+
+class CeilingStreamReader(DataSourceStreamReader):
+    """All records are in the first micro-batch."""
+
+    def __init__(self, batch_reader: CeilingReader) -> None:
+        self._batch_reader = batch_reader
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"batch": 0}
+
+    def latestOffset(self, start: object = None, limit: object = None) -> dict[str, int]:
+        return {"batch": 1}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return self._batch_reader.partitions()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._batch_reader.read(partition)
 
 
 @lru_cache(maxsize=4)

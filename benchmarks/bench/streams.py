@@ -6,7 +6,7 @@ import os
 import uuid
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from bench.spark import KAFKA, OWN
+from bench.spark import CEILING, KAFKA, OWN
 
 SOURCES = (KAFKA, OWN)
 PHASES = ("latestOffset", "queryPlanning", "walCommit", "getBatch", "addBatch", "commitBatch", "commitOffsets")
@@ -36,6 +36,18 @@ def stream_writer(
     stream = stream.option("subscribe", topic).option("startingOffsets", starting_offsets)
     if source == OWN:
         stream = stream.option("kafka.group.id", f"benchmark-{uuid.uuid4().hex[:8]}")
+    return _to_noop(stream, directory)
+
+
+def ceiling_writer(spark: Any, options: Mapping[str, str], directory: str) -> Any:
+    """Returns the writer of a query over the prebuilt Arrow batches of the ceiling."""
+    from bench.ceiling import CeilingSource
+
+    spark.dataSource.register(CeilingSource)
+    return _to_noop(spark.readStream.format(CEILING).options(**options), directory)
+
+
+def _to_noop(stream: Any, directory: str) -> Any:
     checkpoint = os.path.join(directory, uuid.uuid4().hex)
     return stream.load().writeStream.format("noop").option("checkpointLocation", checkpoint)
 
