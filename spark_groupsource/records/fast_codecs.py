@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
 import lz4.frame
 import numpy as np
@@ -85,12 +85,11 @@ def _lz4(libraries: _Libraries, data: memoryview, target: Bytes) -> int:
     info = lz4.frame.get_frame_info(bytes(data[:_LZ4_MAX_HEADER_BYTES]))
     if info["skippable"]:
         raise EOFError("no frame with data")
-    blocks, end = _lz4_blocks(data)
     if data[4] & 0x3F & ~_LZ4_SIZE != _LZ4_INDEPENDENT:
-        return int(libraries.cramjam.lz4.decompress_into(data[:end], target))
+        return int(libraries.cramjam.lz4.decompress_into(_first_lz4_frame(data), target))
     size = 0
-    for block, is_compressed in blocks:
-        rest = target[size : size + info["block_size"]]
+    for start, end, is_compressed in _lz4_blocks(data):
+        block, rest = data[start:end], target[size : size + info["block_size"]]
         if is_compressed:
             size += libraries.cramjam.lz4.decompress_block_into(block, rest, len(rest))
         elif len(block) <= len(rest):
@@ -102,23 +101,34 @@ def _lz4(libraries: _Libraries, data: memoryview, target: Bytes) -> int:
     return size
 
 
-def _lz4_blocks(data: memoryview) -> tuple[list[tuple[memoryview, bool]], int]:
-    """Returns the blocks of the first frame, each with whether it is compressed, and the end of the frame.
+def _first_lz4_frame(data: memoryview) -> memoryview:
+    """Returns the first frame: Kafka reads no other, and cramjam reads all. Raises as `_lz4_blocks`."""
+    flags, end = data[4], _lz4_header_bytes(data)
+    for _, end, _ in _lz4_blocks(data):
+        end += 4 if flags & _LZ4_BLOCK_CHECKSUM else 0
+    # the end mark follows the blocks
+    return data[: end + 4 + (4 if flags & _LZ4_CHECKSUM else 0)]
 
-    Kafka reads no other frame. Raises: EOFError, IndexError, struct.error if it is incomplete.
+
+def _lz4_blocks(data: memoryview) -> Iterator[tuple[int, int, bool]]:
+    """Yields start and end of each block of the first frame, and whether it is compressed.
+
+    Raises: EOFError, IndexError, struct.error if the frame is incomplete.
     """
-    flags = data[4]
-    # magic, flags, block size, content size, dictionary, header checksum
-    position = 7 + (8 if flags & _LZ4_SIZE else 0) + (4 if flags & _LZ4_DICTIONARY else 0)
-    checksum_bytes = 4 if flags & _LZ4_BLOCK_CHECKSUM else 0
-    blocks = []
+    position = _lz4_header_bytes(data)
+    checksum_bytes = 4 if data[4] & _LZ4_BLOCK_CHECKSUM else 0
     while word := _WORD.unpack_from(data, position)[0]:
-        start, size = position + 4, word & ~_LZ4_UNCOMPRESSED
-        position = start + size + checksum_bytes
+        start = position + 4
+        end = start + (word & ~_LZ4_UNCOMPRESSED)
+        position = end + checksum_bytes
         if position > len(data):
             raise EOFError("incomplete block")
-        blocks.append((data[start : start + size], not word & _LZ4_UNCOMPRESSED))
-    return blocks, position + 4 + (4 if flags & _LZ4_CHECKSUM else 0)
+        yield start, end, not word & _LZ4_UNCOMPRESSED
+
+
+def _lz4_header_bytes(data: memoryview) -> int:
+    # magic, flags, block size, content size, dictionary, header checksum
+    return 7 + (8 if data[4] & _LZ4_SIZE else 0) + (4 if data[4] & _LZ4_DICTIONARY else 0)
 
 
 def _zstd(libraries: _Libraries, data: memoryview, target: Bytes) -> int:

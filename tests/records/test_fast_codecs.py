@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import lz4.frame
@@ -177,3 +178,16 @@ def test_threads_decompress_at_the_same_time():
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(decode, frames))
+
+
+def test_many_small_lz4_blocks_take_no_memory_of_their_own(decoder):
+    header = lz4.frame.compress(b"", block_linked=False, store_size=False)[:7]
+    frame = header + b"\x01\x00\x00\x80x" * 200_000 + bytes(4)
+    target = np.empty(200_000, np.uint8)
+    tracemalloc.start()
+    try:
+        assert decompress_into(3, memoryview(frame), target) == 200_000
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+    assert (target == ord("x")).all()
