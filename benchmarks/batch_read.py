@@ -17,7 +17,7 @@ from typing import Any, Iterator, Mapping, NamedTuple
 
 from bench.context import Context, Measure
 from bench.figures import Figure, Rounds
-from bench.spark import CEILING, KAFKA, OWN, Read, check_same_rows, session, timed
+from bench.spark import CEILING, KAFKA, OWN, RIVAL_NAMES, Read, check_same_rows, session, timed
 from bench.topics import PARTITIONS, Topic, client, create, ending_offsets, ensure, fixed, json, keyed
 
 from spark_groupsource.client.records.fetcher import PartitionFetcher
@@ -26,7 +26,6 @@ from spark_groupsource.records import arrow
 from spark_groupsource.records.header import iter_batches
 
 MEASURE = "batch read"
-_NAMES = {KAFKA: "Spark's Kafka source", CEILING: "the ceiling"}
 # the processor caches and the JVM's optimizing compiler need some seconds
 _WARM_RECORDS = 1_000_000
 _WARM_READS = 4
@@ -87,10 +86,7 @@ def figures(cores: int, context: Context) -> Iterator[Figure]:
     chosen = [case for case in cases(context) if cores in case.cores]
     for case in chosen:
         load(context, case.topic)
-    from bench.ceiling import CeilingSource
-
     with session(cores) as spark:
-        spark.dataSource.register(CeilingSource)
         warm_up(spark, cores, context, chosen[0])
         for case in chosen:
             try:
@@ -147,11 +143,11 @@ def measure(spark: Any, cores: int, context: Context, case: Case) -> Iterator[Fi
     title = f"{case.topic.records / 1e6:.3g} M x {case.title}, local[{cores}]"
     for source, least_ratio in case.beside.items():
         figure = rounds.figure(MEASURE, title, "s", OWN, source, least_ratio=least_ratio[cores - 1])
-        yield replace(figure, rival_name=_NAMES[source])
+        yield replace(figure, rival_name=RIVAL_NAMES[source])
     for source in case.beside:
         bound = 1 / 0.6 if source == KAFKA and case.topic.name == "bytes" else None
         figure = spent.figure("processor seconds per million records", title, "s", OWN, source, least_ratio=bound)
-        yield replace(figure, rival_name=_NAMES[source])
+        yield replace(figure, rival_name=RIVAL_NAMES[source])
 
 
 def load(context: Context, topic: Topic) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterator
 
 from bench.context import Context, Measure
 from bench.figures import Figure, Rounds
-from bench.spark import KAFKA, OWN, Read, check_same_rows, session, timed
+from bench.spark import KAFKA, OWN, RIVAL_NAMES, Read, check_same_rows, session, timed
 from bench.topics import PARTITIONS, Topic, ending_offsets, ensure, fixed
 
 from spark_groupsource.source import reader_process
@@ -31,7 +31,6 @@ _SLOW = 1_000
 _READ_PARTITIONS = 1_000
 _FLAT_FROM = 3_000_000
 _IDLE, _IDLE_TRIGGERS = "trigger without records", 20
-_KAFKA_NAME = "Spark's Kafka source"
 
 
 def by_records(context: Context) -> Iterator[Figure]:
@@ -137,9 +136,9 @@ def beside_kafka(
         check_same_rows(spark, context.bootstrap_servers, read)
     rounds = Rounds()
     for _ in range(context.rounds):
-        for source, name in ((OWN, OWN), (KAFKA, _KAFKA_NAME)):
+        for source, name in ((OWN, OWN), (KAFKA, RIVAL_NAMES[KAFKA])):
             rounds.add(name, timed(spark, source, context.bootstrap_servers, read).seconds)
-    return rounds.figure(measure, f"{case}, local[{CORES}]", "s", OWN, _KAFKA_NAME, least_ratio=least_ratio)
+    return rounds.figure(measure, f"{case}, local[{CORES}]", "s", OWN, RIVAL_NAMES[KAFKA], least_ratio=least_ratio)
 
 
 MEASURES = (

@@ -55,8 +55,6 @@ def is_descendant(pid: int, ancestor: int) -> bool:
 
 
 def measure(bootstrap_servers: str, cores: int, records: int, rounds: int, codec: str | None) -> None:
-    from bench.ceiling import CeilingSource
-
     topic = Topic("split", records // 600 * 600)
     if codec:
         topic = Topic(f"split-{codec}", records // 4_000 * 4_000, json, batch_records=1_000, codec=codec)
@@ -66,7 +64,6 @@ def measure(bootstrap_servers: str, cores: int, records: int, rounds: int, codec
     times = SessionTimes(os.getsid(0))
     print(f"{'source':<14}" + "".join(f"{kind:>17}" for kind in KINDS))
     with session(cores) as spark:
-        spark.dataSource.register(CeilingSource)
         # spark-submit replaces its shell by the JVM
         jvm = spark.sparkContext._gateway.proc.pid
         seen: dict[tuple[str, int], float] = {}

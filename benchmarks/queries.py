@@ -20,11 +20,10 @@ import query_start
 from batch_read import cases
 from bench.context import Context, Measure
 from bench.figures import Figure, Rounds
-from bench.spark import CEILING, KAFKA, OWN, session
+from bench.spark import CEILING, KAFKA, OWN, RIVAL_NAMES, session
 from bench.streams import PHASES, ceiling_writer, streaming_settings
 from bench.topics import Topic, client, create, ensure
 
-_KAFKA_NAME = "Spark's Kafka source"
 _CORES = 2
 _WARM_QUERIES = 2
 _WARM, _COLD = "start of a query, warm JVM", "start of a query, cold"
@@ -39,7 +38,7 @@ def small(context: Context) -> Topic:
 
 
 def available_now(context: Context) -> Iterator[Figure]:
-    """start() to the first row, warm; and start() to termination over the large topic."""
+    """start() to the first row, warm; and start() to termination over the large topic, beside the ceiling, too."""
     case = cases(context)[0]
     large = case.topic
     ensure(context.bootstrap_servers, large)
@@ -47,20 +46,20 @@ def available_now(context: Context) -> Iterator[Figure]:
     with session(_CORES) as spark, tempfile.TemporaryDirectory(prefix="groupsource-benchmark-") as directory:
         rounds = warm_starts(spark, context, directory)
         for number in range(1 + context.rounds):
-            for source in (OWN, KAFKA):
-                run = query_start.run_query(spark, "whole", source, context.bootstrap_servers, large.name, directory)
-                if number:  # the JVM has compiled the loop over the rows
-                    rounds.add(f"{source} whole", run.total_ms / 1000)
-            run = query_start.run_writer("whole", CEILING, ceiling_writer(spark, case.read().ceiling, directory))
-            if number:
-                rounds.add(f"{CEILING} whole", run.total_ms / 1000)
+            runs = [
+                query_start.run_query(spark, "whole", source, context.bootstrap_servers, large.name, directory)
+                for source in (OWN, KAFKA)
+            ]
+            writer = ceiling_writer(spark, case.read().ceiling, directory)
+            runs.append(query_start.run_writer("whole", CEILING, writer))
+            for run in runs if number else ():  # the JVM has compiled the loop over the rows
+                rounds.add(f"{run.source} whole", run.total_ms / 1000)
     yield pair(rounds, _WARM, "start() to the end of the first batch", "first", None, _DIFFERENCE_S)
     yield from phases(rounds, "warm start, phases of the first batch", ("before", *PHASES))
     yield pair(rounds, "availableNow query", "100 records, start() to termination", "small", None)
     title = f"{large.records / 1e6:.3g} M x 100 B, start() to termination, local[{_CORES}]"
     yield pair(rounds, "availableNow query", title, "whole", 2.5)
-    own, ceiling = rounds.values[f"{OWN} whole"], rounds.values[f"{CEILING} whole"]
-    yield Figure("availableNow query", title, "s", own, "the ceiling", ceiling)
+    yield pair(rounds, "availableNow query", title, "whole", None, rival=CEILING)
 
 
 def warm_starts(spark: Any, context: Context, directory: str) -> Rounds:
@@ -94,14 +93,21 @@ def phases(rounds: Rounds, measure: str, names: Sequence[str], case: str = "") -
     for name in names:
         own, rival = rounds.values[f"{OWN} {name}"], rounds.values[f"{KAFKA} {name}"]
         if any((*own, *rival)):
-            yield Figure(measure, f"{case}{name}", "ms", own, _KAFKA_NAME, rival, is_detail=True)
+            yield Figure(measure, f"{case}{name}", "ms", own, RIVAL_NAMES[KAFKA], rival, is_detail=True)
 
 
 def pair(
-    rounds: Rounds, measure: str, case: str, kind: str, least_ratio: float | None, difference: float | None = None
+    rounds: Rounds,
+    measure: str,
+    case: str,
+    kind: str,
+    least_ratio: float | None,
+    difference: float | None = None,
+    rival: str = KAFKA,
 ) -> Figure:
-    own, rival = rounds.values[f"{OWN} {kind}"], rounds.values[f"{KAFKA} {kind}"]
-    return Figure(measure, case, "s", own, _KAFKA_NAME, rival, least_ratio=least_ratio, largest_difference=difference)
+    own, others = rounds.values[f"{OWN} {kind}"], rounds.values[f"{rival} {kind}"]
+    name = RIVAL_NAMES[rival]
+    return Figure(measure, case, "s", own, name, others, least_ratio=least_ratio, largest_difference=difference)
 
 
 def cold_start(context: Context) -> Iterator[Figure]:
@@ -155,7 +161,7 @@ def micro_batches(has_unix_socket: bool, context: Context) -> Iterator[Figure]:
     for kind, rounds, least_ratio in (("median", medians, 1.0), ("99th percentile", tails, 1 / 1.1)):
         values = rounds.values
         case = f"{title}, {kind}"
-        yield Figure(measure, case, "ms", values[OWN], _KAFKA_NAME, values[KAFKA], least_ratio=least_ratio)
+        yield Figure(measure, case, "ms", values[OWN], RIVAL_NAMES[KAFKA], values[KAFKA], least_ratio=least_ratio)
     yield from phases(medians, "micro-batch, phases", PHASES, f"{title}, ")
 
 

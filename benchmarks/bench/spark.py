@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
 from kafka_jars import spark_connector_jars  # noqa: E402
 
 OWN, KAFKA, CEILING = "groupsource", "kafka", "ceiling"
+RIVAL_NAMES = {KAFKA: "Spark's Kafka source", CEILING: "the ceiling"}
 
 
 class Took(NamedTuple):
@@ -56,12 +57,17 @@ def session(cores: int, settings: Mapping[str, str] = {}) -> Iterator[Any]:
         spark.stop()
 
 
+def register_ceiling(spark: Any) -> None:
+    # it loads the decoder, which the other sources do not need in this process
+    from bench.ceiling import CeilingSource
+
+    spark.dataSource.register(CeilingSource)
+
+
 def frame(spark: Any, source: str, bootstrap_servers: str, read: Read) -> Any:
     """Returns the DataFrame of a read by one of the sources."""
     if source == CEILING:
-        from bench.ceiling import CeilingSource
-
-        spark.dataSource.register(CeilingSource)
+        register_ceiling(spark)
         loaded = spark.read.format(CEILING).options(**read.ceiling)
     else:
         loaded = spark.read.format(source).option("kafka.bootstrap.servers", bootstrap_servers)

@@ -6,7 +6,7 @@ import os
 import uuid
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from bench.spark import CEILING, KAFKA, OWN
+from bench.spark import CEILING, KAFKA, OWN, register_ceiling
 
 SOURCES = (KAFKA, OWN)
 PHASES = ("latestOffset", "queryPlanning", "walCommit", "getBatch", "addBatch", "commitBatch", "commitOffsets")
@@ -41,9 +41,7 @@ def stream_writer(
 
 def ceiling_writer(spark: Any, options: Mapping[str, str], directory: str) -> Any:
     """Returns the writer of a query over the prebuilt Arrow batches of the ceiling."""
-    from bench.ceiling import CeilingSource
-
-    spark.dataSource.register(CeilingSource)
+    register_ceiling(spark)
     return _to_noop(spark.readStream.format(CEILING).options(**options), directory)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import scaled
 from support.repeating_clients import REQUESTS, TOPICS, RepeatingClients
 
 from spark_groupsource.errors import ErrorCode, StorageError
@@ -179,7 +180,7 @@ COMMITS = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=scaled(60, 40))
 @given(steps=st.lists(COMMITS, min_size=1, max_size=6), version=st.sampled_from([2, 3, 7, 8, 9, 10]), first=FIELDS)
 def test_a_repeated_commit_does_what_a_commit_that_is_not_repeated_does(tmp_path_factory, steps, version, first):
     commits = Commits(tmp_path_factory.mktemp("broker"))

@@ -8,6 +8,7 @@ from typing import Any, Iterator, Mapping
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import scaled
 from support.partition_logs import batch
 from support.repeating_clients import REQUESTS, TOPICS, RepeatingClients
 
@@ -278,7 +279,7 @@ STEPS = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=scaled(40, 25))
 @given(steps=st.lists(STEPS, min_size=1, max_size=8), version=st.sampled_from(VERSIONS))
 def test_a_repeated_request_does_what_one_that_is_not_repeated_does(tmp_path_factory, steps, version):
     producers = Producers(tmp_path_factory.mktemp("broker"))

@@ -16,6 +16,7 @@ from spark_groupsource.broker.requests import DELAYED, ApiRequestContext
 from spark_groupsource.clock import ManualClock
 from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.storage.data_directory import DataDirectory
+from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.wire.frames import EncodedResponse, encode_request, encode_response, read_request_header
 
 TOPICS = {"a": 3, "b": 1, "c": 2}
@@ -50,13 +51,12 @@ class RepeatingClients:
         self._token, self._next_connection = 0, REPEATING
 
     @staticmethod
-    def _run_steps(token: int, steps: Any, first: Any, on_result: Callable[[Any], None], *_: Any, **__: Any) -> None:
-        """Runs the steps of a request whose first one a busy processor has interrupted."""
-        try:
-            while True:
-                first = steps.send(None if first is None else first())
-        except StopIteration as end:
-            on_result(end.value)
+    def _run_steps(
+        token: int, steps: Any, first: Any, on_result: Callable[[Any], None], is_update: bool, *_: bool, **__: bool
+    ) -> None:
+        """Runs the steps of a request; only a busy processor ends the first one early."""
+        assert first is None and is_update, "a small request needs no further steps"
+        on_result(run_steps(steps))
 
     def partition(self, name: str, number: int) -> Any:
         return self.broker.partitions.find(TopicPartition(name, number))

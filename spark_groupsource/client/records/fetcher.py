@@ -2,7 +2,7 @@
 
 It returns blocks of record batches, which the caller decodes. Each leader has at most one outstanding request, which is
 sent before the previous response is returned, so that the broker works while the caller decodes. Memory: one response
-for each leader, of about 8 MiB, and of twice fetch.max.bytes from all leaders together.
+for each leader, of about 8 MiB, and at most about twice fetch.max.bytes from all leaders together.
 
 A response without records is no evidence that there are none: a broker sends one while a read from tiered storage takes
 longer than its maximum wait. Offsets are skipped where a later batch follows, or where the topic is compacted, which
