@@ -31,7 +31,7 @@ _WARM_RECORDS = 1_000_000
 _WARM_READS = 4
 # of a full run, with each source: the compilers of the JVM take an eighth of the processor time of the second read, and
 # a sixteenth from the fourth on
-_FULL_WARM_READS = 5
+FULL_WARM_READS = 5
 _CHECKED_RECORDS = 400_000
 
 
@@ -70,10 +70,11 @@ def cases(context: Context) -> list[Case]:
     with_headers = {"includeHeaders": "true"}
     committed = {"kafka.isolation.level": "read_committed"}
     compact = {"cleanup.policy": "compact", "segment.bytes": "8000000", "min.cleanable.dirty.ratio": "0.01"}
-    small = {KAFKA: (None, 2.0)}
+    small: dict[str, tuple[float | None, float | None]] = {KAFKA: (None, 2.0)}
+    sized = {CEILING: (None, None), **small}
     return found + [
-        Case("10 B", topic("values-10", 4_000_000, 1_000, make=fixed(10)), small, cores=(2,)),
-        Case("10 kB", topic("values-10k", 80_000, 50, make=fixed(10_000)), small, cores=(2,)),
+        Case("10 B", topic("values-10", 4_000_000, 1_000, make=fixed(10)), sized, cores=(2,), value_bytes=10),
+        Case("10 kB", topic("values-10k", 80_000, 50, make=fixed(10_000)), sized, cores=(2,), value_bytes=10_000),
         Case(
             "100 B, 5 headers", topic("headers", 1_000_000, 100, make=fixed(100, 5)), small, (), with_headers, (2,)
         ),
@@ -110,7 +111,7 @@ def warm_up(spark: Any, cores: int, context: Context, case: Case) -> None:
     until_compiled = -(-cores * arrow._parsers.compile_after_rows // case.topic.records)
     for _ in range(min(until_compiled, _WARM_READS)):
         timed(spark, OWN, context.bootstrap_servers, read._replace(columns=("value",)))
-    for _ in range(_FULL_WARM_READS if context.scale >= 1 else 0):
+    for _ in range(FULL_WARM_READS if context.scale >= 1 else 0):
         for source in (KAFKA, CEILING, OWN):
             timed(spark, source, context.bootstrap_servers, read)
 

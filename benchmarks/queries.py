@@ -17,7 +17,7 @@ from typing import Any, Iterator, Sequence
 
 import microbatch
 import query_start
-from batch_read import cases
+from batch_read import FULL_WARM_READS, cases
 from bench.context import Context, Measure
 from bench.figures import Figure, Rounds
 from bench.spark import CEILING, KAFKA, OWN, RIVAL_NAMES, session
@@ -45,14 +45,16 @@ def available_now(context: Context) -> Iterator[Figure]:
     small(context)
     with session(_CORES) as spark, tempfile.TemporaryDirectory(prefix="groupsource-benchmark-") as directory:
         rounds = warm_starts(spark, context, directory)
-        for number in range(1 + context.rounds):
+        # the JVM compiles the loops over the rows
+        warm_queries = FULL_WARM_READS if context.scale >= 1 else 1
+        for number in range(warm_queries + context.rounds):
             runs = [
                 query_start.run_query(spark, "whole", source, context.bootstrap_servers, large.name, directory)
                 for source in (OWN, KAFKA)
             ]
             writer = ceiling_writer(spark, case.read().ceiling, directory)
             runs.append(query_start.run_writer("whole", CEILING, writer))
-            for run in runs if number else ():  # the JVM has compiled the loop over the rows
+            for run in runs if number >= warm_queries else ():
                 rounds.add(f"{run.source} whole", run.total_ms / 1000)
     yield pair(rounds, _WARM, "start() to the end of the first batch", "first", None, _DIFFERENCE_S)
     yield from phases(rounds, "warm start, phases of the first batch", ("before", *PHASES))
@@ -166,7 +168,7 @@ def micro_batches(has_unix_socket: bool, context: Context) -> Iterator[Figure]:
 
 
 MEASURES = (
-    Measure("availableNow", available_now, 300),
+    Measure("availableNow", available_now, 450),
     Measure("cold-start", cold_start, 240),
     Measure("starts-as-installed", starts_as_installed, 300, is_installed_spark=True),
     Measure("micro-batch-tcp", partial(micro_batches, False), 240),

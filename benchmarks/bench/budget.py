@@ -38,7 +38,7 @@ BUDGET: Mapping[str, Row] = {
     "batch-read-2": Row(8_000_000, Size(0.4, 3, 197), Size(0.0625, 1, 45), Size(1, 3, 465)),
     "parts": Row(1_200_000, Size(0.5, 1, 5), Size(0.125, 1, 2), Size(1, 1, 15)),
     "arrow-clients": Row(1_200_000, Size(0.25, 2, 10), Size(0.05, 1, 3), Size(1, 3, 80)),
-    "availableNow": Row(8_000_000, Size(0.4, 3, 40), Size(0.0625, 1, 15), Size(1, 3, 90)),
+    "availableNow": Row(8_000_000, Size(0.4, 3, 40), Size(0.0625, 1, 15), Size(1, 5, 160)),
     "cold-start": Row(100, Size(1, 3, 23), Size(1, 1, 9), Size(1, 5, 50)),
     "starts-as-installed": Row(100, Size(1, 1, 45), Size(1, 1, 0), Size(1, 3, 60)),
     "micro-batch-tcp": Row(0, Size(0.6, 2, 40), Size(0.25, 1, 18), Size(1, 4, 100)),

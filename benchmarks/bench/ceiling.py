@@ -13,9 +13,6 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.arrow import COLUMNS, decode_fetched
-from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.source.schema import select_columns, spark_schema
 
 NAME = "ceiling"
@@ -79,6 +76,11 @@ class CeilingStreamReader(DataSourceStreamReader):
 
 @lru_cache(maxsize=4)
 def _batch(columns: tuple[str, ...], rows: int, value_bytes: int) -> pa.RecordBatch:
+    # read tasks alone need them, and a source without them starts its queries earlier
+    from spark_groupsource.model import TopicPartition
+    from spark_groupsource.records.arrow import COLUMNS, decode_fetched
+    from spark_groupsource.records.encode import Record, encode_batch
+
     data = encode_batch([Record(None, b"x" * value_bytes, 1_700_000_000_000 + number) for number in range(rows)])
     names = columns or COLUMNS[:-1]
     decoded = decode_fetched(
