@@ -10,7 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -48,6 +55,7 @@ from spark_groupsource.wire.messages import (
     DescribeTransactionsRequest,
     FindCoordinatorRequest,
     MetadataRequest,
+    OffsetFetchRequest,
     ProduceRequest,
 )
 
@@ -331,6 +339,23 @@ def test_a_large_request_is_authorized_as_a_small_one(secured: Secured, topic: s
     with logged_in(secured.broker.bootstrap_servers, "ann", "secret") as connection:
         found = {each.name: each.error_code for each in connection.call(request, 8).topics}
     assert found == {name: 0 if name == topic else 29 for name in names}
+
+
+def test_each_entry_of_a_group_has_the_offsets_that_may_be_read(secured: Secured, topic: str, group: str) -> None:
+    for name in (topic, f"{topic}-secret"):
+        secured.broker.produce(name, [b"1"])
+    offsets = [TopicPartition(name, 0, 1) for name in (topic, f"{topic}-secret")]
+    for committed in secured.root.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, offsets)]).values():
+        committed.result(20)
+    secured.permit(Kind.TOPIC, topic, AclOperation.DESCRIBE)
+    secured.permit(Kind.GROUP, group, AclOperation.DESCRIBE)
+    entry: Any = OffsetFetchRequest.OffsetFetchRequestGroup
+    named = [entry.OffsetFetchRequestTopics(name=each.topic, partition_indexes=[0]) for each in offsets]
+    groups = [entry(group_id=group, topics=asked) for asked in (None, named, named[:1])]
+    with logged_in(secured.broker.bootstrap_servers, "ann", "secret") as connection:
+        found = connection.call(OffsetFetchRequest(groups=groups), 8).groups
+    codes = [{each.name: each.partitions[0].error_code for each in entry.topics} for entry in found]
+    assert codes == [{topic: 0}, {topic: 0, f"{topic}-secret": 29}, {topic: 0}]
 
 
 @pytest.mark.parametrize(("attributes", "code"), [(0x10, 53), (0, 29)])

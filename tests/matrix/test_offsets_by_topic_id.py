@@ -87,6 +87,13 @@ def commit(connection: RawConnection, group: str, offsets: dict[UUID, list[int]]
 
 def fetch(connection: RawConnection, asked: dict[str, dict[UUID, list[int]] | None]) -> dict[str, Any]:
     """Returns (offset, epoch, metadata, error) by group, topic id and partition."""
+    return dict(fetch_entries(connection, *asked.items()))
+
+
+def fetch_entries(
+    connection: RawConnection, *asked: tuple[str, dict[UUID, list[int]] | None]
+) -> list[tuple[str, dict[UUID, Any]]]:
+    """As `fetch`, with the entries of the response in their order."""
     groups = [
         _Group(
             group_id=group,
@@ -96,7 +103,7 @@ def fetch(connection: RawConnection, asked: dict[str, dict[UUID, list[int]] | No
             if topics is None
             else [_Group.OffsetFetchRequestTopics(topic_id=each, partition_indexes=n) for each, n in topics.items()],
         )
-        for group, topics in asked.items()
+        for group, topics in asked
     ]
     request = OffsetFetchRequest(groups=groups, require_stable=True)
 
@@ -105,16 +112,19 @@ def fetch(connection: RawConnection, asked: dict[str, dict[UUID, list[int]] | No
         return None if any(group.error_code in (14, 15, 16) for group in response.groups) else response
 
     response = wait_until(answered, "the groups are loaded")
-    return {
-        group.group_id: {
-            topic.topic_id: {
-                e.partition_index: (e.committed_offset, e.committed_leader_epoch, e.metadata, e.error_code)
-                for e in topic.partitions
-            }
-            for topic in group.topics
-        }
+    return [
+        (
+            group.group_id,
+            {
+                topic.topic_id: {
+                    e.partition_index: (e.committed_offset, e.committed_leader_epoch, e.metadata, e.error_code)
+                    for e in topic.partitions
+                }
+                for topic in group.topics
+            },
+        )
         for group in response.groups
-    }
+    ]
 
 
 @pytest.mark.kafka
@@ -167,6 +177,12 @@ def test_offsets_by_topic_id_and_by_name_are_the_same(
     }
     assert fetch(connection, {group: None, other: None}) == {group: {known: {0: (5, -1, "m", 0)}}, other: {}}
     assert fetch(connection, {group: {}}) == {group: {}}
+    twice = (group, {known: [0]}), (group, {UNKNOWN: [3]}), (group, None)
+    assert fetch_entries(connection, *twice) == [
+        (group, {known: {0: (5, -1, "m", 0)}}),
+        (group, {UNKNOWN: {3: (-1, -1, "", refused)}}),
+        (group, {known: {0: (5, -1, "m", 0)}}),
+    ]
 
 
 @pytest.mark.kafka

@@ -142,6 +142,14 @@ def whole_batches(data: bytes) -> bytes:
     return data[: last.position + last.size] if last else b""
 
 
+def _remove_later_aborted(partition: Any) -> None:
+    """Removes aborted transactions after the returned records: Kafka's index of offsets has not every batch."""
+    last = last_batch(bytes(partition.records or b""))
+    if last is not None and partition.aborted_transactions:
+        aborted = partition.aborted_transactions
+        partition.aborted_transactions = [each for each in aborted if each.first_offset <= last.last_offset]
+
+
 def normalize(
     broker: ComparedBroker,
     response: Any,
@@ -155,6 +163,7 @@ def normalize(
     """
     if response.name == "FetchResponse":
         for partition in (each for topic in response.responses for each in topic.partitions):
+            _remove_later_aborted(partition)
             partition.records = describe_records(bytes(partition.records or b""))
     returned = response.to_dict()
     if response.name == "ListGroupsResponse":

@@ -8,6 +8,7 @@ Source: Kafka `KafkaApis`.
 from __future__ import annotations
 
 import uuid
+from collections import defaultdict, deque
 from typing import Any, Iterable, Mapping, Sequence, TypeVar
 
 from spark_groupsource.broker.api import group_parts
@@ -190,17 +191,19 @@ def _check_fetch(broker: Broker, context: ApiRequestContext, request: OffsetFetc
     if context.api_version < TOPIC_ID_VERSION:
         return Checked(request)
     resolved: list[_FetchGroup] = []
-    unknown_ids: dict[str, list[_FetchTopic]] = {}
+    # of each entry of a group: a request may name a group twice
+    unknown_ids: defaultdict[str, deque[list[_FetchTopic]]] = defaultdict(deque)
     for group in request.groups:
         topics: list[_FetchTopic] = []
-        unknown_ids[group.group_id] = []
+        unknown: list[_FetchTopic] = []
+        unknown_ids[group.group_id].append(unknown)
         for topic in group.topics or ():
             name = _topic_name(broker, topic.topic_id)
             if name:
                 partitions = topic.partition_indexes
                 topics.append(_FetchTopic(name=name, topic_id=topic.topic_id, partition_indexes=partitions))
             else:
-                unknown_ids[group.group_id].append(topic)
+                unknown.append(topic)
         resolved.append(
             _FetchGroup(
                 group_id=group.group_id,
@@ -212,9 +215,10 @@ def _check_fetch(broker: Broker, context: ApiRequestContext, request: OffsetFetc
 
     def complete(response: OffsetFetchResponse) -> None:
         for group in response.groups:
+            unknown = unknown_ids[group.group_id].popleft()
             group.topics = with_topic_ids(broker, group.topics)
             if not group.error_code:
-                group.topics = [*group.topics, *map(_fetch_unknown_id, unknown_ids[group.group_id])]
+                group.topics = [*group.topics, *map(_fetch_unknown_id, unknown)]
 
     checked = OffsetFetchRequest(groups=resolved, require_stable=request.require_stable)
     return Checked(checked, complete)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import Any, Callable
 
@@ -155,18 +156,19 @@ def offset_fetch(access: Access, request: Any) -> Verdict:
     group_class = response_class.OffsetFetchResponseGroup
     topic_class = group_class.OffsetFetchResponseTopics
     groups, denied = [], []
-    completions: dict[str, Callable[[Any], Any]] = {}
+    # of each entry of a group: a request may name a group twice
+    completions: defaultdict[str, deque[Callable[[Any], Any]]] = defaultdict(deque)
     for group in request.groups:
         if not access.group(Operation.DESCRIBE, group.group_id):
             denied.append(group_class(group_id=group.group_id, topics=[], error_code=_GROUP))
             continue
         kept, complete = _readable(access, group.topics, topic_class, topic_class.OffsetFetchResponsePartitions)
         groups.append(replaced(group, topics=kept))
-        completions[group.group_id] = complete
+        completions[group.group_id].append(complete)
 
     def complete_all(response: Any) -> Any:
         for group in response.groups:
-            completions[group.group_id](group)
+            completions[group.group_id].popleft()(group)
         response.groups = [*response.groups, *denied]
         return response
 

@@ -107,9 +107,12 @@ class TransactionRequests(RecordRequests, GroupRequests):
         )
 
     def write_marker(self) -> Action:
-        """A marker as `kafka-transactions abort` sends it."""
+        """A marker as `kafka-transactions abort` sends it.
+
+        Its epoch is not higher than the producer's: it would fence the coordinator, whose transaction then never ends.
+        """
         name, topic, number = self.pick("x0", *TRANSACTIONAL_IDS), self.topic(), self.partition()
-        epoch, coordinator_epoch, is_commit = self.mostly(0, -1, 1), self.mostly(0, -1, 1), self.pick(True, False)
+        epoch, coordinator_epoch, is_commit = self.mostly(0, -1), self.mostly(0, -1, 1), self.pick(True, False)
 
         def build(side: ComparedSide) -> Any:
             producer = side.producers.get(name, Producer())
