@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
@@ -79,8 +80,13 @@ def test_a_broker_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
         cluster._client.commit("g", {TopicPartition("flights", 0): OffsetAndMetadata(0)})
         reader = GroupReader(cluster._client.settings, "g")
         before = reader.read()
+        host, port = broker.bootstrap_servers.split(":")
     since = f"Unreachable since {before.at}: "
-    first, second = reader.read(), reader.read()
+    with socket.socket() as reserved:
+        # a port that does not listen refuses connections, and no other process of the tests takes it
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((host, int(port)))
+        first, second = reader.read(), reader.read()
     assert first.problem.startswith(since) and second.problem.startswith(f"{since}No Kafka broker is reachable")
     assert (first.state, first.rows, first.lags) == (before.state, before.rows, before.lags)
     assert first.read_at == second.read_at == before.at and since in text(first) and since in html(first)
