@@ -12,6 +12,7 @@ import struct
 from functools import lru_cache
 from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
+import lz4.block
 import lz4.frame
 import numpy as np
 
@@ -44,7 +45,7 @@ def decompress_into(codec: int, data: memoryview, target: Bytes) -> int:
     """
     libraries = _libraries()
     if libraries is not None and codec in _DECODERS:
-        errors = (libraries.cramjam.DecompressionError, libraries.zstandard.ZstdError)
+        errors = (libraries.cramjam.DecompressionError, libraries.zstandard.ZstdError, lz4.block.LZ4BlockError)
         try:
             return _DECODERS[codec](libraries, data, target)
         except (EOFError, IndexError, RuntimeError, struct.error, *errors):
@@ -87,18 +88,22 @@ def _lz4(libraries: _Libraries, data: memoryview, target: Bytes) -> int:
         raise EOFError("no frame with data")
     if data[4] & 0x3F & ~_LZ4_SIZE != _LZ4_INDEPENDENT:
         return int(libraries.cramjam.lz4.decompress_into(_first_lz4_frame(data), target))
-    size = 0
+    size, block_size = 0, info["block_size"]
     for start, end, is_compressed in _lz4_blocks(data):
-        block, rest = data[start:end], target[size : size + info["block_size"]]
-        if is_compressed:
-            size += libraries.cramjam.lz4.decompress_block_into(block, rest, len(rest))
-        elif len(block) <= len(rest):
-            size += _copy(block, rest)
-        else:
+        block, rest = data[start:end], target[size : size + block_size]
+        if len(block) > block_size or not is_compressed and len(block) > len(rest):
             raise EOFError("no memory for a block")
+        size += _lz4_block(libraries, block, rest) if is_compressed else _copy(block, rest)
     if data[4] & _LZ4_SIZE and size != info["content_size"]:
         raise EOFError(f"{size} of {info['content_size']} bytes")
     return size
+
+
+def _lz4_block(libraries: _Libraries, block: memoryview, target: Bytes) -> int:
+    if _WORD.unpack_from(block)[0] <= len(target):
+        # if the block is damaged or larger than the target, cramjam would read it as one after its size
+        return _copy(lz4.block.decompress(block, uncompressed_size=len(target)), target)
+    return int(libraries.cramjam.lz4.decompress_block_into(block, target, len(target)))
 
 
 def _first_lz4_frame(data: memoryview) -> memoryview:

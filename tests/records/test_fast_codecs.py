@@ -7,6 +7,7 @@ import sys
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
+import lz4.block
 import lz4.frame
 import numpy as np
 import pytest
@@ -180,6 +181,30 @@ def test_threads_decompress_at_the_same_time():
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(decode, frames))
+
+
+def lz4_frame(block: bytes) -> bytes:
+    header = lz4.frame.compress(b"", block_linked=False, store_size=False)[:7]
+    return header + len(block).to_bytes(4, "little") + block + bytes(4)
+
+
+def test_an_lz4_block_is_not_read_as_one_after_its_size(decoder):
+    # a valid block of 814 bytes; what follows its first four bytes is a valid block of 23 bytes
+    block = b"\xff\0\0\0\xf0\x08" + b"A" * 11 + b"\1\0\xff\xff\xff\x0a" + b"\x50ZZZZZ"
+    text = lz4.block.decompress(block, uncompressed_size=814)
+    for size in (814, 5_000):
+        assert into(3, lz4_frame(block), size) == text
+    for size in (813, 300, 30):
+        with pytest.raises(SizeLimitError):
+            into(3, lz4_frame(block), size)
+    with pytest.raises(CorruptRecordError, match="Cannot decompress"):
+        into(3, lz4_frame(bytes(5)), 5_000)
+
+
+def test_an_lz4_block_above_the_size_of_its_frame_is_rejected(decoder):
+    text = random.Random(6).randbytes(65_536)
+    with pytest.raises(CorruptRecordError, match="Cannot decompress"):
+        into(3, lz4_frame(lz4.block.compress(text, store_size=False)), 100_000)
 
 
 def test_many_small_lz4_blocks_take_no_memory_of_their_own(decoder):
