@@ -137,7 +137,14 @@ class ClientSettings:
         _int("metadata.max.age.ms", 300_000, "Metadata older than this are requested again.", "ms")
     )
     fetch_min_bytes: int = setting(
-        _int("fetch.min.bytes", 1, "A broker waits for this many bytes before it responds to a fetch.", "bytes", low=0)
+        _int(
+            "fetch.min.bytes",
+            1,
+            "A broker waits for this many bytes before it responds to a fetch; at most 1 is requested, because the "
+            "records of a task exist.",
+            "bytes",
+            low=0,
+        )
     )
     fetch_max_bytes: int = setting(
         _int(

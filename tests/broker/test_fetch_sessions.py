@@ -376,3 +376,12 @@ def test_a_fetch_does_not_wait_for_more_bytes_than_its_response_limit(led, topic
         produce(connection, topic, batch(b"v" * 500))
         wanted = request((topic, 0, 0), wait_ms=60_000, min_bytes=1 << 20, max_bytes=100)
         assert fetched_values(connection.call(wanted, 12).responses[0].partitions[0]) == [b"v" * 500]
+
+
+def test_a_fetch_does_not_wait_for_records_that_its_response_has_no_room_for(led, topic):
+    with RawConnection(led[0]) as connection:
+        for _ in range(3):
+            produce(connection, topic, batch(b"v" * 500))
+        for least in (1_000, 1 << 20):
+            wanted = request((topic, 0, 0), wait_ms=60_000, min_bytes=least, max_bytes=1_000)
+            assert fetched_values(connection.call(wanted, 12).responses[0].partitions[0]) == [b"v" * 500]

@@ -61,6 +61,13 @@ def test_a_fetch_request_has_its_partitions_in_the_order_of_the_ranges() -> None
     assert [topic.topic for topic in topics] == ["a", "b", "a"]
 
 
+@pytest.mark.parametrize(("given", "requested"), [("0", 0), ("1", 1), ("4000000", 1)])
+def test_a_read_of_records_that_exist_does_not_wait_for_more_bytes(given: str, requested: int) -> None:
+    settings = ClientSettings.parse({**SERVERS, "fetch.min.bytes": given})
+    states = [PartitionState(TopicPartition("a", 0), 0, 99)]
+    assert fetch_request(states, settings, 1000).min_bytes == requested
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_the_name_of_kafka_takes_precedence_over_an_alias(reverse: bool) -> None:
     given = {

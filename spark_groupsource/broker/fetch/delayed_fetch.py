@@ -21,6 +21,7 @@ from spark_groupsource.broker.fetch.partition_reads import (
     PartitionData,
     PartitionReads,
     error_entry,
+    is_cut_off,
     is_unchanged,
     unknown_entry,
 )
@@ -160,6 +161,10 @@ class FetchManager:
         most_bytes = max(min(pending.max_bytes, self.available_bytes()), 1)
         missing_bytes = min(request.min_bytes, most_bytes) - result.size
         is_complete = missing_bytes <= 0 or result.has_error or request.max_wait_ms <= 0 or not result.partitions
+        if not is_complete and result.size:
+            # whole batches may leave a rest of the limit
+            left = most_bytes - result.size
+            is_complete = any(is_cut_off(*entry, left, committed) for entry in result.entries)
         if is_complete or not self._may_delay(pending.partition_count):
             return (yield from self._response(pending, result))
         self._delayed[token] = pending

@@ -99,6 +99,16 @@ class PartitionReads:
         return entry
 
 
+def is_cut_off(requested: CachedPartition, entry: PartitionData, left: int, committed: bool) -> bool:
+    """Returns whether a partition has more records, for which the response, with `left` bytes, has no room."""
+    records = entry.records or b""
+    if entry.error_code or requested.max_bytes - len(records) <= left:
+        return False
+    last = last_batch(records)
+    following = requested.fetch_offset if last is None else last.next_offset
+    return following < (entry.last_stable_offset if committed else entry.high_watermark)
+
+
 def is_unchanged(partition: Partition, requested: CachedPartition) -> bool:
     """Returns whether the partition has nothing for an incremental response: a fast path for idle partitions."""
     log = partition.log
