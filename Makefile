@@ -42,7 +42,7 @@ check: $(VENV)/.ready-test
 
 # a test that starts Java without the mark for it must fail here, also on a machine that has Java
 quick-tests: $(VENV)/.ready-test
-	JAVA_HOME=/nonexistent $(BIN)/python tests/support/run_tests.py --plan quick --processes 5 --hypothesis-profile check \
+	JAVA_HOME=/nonexistent $(BIN)/python tests/support/run_tests.py --plan quick --hypothesis-profile check \
 	  -m 'not java and not kafka and not spark and not slow' $(PYTEST_ARGS)
 
 # the tests with every variant, then their scenarios with random seeds and many more events; hours, stops at the first

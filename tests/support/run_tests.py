@@ -1,6 +1,6 @@
 """Runs pytest in several processes that take test files from shared queues.
 
-    python tests/support/run_tests.py [--plan all|quick] [--processes 4] [--write-times] [PYTEST-ARGUMENT ...]
+    python tests/support/run_tests.py [--plan all|quick] [--processes 5] [--write-times] [PYTEST-ARGUMENT ...]
 
 Processes of their own take less processor time than workers of pytest-xdist: a worker collects every file. The lines of
 a process begin with its number while its tests run. Failures follow when it ends, and one summary, in the form of
@@ -175,7 +175,7 @@ def _wait(running: Sequence[PytestProcess], started: float) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plan", choices=PLANS, default="all", help="`quick`: no queues for Spark and a real Kafka")
-    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--processes", type=int, default=5)
     parser.add_argument("--write-times", action="store_true", help="write the seconds of each file into the table")
     options, arguments = parser.parse_known_args()
     if any(re.match(r"-n|--numprocesses", each) or Path(each.split("::")[0]).exists() for each in arguments):

@@ -104,7 +104,7 @@ def is_cut_off(requested: CachedPartition, entry: PartitionData, left: int, comm
     records = entry.records or b""
     if entry.error_code or requested.max_bytes - len(records) <= left:
         return False
-    last = last_batch(records)
+    last = last_batch(records) if records else None
     following = requested.fetch_offset if last is None else last.next_offset
     return following < (entry.last_stable_offset if committed else entry.high_watermark)
 
