@@ -160,7 +160,7 @@ def fetch_request(states: Sequence[PartitionState], settings: ClientSettings, ma
     return FetchRequest(
         replica_id=-1,
         max_wait_ms=settings.fetch_max_wait_ms,
-        # the records of the ranges exist: a broker that waits for more bytes has fewer to send
+        # the records of the ranges exist: a wait for more bytes brings none of them
         min_bytes=min(settings.fetch_min_bytes, 1),
         max_bytes=max_bytes,
         isolation_level=int(settings.read_committed),
