@@ -13,7 +13,7 @@
 # make docs   writes the generated pages of docs/, and builds the site in build/site
 # make docs-diagrams, make docs-options   write one of these pages: the state diagrams, the options and settings
 # make notebook-screenshots   executes docs/tour.ipynb and renders it in headless Chromium: PNG files in build/notebook
-# make conformance   writes docs/conformance.md: which test shows which behavior of Kafka's own tests
+# make conformance   writes build/conformance.md: which test shows which behavior of Kafka's own tests
 #
 # Every target does its own set-up in .venv; needed beforehand: Python 3.10+; Java 17+ except for check and lint.
 

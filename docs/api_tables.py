@@ -35,11 +35,6 @@ _BEHAVIOR = (
         "A duplicate is not a conflict.",
     ),
     (
-        "Which protocol wins a tied vote is unspecified.",
-        "The smallest name wins.",
-        "The same group gives the same result.",
-    ),
-    (
         "ListOffsets by timestamp searches one segment, the first whose largest timestamp is not smaller. If its "
         "records at or after the log start offset are older, nothing is found.",
         "The search continues in later segments.",

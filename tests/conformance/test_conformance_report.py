@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conformance.report import Line, collect, marker_problems, problems, render
+from conformance.report import Line, collect, marker_problems, problems, render, render_summary
 from support.assertions import Assertions
 
 CHECKLIST = [Line("GC-001", "testOne", "one"), Line("GC-002", "testTwo", "two"), Line("HB-001", "testBeat", "beat")]
@@ -88,12 +88,16 @@ def test_marked_test_must_exist_and_assert(tmp_path: Path, added: str, problem: 
     assert (len(found) == 1 and problem in found[0]) if problem else not found, found
 
 
-def test_page_has_each_line_and_counts() -> None:
+def test_page_has_each_line() -> None:
     shown = {"GC-001": {"group/test_join.py::test_b", "a.py::test_a"}}
     page = render(CHECKLIST, shown, {"GC-002": "why"})
     proof = "[test_a](../tests/a.py)<br>[test_b](../tests/group/test_join.py)"
     assert f"| GC-001 | `testOne`: one | {proof} |" in page
     assert "| GC-002 | `testTwo`: two | *not applicable*: why |" in page
     assert "| HB-001 | `testBeat`: beat | **nothing** |" in page
-    assert "|  | all | 3 | 1 | 1 |" in page
     assert f"{proof}<br>*in part*: the rest |" in render(CHECKLIST, shown, {}, {"GC-001": "the rest"})
+
+
+def test_summary_counts_lines() -> None:
+    summary = render_summary(CHECKLIST, {"GC-001"}, {"GC-002"})
+    assert "request by request | 2 | 1 | 1 |" in summary and "|  | all | 3 | 1 | 1 |" in summary
