@@ -1,4 +1,4 @@
-"""All benchmarks: ourselves beside rivals, in alternating rounds, written into docs/performance.md.
+"""All benchmarks: ourselves beside rivals, in alternating rounds, written into benchmarks/figures.md.
 
     python benchmarks/run.py                 # all measures, about 12 minutes on two idle processors
     python benchmarks/run.py --quick         # fewer records and rounds, about 3 minutes
@@ -8,7 +8,7 @@
 
 Starts one Apache Kafka for all measures. Each measure runs in a child process with a time limit; a measure that fails
 or does not end is a row with an error, and the next one starts. The figures are written after each measure: those of an
-interrupted run remain. The raw values are in build/benchmarks.json, those of the page in docs/performance.json;
+interrupted run remain. The raw values are in build/benchmarks.json, those of the page in benchmarks/figures.json;
 `bench/budget.py` has the size of each measure.
 """
 
@@ -64,8 +64,8 @@ KAFKA_CONFIG = {
     "transaction.state.log.num.partitions": "4",
 }
 RAW = ROOT / "build" / "benchmarks.json"
-PAGE_RAW = ROOT / "docs" / "performance.json"
-"""The raw values of the rows in docs/performance.md, so that one measure can replace its rows there."""
+PAGE_RAW = ROOT / "benchmarks" / "figures.json"
+"""The raw values of the rows in benchmarks/figures.md, so that one measure can replace its rows there."""
 _FIGURE = "figure "
 # a busy machine takes several times as long as expected
 _EXPECTED_TIMES = 4
@@ -194,12 +194,12 @@ def collect(measure: Measure, context: Context, results: Results, expected_s: fl
 
 
 def report(results: Results, names: Sequence[str], is_page: bool) -> None:
-    """Writes build/benchmarks.json and, if `is_page`, docs/performance.md; `names` in the order of the page."""
+    """Writes build/benchmarks.json and, if `is_page`, benchmarks/figures.md; `names` in the order of the page."""
     replace_text(RAW, results.to_json())
     if is_page:
         replace_text(PAGE_RAW, results.to_json())
         missing = [name for name in names if name not in results.figures]
-        page, picture = ROOT / "docs" / "performance.md", ROOT / "docs" / "images" / "performance.svg"
+        page, picture = ROOT / "benchmarks" / "figures.md", ROOT / "docs" / "images" / "performance.svg"
         write_page(page, picture, results.in_order(names), results.machine, missing)
 
 

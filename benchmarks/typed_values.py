@@ -7,7 +7,7 @@ malformed values, and nested records with arrays. Batch reads to the sink `noop`
 as it is measured, with the medians and the ratio of the rival's seconds to those of groupsource. The rival of a topic
 with malformed values is groupsource's read of the good ones. Where from_avro or from_protobuf cannot be downloaded, the
 rival reads the same bytes without decoding them, which takes less time than decoding them. On a busy machine compare
-the processor seconds. --document writes the rows into docs/performance.md, where rows of earlier runs remain.
+the processor seconds. --document writes the rows into benchmarks/README.md, where rows of earlier runs remain.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from kafka_jars import (  # noqa: E402
 
 from spark_groupsource.records.encode import Record  # noqa: E402
 
-PAGE = HERE.parent / "docs" / "performance.md"
+PAGE = HERE / "README.md"
 BEGIN, END = "<!-- typed values: begin -->", "<!-- typed values: end -->"
 HEAD = [
     "| values | rival | groupsource, records/s | rival, records/s | ratio | ratio of processor time | goal |",
@@ -259,7 +259,7 @@ def main() -> None:
     parser.add_argument("--local", type=int, default=2)
     parser.add_argument("--avro-jar", type=Path, help="the jar of from_avro, if it cannot be downloaded")
     parser.add_argument("--protobuf-jar", type=Path, help="the jar of from_protobuf, if it cannot be downloaded")
-    parser.add_argument("--document", action="store_true", help="write the rows into docs/performance.md")
+    parser.add_argument("--document", action="store_true", help="write the rows into benchmarks/README.md")
     arguments = parser.parse_args()
     found, available = jars({"avro": arguments.avro_jar, "protobuf": arguments.protobuf_jar})
     with tempfile.TemporaryDirectory(prefix="groupsource-benchmark-") as directory:

@@ -1,4 +1,4 @@
-"""The figures as a table and charts of docs/performance.md."""
+"""The figures as the page benchmarks/figures.md and a chart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from xml.sax.saxutils import escape
 
 from bench.figures import Figure
 
-BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+_HEAD = """\
+# Figures
+
+Every row of `benchmarks/run.py`, which writes this page; do not edit. [README.md](README.md) says how they are measured
+and what they mean.
+"""
 _ROW, _BAR, _LEFT, _WIDTH = 22, 14, 400, 860
 _MAX_RATIO = 8.0
 
@@ -102,20 +107,13 @@ def chart(figures: Sequence[Figure]) -> str:
 def write_page(
     page: Path, picture: Path, figures: Sequence[Figure], machine: str, missing: Sequence[str] = ()
 ) -> None:
-    """Writes the figures between the markers of the page, and the chart beside it.
+    """Writes the page and the chart.
 
     Args: `missing`, the measures that have no figures yet.
-
-    Raises: ValueError if the page has no markers.
     """
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page} has no lines {BEGIN} and {END}.")
-    link = f"![Ratios to rivals]({picture.relative_to(page.parent)})"
+    link = f"![Ratios to rivals]({Path(os.path.relpath(picture, page.parent)).as_posix()})"
     note = [f"Without figures, because the run was stopped: {', '.join(missing)}.", ""] if missing else []
-    text = "\n".join([machine, "", *table(figures), "", *note, link])
-    replace_text(page, f"{before}{BEGIN}\n{text}\n{END}{after}")
+    replace_text(page, "\n".join([_HEAD, machine, "", *table(figures), "", *note, link, ""]))
     replace_text(picture, chart(figures))
 
 

@@ -46,7 +46,7 @@ from spark_groupsource.wire.messages import (
 PARTITIONS = 1_200
 GROUPS = 350
 _MAX_CALLS = 25_000
-"""Function calls of one step: 8 ms on the machine of docs/performance.md. Most requests below have more in all."""
+"""Function calls of one step: 8 ms on the machine of benchmarks/figures.md. Most requests below have more in all."""
 
 _CommitTopic = OffsetCommitRequest.OffsetCommitRequestTopic
 _FetchGroup = OffsetFetchRequest.OffsetFetchRequestGroup

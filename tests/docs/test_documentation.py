@@ -14,7 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 # design.md names files relative to the package, except those of these directories
 TOP_LEVEL = ("benchmarks/", "conf/", "docs/", "jobs/", "tests/", ".ci/", ".github/")
 DESCRIBED = tuple(path.name for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "conformance.md")
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{page}" for page in DESCRIBED))
+PAGES = (
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"),
+    *(f"docs/{page}" for page in DESCRIBED),
+)
 
 
 def test_generated_pages_are_up_to_date() -> None:
