@@ -75,7 +75,7 @@ bench-compare: $(VENV)/.ready-test
 	$(BIN)/python benchmarks/compare.py --base $(BASE)
 
 test: java-there lint
-	$(BIN)/python tests/support/run_tests.py $(PYTEST_ARGS)
+	$(BIN)/python tests/support/run_tests.py --rerun $(PYTEST_ARGS)
 
 test-matrix: java-there python-there
 	$(PYTHON) tests/support/run_matrix.py $(MATRIX_ARGS)

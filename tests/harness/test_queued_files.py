@@ -102,3 +102,45 @@ def test_a_process_that_fails_without_a_failed_test_fails_the_run(capfd: pytest.
     shown = capfd.readouterr().out.splitlines()
     assert "ERROR process 1 of 1 ended with status 4" in shown
     assert "1 error in" in shown[-1]
+
+
+ONE_FAILURE = """
+print("=" * 9 + " short test summary info " + "=" * 9)
+print("FAILED tests/test_a.py::test_b[x y] - assert False - or so")
+print("=" * 9 + " 1 failed, 2 passed in 0.50s " + "=" * 9)
+raise SystemExit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    "passes, reruns, status, closing",
+    [
+        (True, True, 0, "3 passed in"),
+        (False, True, 1, "1 failed, 2 passed in"),
+        (True, False, 1, "1 failed, 2 passed in"),
+    ],
+)
+def test_a_failed_test_that_passes_alone_is_flaky(
+    passes: bool,
+    reruns: bool,
+    status: int,
+    closing: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    alone: list[str] = []
+    monkeypatch.setattr(run_tests, "start", lambda *_: [PytestProcess(1, [sys.executable, "-c", ONE_FAILURE])])
+    monkeypatch.setattr(run_tests, "passes_alone", lambda tests: alone.extend(tests) or passes)
+    assert run("quick", 1, [], reruns=reruns) == status
+    shown = capsys.readouterr().out.splitlines()
+    assert closing in shown[-1] and alone == ["tests/test_a.py::test_b[x y]"] * reruns
+    word = "FAILED" if status else "FLAKY"
+    assert f"{word} tests/test_a.py::test_b[x y] - assert False - or so" in shown
+
+
+@pytest.mark.slow
+def test_tests_run_alone_pass_or_fail(tmp_path: Path) -> None:
+    file = tmp_path / "test_it.py"
+    file.write_text("def test_passes(): assert 1 == 1\ndef test_fails(): assert 1 == 2\n")
+    assert run_tests.passes_alone([f"{file}::test_passes"])
+    assert not run_tests.passes_alone([f"{file}::test_passes", f"{file}::test_fails"])

@@ -1,10 +1,13 @@
 """Runs pytest in several processes that take test files from shared queues.
 
-    python tests/support/run_tests.py [--plan all|quick] [--processes 5] [--write-times] [PYTEST-ARGUMENT ...]
+    python tests/support/run_tests.py [--plan all|quick] [--processes 5] [--rerun] [--write-times] [PYTEST-ARGUMENT ...]
 
 Processes of their own take less processor time than workers of pytest-xdist: a worker collects every file. The lines of
 a process begin with its number while its tests run. Failures follow when it ends, and one summary, in the form of
 pytest's, when all have ended. Arguments with ``-n`` or a path are left to one pytest.
+
+With ``--rerun``, a few failed tests run once more when nothing runs beside them. Those that pass then are named as
+flaky in the summary: each is a defect of the test or of the code, and the run succeeds.
 
 ``--write-times`` writes the seconds of each file into ``file_seconds.tsv``; use a machine that runs nothing else.
 """
@@ -38,6 +41,9 @@ _CLOSING = re.compile(r".* in [\d.]+s( \([\d:]+\))?$")
 _KINDS = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "warning", "error")
 _FAILURES = ("failed", "error")
 _NO_TESTS = 5
+_FAILED = re.compile(r"FAILED (\S+::.+?)(?: - .*)?$")
+# more failures are no accident
+_MOST_RERUN = 5
 _lock = threading.Lock()
 
 
@@ -139,19 +145,28 @@ def start(plan: str, processes: int, arguments: Sequence[str], directory: Path) 
     return started
 
 
-def run(plan: str, processes: int, arguments: Sequence[str], *, writes_times: bool = False) -> int:
-    """Runs all test files; returns the exit status: 0 only if every process has succeeded."""
+def run(
+    plan: str, processes: int, arguments: Sequence[str], *, writes_times: bool = False, reruns: bool = False
+) -> int:
+    """Runs all test files; returns the exit status: 0 only if every process has succeeded, see `--rerun`."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pytest-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
-        status = _wait(start(plan, processes, arguments, directory), started)
+        status = _wait(start(plan, processes, arguments, directory), started, reruns)
         if writes_times and not status:
             measured = [json.loads(file.read_text(encoding="utf-8")) for file in directory.glob("*.json")]
             write_seconds(plan, {name: seconds for each in measured for name, seconds in each.items()})
     return status
 
 
-def _wait(running: Sequence[PytestProcess], started: float) -> int:
+def passes_alone(tests: Sequence[str]) -> bool:
+    """Runs tests once more, in one process; returns whether all passed."""
+    _print([f" once more, alone: {len(tests)} ".center(100, "=")])
+    command = [sys.executable, "-m", "pytest", "-n", "0", "--no-header", "--color=no", "-p", "no:randomly", *tests]
+    return subprocess.call(command) == 0
+
+
+def _wait(running: Sequence[PytestProcess], started: float, reruns: bool = False) -> int:
     """Prints the summary when all processes have ended; returns the exit status."""
     try:
         statuses = [each.wait() for each in running]
@@ -165,6 +180,12 @@ def _wait(running: Sequence[PytestProcess], started: float) -> int:
         if status not in (0, 1) or (status and not each.counts.keys() & set(_FAILURES)):
             lines.append(f"ERROR process {each.number} of {len(running)} ended with status {status}")
             counts["error"] += 1
+    failed = [found[1] for line in lines if (found := _FAILED.match(line))]
+    is_each_named = len(failed) == counts["failed"] and not counts["error"] and set(statuses) <= {0, 1}
+    if reruns and failed and is_each_named and len(failed) <= _MOST_RERUN and passes_alone(failed):
+        lines = [f"FLAKY {line.removeprefix('FAILED ')}" for line in lines]
+        counts["passed"] += counts.pop("failed")
+        statuses = [0]
     if lines:
         _print([f" {SUMMARY} ".center(100, "="), *lines])
     _print([closing_line(counts, time.monotonic() - started)])
@@ -176,13 +197,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plan", choices=PLANS, default="all", help="`quick`: no queues for Spark and a real Kafka")
     parser.add_argument("--processes", type=int, default=5)
+    parser.add_argument("--rerun", action="store_true", help="run failed tests once more, alone")
     parser.add_argument("--write-times", action="store_true", help="write the seconds of each file into the table")
     options, arguments = parser.parse_known_args()
     if any(re.match(r"-n|--numprocesses", each) or Path(each.split("::")[0]).exists() for each in arguments):
         return subprocess.call([sys.executable, "-m", "pytest", *arguments])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        return run(options.plan, options.processes, arguments, writes_times=options.write_times)
+        return run(options.plan, options.processes, arguments, writes_times=options.write_times, reruns=options.rerun)
     except KeyboardInterrupt:
         return 130
 
