@@ -29,7 +29,7 @@ from kafka_jars import UnavailableError, java, kafka_jars
 
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
-from spark_groupsource.net import Address, dial, listen, parse_addresses, receive_into, send_all
+from spark_groupsource.net import Address, dial, listen, parse_listen_address, receive_into, send_all
 from spark_groupsource.wire import messages
 from spark_groupsource.wire.frames import decode_response, encode_request, frame_length
 
@@ -334,7 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     try:
-        address = parse_addresses(options.listen, "--listen")[0] if options.listen else None
+        address = parse_listen_address(options.listen, "--listen") if options.listen else None
         invalid = [entry for entry in options.config if "=" not in entry]
         if invalid:
             raise ConfigurationError(f"Settings must be KEY=VALUE, got {invalid[0]!r}.")

@@ -20,8 +20,15 @@ from spark_groupsource.errors import ConfigurationError
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 _METADATA = "config_key"
-_DURATION = re.compile(r"(\d+)(ms|s|m|h|d)")
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_DOUBLE = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
+_MAX_DIGITS = 20
+_DURATION = re.compile(r"([0-9]+)\s*(ms|s|min|m|h|d)", re.IGNORECASE)
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SIZE = re.compile(r"([0-9]+)\s*([kmg]?b?)", re.IGNORECASE)
+_UNITS_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+# what Java's String.trim removes
+_TRIMMED = "".join(map(chr, range(33)))
 
 NO_DEFAULT_VALUE: Any = object()
 """Default of a setting that must be given."""
@@ -53,7 +60,8 @@ class ConfigKey:
         choices: allowed values of a string, allowed entries of a list.
         dynamic: whether a running component accepts a new value.
         aliases: other names of the same setting, for example librdkafka's.
-        parser: replaces the parsing by type; takes the setting's name and its text, raises ConfigurationError.
+        parser: replaces the parsing by type; takes the setting's name and its trimmed text, raises ConfigurationError.
+        is_trimmed: whether whitespace around the value is removed, as Kafka does with every value.
         kafka_default: the default of the same setting in Kafka where it differs, for the documentation.
     """
 
@@ -69,6 +77,7 @@ class ConfigKey:
     aliases: tuple[str, ...] = ()
     parser: Callable[[str, str], Any] | None = None
     kafka_default: Any = None
+    is_trimmed: bool = True
 
     @property
     def is_sensitive(self) -> bool:
@@ -81,9 +90,9 @@ class ConfigKey:
         Raises: ConfigurationError that names the setting, the bounds and the given value.
         """
         name = name or self.name
+        text = trim(text) if self.is_trimmed else text
         if self.parser is not None:
             return self.parser(name, text)
-        text = text.strip()
         if self.type is ConfigType.BOOLEAN:
             return self._choice(name, text.lower(), self.choices or ("true", "false")) == "true"
         if self.type in (ConfigType.INT, ConfigType.LONG, ConfigType.DOUBLE):
@@ -106,11 +115,10 @@ class ConfigKey:
 
     def _number(self, name: str, text: str) -> int | float:
         is_double = self.type is ConfigType.DOUBLE
-        try:
-            number = float(text) if is_double else int(text)
-        except ValueError:
+        number = (_double if is_double else parse_integer)(text)
+        if number is None:
             kind = "a number" if is_double else "an integer"
-            raise ConfigurationError(f"Option {name} must be {kind}{self._bounds()}, got {text!r}.") from None
+            raise ConfigurationError(f"Option {name} must be {kind}{self._bounds()}, got {text[:100]!r}.")
         self.check(number, name)
         return number
 
@@ -188,7 +196,36 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
 
 
-def match_duration_ms(text: str) -> int | None:
-    """Returns the milliseconds of ``10ms``, ``10s``, ``10m``, ``10h`` or ``10d``; None for any other text."""
+def trim(text: str) -> str:
+    """Returns the text without the whitespace around it, as `ConfigDef.parseType` trims values."""
+    return text.strip(_TRIMMED)
+
+
+def parse_integer(text: str) -> int | None:
+    """Returns the integer of decimal digits with an optional sign; None for any other text."""
+    # a number of thousands of digits takes seconds, and Python refuses it
+    return int(text) if len(text) <= _MAX_DIGITS and _INTEGER.fullmatch(text) else None
+
+
+def _double(text: str) -> float | None:
+    return float(text) if _DOUBLE.fullmatch(text) else None
+
+
+def parse_duration_ms(text: str) -> int | None:
+    """Returns the milliseconds of a duration as Spark writes it; None for any other text and beyond a 64-bit number.
+
+    Units in any case: ``10ms``, ``10s``, ``10m``, ``10min``, ``10h``, ``10d``.
+    """
     found = _DURATION.fullmatch(text)
-    return int(found[1]) * _UNITS_MS[found[2]] if found else None
+    return _product(found[1], _UNITS_MS[found[2].lower()]) if found else None
+
+
+def parse_size(text: str) -> int | None:
+    """Returns the bytes of ``65536``, ``512k`` or ``64mb`` (powers of 1024); None as `parse_duration_ms`."""
+    found = _SIZE.fullmatch(text)
+    return _product(found[1], _UNITS_BYTES[found[2].lower().removesuffix("b")]) if found else None
+
+
+def _product(digits: str, unit: int) -> int | None:
+    number = parse_integer(digits)
+    return None if number is None or number * unit > INT64_MAX else number * unit

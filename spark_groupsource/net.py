@@ -36,7 +36,9 @@ _ALERT_WAIT_S = 0.1
 _CLOCK = SystemClock()
 _log = logging.getLogger(__name__)
 _SLOW_LOOKUP_MS = 5_000
-_PROTOCOL = re.compile(r"^[0-9A-Za-z._%-]*://")
+# HOST_PORT_PATTERN of Kafka's Utils
+_HOST_PORT = re.compile(r"(?:[0-9a-zA-Z\-%._]*://)?\[?([0-9a-zA-Z\-%._:]*)\]?:([0-9]+)")
+_MAX_PORT_DIGITS = 5
 # sun_path of 108 bytes on Linux, 104 elsewhere, with its zero
 _MAX_SOCKET_PATH_BYTES = 103
 
@@ -51,28 +53,47 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_addresses(
-    text: str, setting: str = "kafka.bootstrap.servers", *, skips_protocol: bool = False
-) -> tuple[Address, ...]:
-    """Parses ``host:port,host:port``.
+def parse_addresses(text: str, setting: str = "kafka.bootstrap.servers") -> tuple[Address, ...]:
+    """Parses ``host:port,host:port`` as Kafka's Java client does; duplicates and empty entries are dropped.
 
-    Args:
-        skips_protocol: whether ``SASL_SSL://`` may precede an address; as in Kafka's Java client it has no effect.
+    ``SASL_SSL://`` may precede an address, without effect. An address without a host, and a host that has colons and is
+    no IPv6 address, are rejected; the Java client takes the first for this machine, and does not find the second.
+
     Raises: ConfigurationError naming the option `setting` if an entry has no host or no port from 0 to 65535.
     """
     addresses = []
     for entry in filter(None, (part.strip() for part in text.split(","))):
-        host, _, port = (_PROTOCOL.sub("", entry) if skips_protocol else entry).rpartition(":")
-        host = host.strip("[]")
-        if not host or "/" in host or not port.isdigit() or int(port) > 65535:
+        address = _parse_address(entry)
+        if address is None:
             raise ConfigurationError(
                 f"Option {setting} must list host:port addresses: {entry!r} is not host:port. "
                 "Give for example localhost:9092."
             )
-        addresses.append(Address(host, int(port)))
+        addresses.append(address)
     if not addresses:
         raise ConfigurationError(f"Option {setting} is empty. Give at least one host:port.")
-    return tuple(addresses)
+    return tuple(dict.fromkeys(addresses))
+
+
+def parse_listen_address(text: str, setting: str) -> Address:
+    """Parses the ``host:port`` that a server listens on, without a protocol.
+
+    Raises: ConfigurationError naming the option `setting`.
+    """
+    address = None if "://" in text else _parse_address(text.strip())
+    if address is None:
+        raise ConfigurationError(f"Option {setting} must be one HOST:PORT, got {text!r}.")
+    return address
+
+
+def _parse_address(entry: str) -> Address | None:
+    found = _HOST_PORT.fullmatch(entry)
+    if found is None or not found[1] or (":" in found[1] and not _is_ip_address(found[1])):
+        return None
+    digits = found[2].lstrip("0") or "0"
+    if len(digits) > _MAX_PORT_DIGITS or int(digits) > 65535:
+        return None
+    return Address(found[1], int(digits))
 
 
 def resolve(address: Address, timeout_ms: int = 10_000) -> tuple[str, ...]:

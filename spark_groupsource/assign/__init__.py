@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 _ATTRIBUTES = ("name", "cooperative", "user_data", "assign", "on_assignment")
-_SETTING = "partition.assignment.strategy"
+_SETTING = "kafka.partition.assignment.strategy"
 
 
 class Assignor(Protocol):

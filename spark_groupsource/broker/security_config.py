@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Sequence, cast
 
 from spark_groupsource.config_def import INT32_MAX, INT64_MAX, BrokerConfigKey, ConfigType, config_keys, setting
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.net import Address, parse_addresses
+from spark_groupsource.net import Address, parse_listen_address
 from spark_groupsource.tls import STORE_TYPES, ClientAuth, TlsSettings
 from spark_groupsource.tls_options import TLS_KEYS, parse_tls
 
@@ -222,8 +222,7 @@ def _named_addresses(entries: Sequence[str], option: str) -> list[tuple[str, Add
             )
         if text.startswith(":"):  # all interfaces, as in Kafka
             text = f"0.0.0.0{text}"
-        (address,) = parse_addresses(text, option)
-        found.append((protocol, address))
+        found.append((protocol, parse_listen_address(text, option)))
     return found
 
 

@@ -13,7 +13,7 @@ import click
 
 from spark_groupsource.cli.common import HELP, key_values, read_lines, read_properties
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.net import parse_addresses
+from spark_groupsource.net import parse_listen_address
 
 if TYPE_CHECKING:
     from spark_groupsource.broker.report_writer import ReportLine
@@ -93,9 +93,7 @@ def broker(
     # imported here: the other commands do not need the broker
     from spark_groupsource.broker.process import serve_forever
 
-    (address, *others) = parse_addresses(listen, "--listen")
-    if others:
-        raise ConfigurationError(f"Option --listen must be one HOST:PORT, that of the first node, got {listen!r}.")
+    address = parse_listen_address(listen, "--listen")
     _occupy_standard_descriptors()
     settings = read_properties(config_file, "--config-file") if config_file else {}
     settings |= key_values(config, "--config")

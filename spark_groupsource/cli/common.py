@@ -15,6 +15,7 @@ from click.core import ParameterSource
 
 from spark_groupsource.cli.ignored_settings import is_ignored
 from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.rejected_settings import is_accepted_value
 from spark_groupsource.client.settings import ClientSettings, without_prefix
 from spark_groupsource.config_def import closest
 from spark_groupsource.config_providers import resolve
@@ -142,7 +143,7 @@ def client_properties(path: Path) -> dict[str, str]:
     Raises: ConfigurationError.
     """
     settings = read_properties(path)
-    skipped = sorted(name for name in settings if is_ignored(name))
+    skipped = sorted(name for name, text in settings.items() if is_ignored(name) and not is_accepted_value(name, text))
     if skipped:
         click.echo(f"Warning: Settings of {path} without effect here are skipped: {bounded_names(skipped)}.", err=True)
     return resolve({name: value for name, value in settings.items() if not is_ignored(name)})

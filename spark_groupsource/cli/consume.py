@@ -26,7 +26,7 @@ from spark_groupsource.client.cluster.client import EARLIEST, LATEST, ClusterCli
 from spark_groupsource.client.membership.group_client import GroupClient
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.client.settings import GroupSettings
-from spark_groupsource.config_def import match_duration_ms
+from spark_groupsource.config_def import parse_duration_ms
 from spark_groupsource.errors import BrokerError, ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
 from spark_groupsource.monitor.offset_reset import datetime_ms
@@ -291,7 +291,7 @@ def start_positions(
 def _timestamp_ms(now_ms: int, begin: str, option: str) -> int:
     if re.fullmatch(r"s@\d{1,18}", begin):
         return int(begin[2:])
-    back_ms = match_duration_ms(begin[1:]) if begin.startswith("-") else None
+    back_ms = parse_duration_ms(begin[1:]) if begin.startswith("-") else None
     if back_ms is not None:
         return max(0, now_ms - back_ms)
     try:

@@ -18,10 +18,10 @@ from spark_groupsource.cli.common import HELP, cluster_options, one_line, open_c
 from spark_groupsource.cli.exporter_metrics import Sample, lag_samples, prometheus_text
 from spark_groupsource.cli.exporter_rebalances import RebalanceMetrics
 from spark_groupsource.clock import monotonic_ns
-from spark_groupsource.errors import ConfigurationError, GroupSourceError
+from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.log_text import log_line
 from spark_groupsource.monitor.selection import parse_selection
-from spark_groupsource.net import parse_addresses
+from spark_groupsource.net import parse_listen_address
 from spark_groupsource.wire.messages import MetadataRequest
 
 # a lost cluster is noticed within an interval: a third until the next probe, and a third until it fails
@@ -169,9 +169,7 @@ class MetricsServer:
     """HTTP server of the metrics. Raises: ConfigurationError if the address cannot be used."""
 
     def __init__(self, listen: str, parts: Sequence[MetricsPart]) -> None:
-        (address, *others) = parse_addresses(listen, "--listen")
-        if others:
-            raise ConfigurationError(f"Option --listen must be one HOST:PORT, got {listen!r}.")
+        address = parse_listen_address(listen, "--listen")
         listener = net.listen(address, "--listen")
         self._server = _HttpServer((address.host, address.port), partial(_Handler, parts), bind_and_activate=False)
         self._server.socket.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from spark_groupsource.client.settings import ACCEPTED_SETTINGS, REJECTED_SETTINGS
+from spark_groupsource.client.rejected_settings import REJECTED_SETTINGS
+from spark_groupsource.client.settings import ACCEPTED_SETTINGS
 
 _IGNORED = frozenset(
     {
@@ -11,13 +12,10 @@ _IGNORED = frozenset(
             "acks auto.include.jmx.reporter auto.register.schemas batch.size bootstrap.controllers buffer.memory "
             "compression.gzip.level "
             "compression.lz4.level compression.type compression.zstd.level delivery.timeout.ms "
-            "enable.idempotence enable.metrics.push key.serializer linger.ms max.block.ms "
-            "max.in.flight.requests.per.connection max.request.size metadata.max.idle.ms metadata.recovery.strategy "
-            "metadata.recovery.rebootstrap.trigger.ms metric.reporters partitioner.adaptive.partitioning.enable "
+            "enable.idempotence key.serializer linger.ms max.block.ms "
+            "max.in.flight.requests.per.connection max.request.size metadata.max.idle.ms "
+            "partitioner.adaptive.partitioning.enable "
             "partitioner.availability.timeout.ms partitioner.class partitioner.ignore.keys retries "
-            "security.providers share.acknowledgement.mode "
-            "ssl.engine.factory.class ssl.keymanager.algorithm ssl.provider "
-            "ssl.secure.random.implementation ssl.trustmanager.algorithm "
             "transaction.timeout.ms transaction.two.phase.commit.enable transactional.id value.serializer"
         ).split(),
     }

@@ -9,20 +9,27 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Mapping
 
-from spark_groupsource.client.network.security import (
-    OPTION_PREFIX,
-    SECURITY_KEYS,
-    SecuritySettings,
+from spark_groupsource.client.network.security import OPTION_PREFIX, SECURITY_KEYS, SecuritySettings
+from spark_groupsource.client.rejected_settings import (
+    ACCEPTED_VALUES,
+    EQUAL_SETTINGS,
+    REJECTED_SETTINGS,
+    UNUSED_PREFIXES,
+    is_accepted_value,
+    is_unused,
 )
 from spark_groupsource.config_def import (
     INT32_MAX,
+    INT64_MAX,
     NO_DEFAULT_VALUE,
     ConfigKey,
     ConfigType,
     closest,
     config_keys,
     parse_given,
+    parse_integer,
     setting,
+    trim,
 )
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.net import Address, parse_addresses
@@ -40,7 +47,7 @@ _INSTANCE_ID = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 
 
 def _parse_isolation_level(name: str, text: str) -> str:
-    level = text.strip().lower()
+    level = text.lower()
     if level not in _ISOLATION_LEVELS:
         raise ConfigurationError(f"Option {name} must be one of {', '.join(_ISOLATION_LEVELS)}, got {text!r}.")
     return level
@@ -52,11 +59,23 @@ def _parse_assignors(name: str, text: str) -> tuple[str, ...]:
         raise ConfigurationError(
             f"Option {name} is empty. Name at least one of {', '.join(_ASSIGNORS)}, or module:Class of an assignor."
         )
+    for each in names:
+        if each not in _ASSIGNORS and not all(each.partition(":")):
+            raise ConfigurationError(
+                f"Option {name} must list {', '.join(_ASSIGNORS)} or module:Class of an assignor, got {each!r}."
+            )
     return names
 
 
+def parse_group_id(name: str, text: str) -> str:
+    """Rejects an empty name of a group, as Kafka does."""
+    if not text:
+        raise ConfigurationError(f"Option {name} is empty. Set it to the name of the consumer group.")
+    return text
+
+
 def _parse_check_crcs(name: str, text: str) -> bool:
-    if text.strip().lower() != "true":
+    if text.lower() != "true":
         raise ConfigurationError(
             f"Option {name} must be true, got {text!r}: the checksum of every record batch is verified. "
             "Remove the option."
@@ -98,7 +117,7 @@ class ClientSettings:
             NO_DEFAULT_VALUE,
             "Brokers to connect to first, as host:port separated by commas.",
             aliases=("metadata.broker.list",),
-            parser=lambda name, text: parse_addresses(text, name, skips_protocol=True),
+            parser=lambda name, text: parse_addresses(text, name),
         )
     )
     client_id: str = setting(_CLIENT_ID)
@@ -195,7 +214,8 @@ class ClientSettings:
         """
         check_names(settings)
         values = parse_given(config_keys(cls), settings, OPTION_PREFIX)
-        parse_given(FIXED_KEYS, settings, OPTION_PREFIX)
+        # those of members have no effect here, but the same values are rejected everywhere
+        parse_given({**FIXED_KEYS, **config_keys(GroupSettings)}, settings, OPTION_PREFIX)
         if "bootstrap" not in values:
             raise ConfigurationError(
                 "Option kafka.bootstrap.servers is not set. Set it to host:port of one or more brokers."
@@ -218,7 +238,13 @@ class GroupSettings:
     """
 
     group_id: str = setting(
-        ConfigKey("group.id", ConfigType.STRING, NO_DEFAULT_VALUE, "Name of the consumer group.")
+        ConfigKey(
+            "group.id",
+            ConfigType.STRING,
+            NO_DEFAULT_VALUE,
+            "Name of the consumer group; as in Kafka, whitespace around it is no part of it.",
+            parser=parse_group_id,
+        )
     )
     members: int = 1
     client_id: str = setting(_CLIENT_ID)
@@ -277,8 +303,7 @@ class GroupSettings:
     client_rack: str = setting(_CLIENT_RACK)
 
     def __post_init__(self) -> None:
-        if not self.group_id:
-            raise ConfigurationError("Option kafka.group.id is empty. Set it to the name of the consumer group.")
+        parse_group_id("kafka.group.id", self.group_id)
         if self.members < 1:
             raise ConfigurationError(f"Option members must be at least 1, got {self.members}.")
         if bool(self.topics) == (self.pattern is not None):
@@ -336,9 +361,19 @@ FIXED_KEYS: Mapping[str, ConfigKey] = {
         True,
         "Only true is accepted: the checksum of every record batch is verified.",
         parser=_parse_check_crcs,
-    )
+    ),
+    "rebootstrap_trigger_ms": ConfigKey(
+        "metadata.recovery.rebootstrap.trigger.ms",
+        ConfigType.LONG,
+        300_000,
+        "Accepted without effect: bootstrap.servers are tried as soon as no known broker responds, not only after this "
+        "time.",
+        "ms",
+        low=0,
+        high=INT64_MAX,
+    ),
 }
-"""Settings that accept nothing but their default; keys as in a dataclass, but no field holds the value."""
+"""Settings that are checked only; keys as in a dataclass, but no field holds the value."""
 
 ACCEPTED_SETTINGS: Mapping[str, ConfigKey] = {
     key.name: key
@@ -346,36 +381,6 @@ ACCEPTED_SETTINGS: Mapping[str, ConfigKey] = {
     for key in keys.values()
 }
 """Every setting that has an effect, by Kafka's name."""
-
-_COMMITS = "offsets are committed when Spark has checkpointed a batch. Remove the option."
-_SOCKET_BUFFERS = "the operating system sizes socket buffers. Remove the option."
-_CLASSIC_ONLY = "only the classic group protocol is supported. Remove the option."
-REJECTED_SETTINGS: Mapping[str, str] = {
-    "auto.offset.reset": "the source decides where partitions start. Set the option startingOffsets instead.",
-    "enable.auto.commit": _COMMITS,
-    "auto.commit.interval.ms": _COMMITS,
-    "enable.auto.offset.store": _COMMITS,
-    "key.deserializer": "the column key is always binary. Decode it with DataFrame functions.",
-    "value.deserializer": "the column value is always binary. Decode it with DataFrame functions.",
-    "interceptor.classes": "Java interceptors cannot run in Python. Remove the option.",
-    "group.protocol": _CLASSIC_ONLY,
-    "group.remote.assignor": _CLASSIC_ONLY,
-    "max.poll.records": "a batch has no such limit. Set the option maxOffsetsPerTrigger or maxBytesPerTrigger instead.",
-    "receive.buffer.bytes": _SOCKET_BUFFERS,
-    "send.buffer.bytes": _SOCKET_BUFFERS,
-    "socket.receive.buffer.bytes": _SOCKET_BUFFERS,
-    "socket.send.buffer.bytes": _SOCKET_BUFFERS,
-    "api.version.request": "API versions are always negotiated. Remove the option.",
-    "client.dns.lookup": "every resolved address is tried. Remove the option.",
-    "reconnect.backoff.ms": "one backoff applies to all retries. Set kafka.retry.backoff.ms instead.",
-    "reconnect.backoff.max.ms": "one backoff applies to all retries. Set kafka.retry.backoff.max.ms instead.",
-    "socket.connection.setup.timeout.max.ms": (
-        "the timeout does not grow. Set kafka.socket.connection.setup.timeout.ms instead."
-    ),
-    "allow.auto.create.topics": "the source never creates topics. Remove the option.",
-    "socket.keepalive.enable": "lost connections are replaced. Remove the option.",
-}
-"""Settings that are rejected: name -> reason and what to do instead."""
 
 _KNOWN_NAMES = frozenset(
     {*ACCEPTED_SETTINGS, *(alias for key in ACCEPTED_SETTINGS.values() for alias in key.aliases)}
@@ -395,11 +400,30 @@ def check_names(settings: Mapping[str, str]) -> None:
     """
     for name in settings:
         if name in REJECTED_SETTINGS:
-            raise ConfigurationError(f"Option {OPTION_PREFIX}{name} is not supported: {REJECTED_SETTINGS[name]}")
-        if name not in _KNOWN_NAMES:
+            _check_rejected(name, settings)
+        elif name not in _KNOWN_NAMES and not name.startswith(tuple(UNUSED_PREFIXES)):
             near = closest(name, _KNOWN_NAMES)
             remedy = "Remove it." if near is None else f"Did you mean {OPTION_PREFIX}{near}?"
             raise ConfigurationError(f"Option {OPTION_PREFIX}{name} is unknown. {remedy}")
+
+
+def _check_rejected(name: str, settings: Mapping[str, str]) -> None:
+    value = settings[name]
+    if is_accepted_value(name, value) or is_unused(name, settings) or _equals_other(name, settings):
+        return
+    values = [repr(each) if each == "" else each for each in ACCEPTED_VALUES.get(name, ())]
+    if name in EQUAL_SETTINGS:
+        values = [f"the value of {OPTION_PREFIX}{EQUAL_SETTINGS[name]}"]
+    accepted = f" Accepted is {' or '.join(values)}, got {trim(value)!r}." if values else ""
+    raise ConfigurationError(f"Option {OPTION_PREFIX}{name} is not supported: {REJECTED_SETTINGS[name]}{accepted}")
+
+
+def _equals_other(name: str, settings: Mapping[str, str]) -> bool:
+    other = ACCEPTED_SETTINGS.get(EQUAL_SETTINGS.get(name, ""))
+    if other is None:
+        return False
+    given = [settings[each] for each in (other.name, *other.aliases) if each in settings]
+    return parse_integer(trim(settings[name])) == parse_integer(trim(given[0] if given else str(other.default)))
 
 
 def without_prefix(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Iterable, Mapping, NamedTuple, Protocol, Sequence
 
 from spark_groupsource.client.admin import GroupDescription, describe_groups
 from spark_groupsource.client.cluster.client import ClusterClient
-from spark_groupsource.config_def import match_duration_ms
+from spark_groupsource.config_def import parse_duration_ms
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
 from spark_groupsource.monitor.cluster_reads import (
@@ -240,7 +240,7 @@ def parse_target(to: str | int | datetime | timedelta, timestamp_ms: int) -> Res
         return ResetTarget(TargetKind.OFFSET, int(text))
     if re.fullmatch(r"[+-]\d+", text):
         return ResetTarget(TargetKind.SHIFT, int(text))
-    back_ms = match_duration_ms(text[1:]) if text.startswith("-") else None
+    back_ms = parse_duration_ms(text[1:]) if text.startswith("-") else None
     if back_ms is not None:
         return ResetTarget(TargetKind.TIMESTAMP, timestamp_ms - back_ms)
     try:

@@ -57,11 +57,11 @@ def resolve_bootstrap(bootstrap_servers: str, driver: int) -> str:
 def create_subscribed(cluster: ClusterClient, options: SourceOptions) -> None:
     """Creates the topics of ``subscribe`` that do not exist, with ``num.partitions`` of the broker.
 
-    Kafka's consumer does so, unless ``allow.auto.create.topics`` is false; the source does so for ``embedded`` alone.
+    As Kafka's consumer, unless ``allow.auto.create.topics`` is false; for ``embedded`` alone.
 
     Raises: BrokerError for an invalid name.
     """
-    topics = options.subscribe or ()
+    topics = (options.subscribe or ()) if options.creates_topics else ()
     missing = sorted(set(topics) - cluster.metadata(topics, refresh=True).topics.keys())
     if missing:
         from spark_groupsource.client.admin import NewTopic, create_topics

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Mapping
 
+from spark_groupsource.client.network.security import OPTION_PREFIX
+from spark_groupsource.client.rejected_settings import is_accepted_value
 from spark_groupsource.client.settings import ACCEPTED_SETTINGS, ClientSettings, GroupSettings, check_names
 from spark_groupsource.config_def import closest
 from spark_groupsource.errors import ConfigurationError
@@ -17,7 +19,15 @@ from spark_groupsource.model import topic_matches
 from spark_groupsource.source.options import FIELDS, OPTIONS, UNRESOLVED, SourceOptions
 from spark_groupsource.source.position_spec import LATEST, PositionSpec
 from spark_groupsource.source.secret_options import resolve_references
-from spark_groupsource.source.source_option import UNSUPPORTED_OPTIONS, WRITING_HINT, QueryKind, SourceOption
+from spark_groupsource.source.source_option import (
+    UNSUPPORTED_OPTIONS,
+    WRITING_HINT,
+    QueryKind,
+    SourceOption,
+    bootstrap_text,
+    by_lower_name,
+    kafka_settings,
+)
 from spark_groupsource.source.value_options import TLS_PREFIXES, VALUE_OPTIONS, value_options
 
 
@@ -32,30 +42,30 @@ def parse_options(options: Mapping[str, str], query: QueryKind | None = None) ->
     """
     values: dict[str, Any] = {}
     formats: dict[str, Any] = {}
-    kafka, registry_tls = dict[str, str](), dict[str, str]()
+    registry_tls = dict[str, str]()
     ignored = []
-    # of names that differ in case only, the last one counts
-    given = {name.lower(): (name, text) for name, text in resolve_references(options).items()}
+    given = by_lower_name(resolve_references(options))
+    kafka = kafka_settings(given)
     for key, (name, text) in given.items():
-        if key.startswith("kafka."):
-            kafka[key.removeprefix("kafka.")] = str(text)
+        if key.startswith(OPTION_PREFIX):
             continue
         if key.startswith(TLS_PREFIXES):
-            registry_tls[key] = str(text)
+            registry_tls[key] = text
             continue
         option = _find_option(name)
         if query is None or query in option.queries:
             if key in VALUE_OPTIONS:
-                formats[key] = option.parse(str(text))
+                formats[key] = option.parse(text)
             else:
-                values[FIELDS[key]] = option.parse(str(text))
+                values[FIELDS[key]] = option.parse(text)
         elif option.elsewhere == "ignored":
             ignored.append(option.name)
         else:
             raise ConfigurationError(f"Option {option.name} is not allowed in a {query} query. Leave it out.")
     values["group_id"] = _group_id(values, kafka)
     parsed = SourceOptions(
-        bootstrap_servers=kafka.get("bootstrap.servers") or kafka.get("metadata.broker.list", ""),
+        bootstrap_servers=bootstrap_text(kafka),
+        creates_topics=not is_accepted_value("allow.auto.create.topics", kafka.get("allow.auto.create.topics", "")),
         ignored=tuple(ignored),
         **values,
     )
@@ -74,9 +84,15 @@ def parse_options(options: Mapping[str, str], query: QueryKind | None = None) ->
 
 def _group_id(values: Mapping[str, Any], kafka: dict[str, str]) -> str | None:
     """Returns the group, and sets it among the settings of the client."""
-    if values.get("group_id") and kafka.setdefault("group.id", values["group_id"]) != values["group_id"]:
+    named: str | None = values.get("group_id")
+    key = ACCEPTED_SETTINGS["group.id"]
+    given = key.parse(kafka[key.name], OPTION_PREFIX + key.name) if key.name in kafka else None
+    if None not in (named, given) and named != given:
         raise ConfigurationError("Options group.id and kafka.group.id differ. Give one of them.")
-    return kafka.get("group.id")
+    found = given or named
+    if found is not None:
+        kafka["group.id"] = found
+    return found
 
 
 def _find_option(name: str) -> SourceOption:
@@ -108,7 +124,7 @@ def _check_subscription(options: SourceOptions) -> None:
 
 
 def _check_address(options: SourceOptions, kafka: Mapping[str, str]) -> None:
-    if not options.bootstrap_servers.strip():
+    if not options.bootstrap_servers:
         # a misspelled name is the cause
         check_names(kafka)
         raise ConfigurationError(

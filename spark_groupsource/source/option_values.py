@@ -6,36 +6,34 @@ import json
 import re
 from pathlib import Path
 
+from spark_groupsource import config_def
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
-
-_BYTE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
-_DURATION_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def parse_text(name: str, text: str) -> str:
     """Rejects an empty value."""
-    if not text.strip():
+    if not text:
         raise ConfigurationError(f"Option {name} must not be empty. Give it a value or leave it out.")
-    return text.strip()
+    return text
 
 
 def parse_bytes(name: str, text: str) -> int:
     """Parses a size such as ``65536``, ``512k`` or ``64m`` (powers of 1024)."""
-    match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
-    if not match or match[2] not in _BYTE_UNITS or not int(match[1]):
+    found = config_def.parse_size(text)
+    if not found:
         raise ConfigurationError(
-            f"Option {name} must be a positive number of bytes such as 65536, 512k or 64m, got {text!r}."
+            f"Option {name} must be a positive number of bytes such as 65536, 512k or 64m, got {text[:100]!r}."
         )
-    return int(match[1]) * _BYTE_UNITS[match[2]]
+    return found
 
 
 def parse_duration_ms(name: str, text: str) -> int:
     """Parses Spark's time strings (``500ms``, ``90s``, ``15m``, ``2h``, ``1d``); a bare number is milliseconds."""
-    match = re.fullmatch(r"(\d+)\s*(ms|s|min|m|h|d)?", text.strip().lower())
-    if not match:
-        raise ConfigurationError(f"Option {name} must be a duration such as 500ms, 90s, 15m or 2h, got {text!r}.")
-    return int(match[1]) * _DURATION_UNITS_MS[match[2] or "ms"]
+    found = config_def.parse_duration_ms(f"{text}ms" if text.isdecimal() else text)
+    if found is None:
+        raise ConfigurationError(f"Option {name} must be a duration such as 500ms, 90s, 15m or 2h, got {text[:100]!r}.")
+    return found
 
 
 def parse_topics(name: str, text: str) -> tuple[str, ...]:
@@ -61,9 +59,7 @@ def parse_partitions(name: str, text: str) -> tuple[TopicPartition, ...]:
     """Parses ``{"topic":[0,1]}``."""
     try:
         chosen = json.loads(text)
-        pairs = sorted({TopicPartition(topic, int(p)) for topic, numbers in chosen.items() for p in numbers})
-        if any(p < 0 for _, p in pairs):
-            raise ValueError("negative partition number")
+        pairs = sorted({TopicPartition(topic, _partition(p)) for topic, numbers in chosen.items() for p in numbers})
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigurationError(f'Option {name} must be JSON such as {{"topic":[0,1]}}, got {text!r}.') from error
     if not pairs:
@@ -71,13 +67,22 @@ def parse_partitions(name: str, text: str) -> tuple[TopicPartition, ...]:
     return tuple(pairs)
 
 
+def _partition(number: object) -> int:
+    # true is an integer in Python, 1.5 becomes 1
+    found = None if isinstance(number, (bool, float)) else config_def.parse_integer(str(number))
+    if found is None or not 0 <= found <= config_def.INT32_MAX:
+        raise ValueError(f"partition {number!r}")
+    return found
+
+
 def parse_members(name: str, text: str) -> int | None:
     """Parses a number of members; ``auto`` is None."""
-    if text.strip().lower() == "auto":
+    if text.lower() == "auto":
         return None
-    if not re.fullmatch(r"0*[1-9]\d{0,8}", text.strip()):
-        raise ConfigurationError(f"Option {name} must be auto or a positive integer, got {text!r}.")
-    return int(text.strip())
+    found = config_def.parse_integer(text)
+    if found is None or not 0 < found < 10**9:
+        raise ConfigurationError(f"Option {name} must be auto or a positive integer, got {text[:100]!r}.")
+    return found
 
 
 def parse_class_path(name: str, text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Mapping
 
-from spark_groupsource.client.settings import ClientSettings, GroupSettings
+from spark_groupsource.client.settings import ClientSettings, GroupSettings, parse_group_id
 from spark_groupsource.config_def import INT64_MAX, ConfigType, config_keys, setting
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
@@ -61,6 +61,7 @@ class SourceOptions:
 
     `bootstrap_servers` is the address as given, possibly ``embedded`` or ``embedded:DIR``. `client` holds the
     ``kafka.*`` settings of connections, `group` those of the members (None unless the query is a consumer group).
+    `creates_topics` is False where kafka.allow.auto.create.topics is: the embedded broker then gets no topics.
     `ignored` names the options that were given and have no effect in this kind of query.
     """
 
@@ -208,7 +209,7 @@ class SourceOptions:
     group_id_prefix: str | None = _parsed(
         "groupIdPrefix", "Has no effect: kafka.group.id names the group.", parse_text
     )
-    group_id: str | None = _parsed("group.id", "Another name of kafka.group.id.", parse_text)
+    group_id: str | None = _parsed("group.id", "Another name of kafka.group.id.", parse_group_id)
     members: int | None = _parsed(
         "members",
         "Number of group members of this query; auto (the default) is the number of tasks that Spark runs in parallel.",
@@ -258,6 +259,7 @@ class SourceOptions:
     bootstrap_servers: str = ""
     client: ClientSettings = field(default=ClientSettings(parse_addresses(UNRESOLVED)), repr=False)
     group: GroupSettings | None = None
+    creates_topics: bool = True
     ignored: tuple[str, ...] = ()
 
     @property

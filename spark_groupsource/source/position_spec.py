@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
 from typing import Any, Mapping
 
-from spark_groupsource.config_def import INT64_MAX, match_duration_ms
+from spark_groupsource.config_def import INT32_MAX, INT64_MAX, parse_duration_ms, parse_integer
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
 
@@ -65,9 +64,10 @@ def parse_starting_offsets(option: str, text: str) -> PositionSpec:
         return PositionSpec(option, default=_WORDS[word])
     if word in _GROUP_WORDS:
         return PositionSpec(option, default=_GROUP_WORDS[word], uses_group=True)
-    if re.fullmatch(r"-\d+", word):
-        return PositionSpec(option, back_count=int(word[1:]))
-    back_ms = match_duration_ms(word[1:]) if word.startswith("-") else None
+    back_count = parse_integer(word) if word.startswith("-") else None
+    if back_count is not None and -INT64_MAX <= back_count:
+        return PositionSpec(option, back_count=-back_count)
+    back_ms = parse_duration_ms(word[1:]) if word.startswith("-") else None
     if back_ms is not None:
         return PositionSpec(option, back_ms=back_ms)
     if word.startswith("{"):
@@ -125,9 +125,9 @@ def _parse_json(option: str, text: str, has_words: bool) -> tuple[dict[str, int]
 
 
 def _partition(text: Any) -> int:
-    number = int(text)
-    if number < 0:
-        raise ValueError(f"partition {number}")
+    number = parse_integer(text)
+    if number is None or not 0 <= number <= INT32_MAX:
+        raise ValueError(f"partition {text}")
     return number
 
 

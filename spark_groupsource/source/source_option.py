@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, Mapping
 
-from spark_groupsource.config_def import ConfigKey
+from spark_groupsource.client.network.security import OPTION_PREFIX
+from spark_groupsource.config_def import ConfigKey, trim
 
 QueryKind = Literal["stream", "batch"]
 
@@ -46,3 +47,20 @@ class SourceOption(ConfigKey):
     def parse(self, text: str, name: str | None = None) -> Any:
         """As `ConfigKey.parse`, with choices in any case."""
         return super().parse(text.lower() if self.choices else text, name)
+
+
+def by_lower_name(options: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Returns lower-case name -> name as given, and text; of names that differ in case only, the last one counts."""
+    return {name.lower(): (name, str(text)) for name, text in options.items()}
+
+
+def kafka_settings(given: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    """Returns the ``kafka.*`` settings among the options of `by_lower_name`, without the prefix."""
+    return {
+        key.removeprefix(OPTION_PREFIX): text for key, (_, text) in given.items() if key.startswith(OPTION_PREFIX)
+    }
+
+
+def bootstrap_text(settings: Mapping[str, str]) -> str:
+    """Returns the addresses among Kafka's settings, by either name; empty if there are none."""
+    return trim(settings.get("bootstrap.servers", settings.get("metadata.broker.list", "")))

@@ -60,5 +60,5 @@ def test_load_assignor(name, kind, cooperative):
     ],
 )
 def test_assignor_that_cannot_be_created_is_rejected(name, reason):
-    with pytest.raises(ConfigurationError, match=f"Option partition.assignment.strategy.*{reason}"):
+    with pytest.raises(ConfigurationError, match=f"Option kafka.partition.assignment.strategy.*{reason}"):
         load_assignor(name)

@@ -16,6 +16,7 @@ from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import ConfigurationError, NetworkError
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.net import parse_listen_address
 
 
 def has_ipv6() -> bool:
@@ -43,6 +44,69 @@ def broker() -> Iterator[EmbeddedBroker]:
 )
 def test_a_protocol_before_an_address_is_skipped(given: str, expected: str) -> None:
     assert ",".join(map(str, settings(given).bootstrap)) == expected
+
+
+# as Utils.getHost and Utils.getPort of kafka-clients 4.3.0; None where they find no address. Beyond that, an address
+# without a host and a host with colons that is no IPv6 address are rejected here.
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("a:1", "a:1"),
+        ("://a:1", "a:1"),
+        ("SASL-SSL://a:1", "a:1"),
+        ("ssl%://a:1", "a:1"),
+        ("SASL SSL://a:1", None),
+        ("SSL+X://a:1", None),
+        ("SSL:/a:1", None),
+        ("SSL:a:1", None),
+        ("[::1]:9092", "[::1]:9092"),
+        ("::1:9092", "[::1]:9092"),
+        ("[::1:9092", "[::1]:9092"),
+        ("::1]:9092", "[::1]:9092"),
+        ("[[::1]]:9092", None),
+        ("[fe80::1%eth0]:9092", "[fe80::1%eth0]:9092"),
+        ("[]:1", None),
+        (":1", None),
+        ("a:1:2", None),
+        (" a:1 , b:2 ", "a:1,b:2"),
+        ("\ta:1\n,\nb:2", "a:1,b:2"),
+        ("a:1,a:1", "a:1"),
+        ("a : 1", None),
+        ("a:1 b:2", None),
+        ("a:1;b:2", None),
+        ("a:0", "a:0"),
+        ("a:01", "a:1"),
+        ("a:65535", "a:65535"),
+        ("a:65536", None),
+        ("a:" + "9" * 5000, None),
+        ("a:+1", None),
+        ("a:-1", None),
+        ("a:\u0663", None),
+        ("a:\u00b2", None),
+        ("a_b:1", "a_b:1"),
+        ("a-b.c:1", "a-b.c:1"),
+        ("a/b:1", None),
+        ("a:1/", None),
+        ("user@a:1", None),
+        ("*:1", None),
+        ("\u00e9:1", None),
+        # rejected since Kafka 4.1, ignored before and by librdkafka
+        ("a:1,", "a:1"),
+        (",a:1,,b:2", "a:1,b:2"),
+    ],
+)  # fmt: skip
+def test_addresses_are_those_of_the_java_client(given: str, expected: str | None) -> None:
+    if expected is not None:
+        assert ",".join(map(str, settings(given).bootstrap)) == expected
+        return
+    with pytest.raises(ConfigurationError, match="bootstrap.servers must list host:port addresses: .* is not host:port"):
+        settings(given)
+
+
+@pytest.mark.parametrize("given", ["", "a:1,b:2", "http://a:1", "a", ":1"])
+def test_a_server_listens_on_one_address_without_a_protocol(given: str) -> None:
+    with pytest.raises(ConfigurationError, match="Option --listen must be one HOST:PORT, got"):
+        parse_listen_address(given, "--listen")
 
 
 @pytest.mark.parametrize("given", ["https://localhost", "SSL://:9092", "a://b://c:1"])

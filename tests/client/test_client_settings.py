@@ -130,7 +130,7 @@ def test_every_setting_is_documented() -> None:
 @pytest.mark.parametrize("name", REJECTED_SETTINGS)
 def test_settings_without_effect_are_rejected(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"Option kafka.{re.escape(name)} is not supported: "):
-        ClientSettings.parse({**SERVERS, name: "1"})
+        ClientSettings.parse({**SERVERS, "security.protocol": "SASL_SSL", name: "1"})
 
 
 # -- groups ----------------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ _ENDPOINT_HINT = (
     "kafka.sasl.login.callback.handler.class=module:function of a function in Python that returns a token."
 )
 
+_KERBEROS = "Kerberos is not supported. Use a listener of the cluster with SCRAM or TLS certificates."
 _STATIC_KEYS = (
     "Set the environment variables AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN on the driver and "
     "the executors instead."
@@ -62,7 +63,7 @@ _REJECTED_JAAS_OPTIONS: Mapping[str, str] = {
 
 
 def _text(name: str, doc: str, *aliases: str) -> ConfigKey:
-    return ConfigKey(name, ConfigType.STRING, None, doc, parser=lambda _, text: text.strip(), aliases=aliases)
+    return ConfigKey(name, ConfigType.STRING, None, doc, parser=lambda _, text: text, aliases=aliases)
 
 
 def _secret(name: str, doc: str, *aliases: str) -> ConfigKey:
@@ -76,13 +77,7 @@ def _number(
 
 
 def _parse_mechanism(name: str, text: str) -> str:
-    mechanism = text.strip().upper()
-    if mechanism in ("GSSAPI", "KERBEROS"):
-        raise ConfigurationError(
-            f"Option {name} must be one of {', '.join(MECHANISMS)}, got {text!r}: Kerberos is not supported. Use a "
-            "listener of the cluster with SCRAM or TLS certificates."
-        )
-    return mechanism
+    return text.upper()
 
 
 SASL_KEYS: tuple[ConfigKey, ...] = (
@@ -245,7 +240,8 @@ def parse_login(values: Mapping[str, Any], protocol: str, bootstrap: str) -> Log
             )
     if mechanism not in MECHANISMS:
         got = f"got {mechanism!r}" if mechanism else "but is not set"
-        raise ConfigurationError(f"Option kafka.sasl.mechanism must be one of {', '.join(MECHANISMS)}, {got}.")
+        hint = f": {_KERBEROS}" if mechanism in ("GSSAPI", "KERBEROS") else "."
+        raise ConfigurationError(f"Option kafka.sasl.mechanism must be one of {', '.join(MECHANISMS)}, {got}{hint}")
     if mechanism in (OAUTHBEARER, AWS_MSK_IAM):
         source = _token_source(mechanism, values, jaas.options if jaas is not None else {}, bootstrap)
         return Login(mechanism, source=source, refresh=_refresh(values))
