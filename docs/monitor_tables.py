@@ -24,10 +24,11 @@ lag = (
 In SQL: ``CREATE TEMP VIEW lag USING groupsource OPTIONS (`kafka.bootstrap.servers` 'localhost:9092', table 'lag')``, or
 `CREATE TABLE` without columns; a table of the catalog stores no passwords.
 
-Each read requests current values from the cluster, in one task on an executor. The options `group` and `topic` are
-names or regular expressions (Python's re, full match), separated by commas; only what they select is requested. A
-schema selects columns: `.schema("group string, lag bigint")` computes no other column, which saves the requests for
-time, bytes and rates. Columns are null where the value is unknown.
+Each read requests current values from the cluster, in one task on an executor. The option `group` is the name of one
+group, exactly as given; `groupPattern` instead is a regular expression (Python's re) that matches whole names. The
+option `topic` has names or regular expressions, separated by commas. Only what they select is requested. A schema
+selects columns: `.schema("group string, lag bigint")` computes no other column, which saves the requests for time,
+bytes and rates. Columns are null where the value is unknown.
 """
 
 
@@ -38,7 +39,8 @@ def tables_page() -> str:
 
 def _table(table: TableDefinition) -> Iterator[str]:
     yield from (f"## {table.name}", "", table.doc)
-    yield f"Options: {', '.join(f'`{name}`' for name in sorted(table.filters)) or 'none'}." + (
+    names = [*sorted(table.filters), *(["groupPattern"] if "group" in table.filters else [])]
+    yield f"Options: {', '.join(f'`{name}`' for name in names) or 'none'}." + (
         " Also with `readStream`; option `startingOffsets` is `earliest` (the default) or `latest`."
         if table.is_streamable
         else ""

@@ -13,6 +13,7 @@ import re
 from typing import Mapping
 
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.properties_text import decode, parse_properties
 
 _REFERENCE = re.compile(r"\$\{([^}:\s]+):(?:([^}]*):)?([^}:]*)\}")
 _CLASSES = {
@@ -82,21 +83,18 @@ def _lookup(option: str, place: str, values: Mapping[str, str], key: str) -> str
 
 def _read(option: str, path: str) -> str:
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        with open(path, "rb") as file:
+            return decode(file.read())
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ConfigurationError(
             f"Option {option} refers to the file {path}, which cannot be read: {reason}. Correct the path."
         ) from None
 
 
 def _properties(option: str, path: str) -> dict[str, str]:
-    """Returns the entries of a properties file of one line each; for other forms use a directory."""
-    found = {}
-    for line in _read(option, path).splitlines():
-        stripped = line.strip()
-        name, separator, value = stripped.partition("=")
-        if separator and not stripped.startswith(("#", "!")):
-            found[name.strip()] = value.strip()
-    return found
+    text = _read(option, path)
+    try:
+        return parse_properties(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"Option {option} refers to the file {path}, which is invalid: {error}") from None

@@ -17,17 +17,16 @@ from spark_groupsource.cli.ignored_settings import is_ignored
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.rejected_settings import is_accepted_value
 from spark_groupsource.client.settings import ClientSettings, without_prefix
-from spark_groupsource.config_def import closest
+from spark_groupsource.config_def import closest, trim
 from spark_groupsource.config_providers import resolve
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.model import bounded_names
+from spark_groupsource.properties_text import Entry, decode, entries
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# key, separator, value; a key ends at an unescaped separator
-_PROPERTY = re.compile(r"((?:\\.|[^\\=:\s])*)(\s*[=:]\s*|\s+|)(.*)", re.DOTALL)
-_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
-_ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+# a key without separator and value, which is no part of a password
+_SETTING_NAME = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)+")
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -150,20 +149,28 @@ def client_properties(path: Path) -> dict[str, str]:
 
 
 def read_properties(path: Path, option: str = "--command-config") -> dict[str, str]:
-    """Returns the settings of a properties file, in the format of Java's `Properties.load`, but UTF-8.
+    """Returns the settings of a properties file, in the format of Java's `Properties.load`.
 
     Raises: ConfigurationError with the name of the file, and the number of the invalid line if there is one. A line may
         contain a password, so that its text is not shown.
     """
     found = {}
-    for number, line in _logical_lines(_read_text(path, option)):
-        parts = _PROPERTY.fullmatch(line)
-        assert parts is not None  # the pattern matches every line
-        key, separator, value = (_ESCAPE.sub(_unescape, part or "") for part in parts.groups())
-        if not key or not separator:
-            raise ConfigurationError(f"Line {number} of {path} must be KEY=VALUE. Check the file that {option} names.")
-        found[key] = value.strip()
+    for entry in _load(path, option):
+        if not entry.key or not (entry.has_separator or _SETTING_NAME.fullmatch(entry.key)):
+            raise ConfigurationError(
+                f"Line {entry.line} of {path} must be KEY=VALUE. Check the file that {option} names."
+            )
+        found[entry.key] = trim(entry.value)
     return found
+
+
+def _load(path: Path, option: str) -> list[Entry]:
+    """Returns the entries of a properties file. Raises: ConfigurationError."""
+    try:
+        return list(entries(decode(path.read_bytes())))
+    except (OSError, ValueError, ConfigurationError) as error:
+        reason = str(error).rstrip(".")
+        raise ConfigurationError(f"Cannot read properties file {path}: {reason}. Check {option}.") from error
 
 
 def read_lines(path: Path, option: str) -> list[str]:
@@ -177,26 +184,6 @@ def _read_text(path: Path, option: str) -> str:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"Cannot read properties file {path}: {error}. Check {option}.") from error
-
-
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yields each line with its number; a line that ends with a backslash continues in the next one."""
-    pending = ""
-    for number, natural in enumerate(text.splitlines(), 1):
-        line = pending + natural.lstrip()
-        if not pending and line[:1] in ("", "#", "!"):
-            continue
-        trailing = len(line) - len(line.rstrip("\\"))
-        pending = line[:-1] if trailing % 2 else ""
-        if not pending:
-            yield number, line
-    if pending:
-        yield number, pending
-
-
-def _unescape(found: re.Match[str]) -> str:
-    char = found[1]
-    return chr(int(char[1:], 16)) if len(char) > 1 else _ESCAPED.get(char, char)
 
 
 def key_values(entries: Iterable[str], origin: str) -> dict[str, str]:

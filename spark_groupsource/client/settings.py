@@ -32,6 +32,7 @@ from spark_groupsource.config_def import (
     trim,
 )
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.name_patterns import check_pattern
 from spark_groupsource.net import Address, parse_addresses
 
 _JAVA_ASSIGNORS = {
@@ -315,12 +316,7 @@ class GroupSettings:
             )
         self._check_instance_ids()
         if self.pattern is not None:
-            try:
-                re.compile(self.pattern)
-            except re.error as error:
-                raise ConfigurationError(
-                    f"Option subscribePattern must be a regular expression, got {self.pattern!r}: {error}."
-                ) from error
+            check_pattern("subscribePattern", self.pattern)
 
     def _check_instance_ids(self) -> None:
         for index in range(self.members):

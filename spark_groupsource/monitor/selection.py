@@ -7,27 +7,23 @@ from dataclasses import dataclass
 from typing import Iterable
 
 from spark_groupsource.errors import ConfigurationError
-
-# a name with one of these characters is a pattern; a dot alone is part of many names
-_PATTERN_CHARACTERS = re.compile(r"[*+?^$|()\[\]{}\\]")
+from spark_groupsource.name_patterns import check_pattern, is_pattern, split_names
 
 
 @dataclass(frozen=True)
 class NameSelection:
-    """Names and patterns of groups or topics; a name matches itself, a pattern (Python's re) whole names.
+    """Names and patterns of groups or topics; a name matches itself, a pattern (Python's re) whole names."""
 
-    Attributes:
-        names: the names if there is no pattern, so that only they are requested; None otherwise.
-    """
-
-    entries: tuple[str, ...]
+    exact: tuple[str, ...]
+    patterns: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        return None if any(map(_is_pattern, self.entries)) else self.entries
+        """The names if there is no pattern, so that only they are requested; None otherwise."""
+        return None if self.patterns else self.exact
 
     def matches(self, name: str) -> bool:
-        return any(name == entry or (_is_pattern(entry) and re.fullmatch(entry, name)) for entry in self.entries)
+        return name in self.exact or any(re.fullmatch(pattern, name) for pattern in self.patterns)
 
     def selected(self, names: Iterable[str]) -> list[str]:
         """Returns the names that match, sorted."""
@@ -35,22 +31,24 @@ class NameSelection:
 
 
 def parse_selection(name: str, text: str) -> NameSelection:
-    """Parses names and patterns separated by commas.
+    """Parses names and patterns separated by commas; a pattern also selects the name that is its text.
 
     Raises: ConfigurationError for an empty list and an invalid pattern.
     """
-    entries = tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
+    entries = split_names(text)
     if not entries:
         raise ConfigurationError(f"Option {name} must be names or patterns separated by commas, got {text!r}.")
-    for entry in filter(_is_pattern, entries):
-        try:
-            re.compile(entry)
-        except re.error as error:
-            raise ConfigurationError(
-                f"Option {name} must be names or regular expressions of Python's re module, got {entry!r}: {error}."
-            ) from error
-    return NameSelection(entries)
+    patterns = [check_pattern(name, entry, "names or regular expressions") for entry in entries if is_pattern(entry)]
+    return NameSelection(entries, tuple(patterns))
 
 
-def _is_pattern(entry: str) -> bool:
-    return _PATTERN_CHARACTERS.search(entry) is not None
+def parse_name(name: str, text: str) -> NameSelection:
+    """Selects one name, which may have any characters."""
+    return NameSelection((text,))
+
+
+def parse_name_pattern(name: str, text: str) -> NameSelection:
+    """Selects the names that one regular expression matches as a whole. Raises: ConfigurationError."""
+    if not text:
+        raise ConfigurationError(f"Option {name} must not be empty. Give it a regular expression or leave it out.")
+    return NameSelection((), (check_pattern(name, text),))

@@ -9,6 +9,7 @@ from pathlib import Path
 from spark_groupsource import config_def
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.name_patterns import check_pattern
 
 
 def parse_text(name: str, text: str) -> str:
@@ -46,13 +47,7 @@ def parse_topics(name: str, text: str) -> tuple[str, ...]:
 
 def parse_pattern(name: str, text: str) -> str:
     """Parses a regular expression of Python's ``re`` module."""
-    try:
-        re.compile(parse_text(name, text))
-    except re.error as error:
-        raise ConfigurationError(
-            f"Option {name} must be a regular expression of Python's re module, got {text!r}: {error}."
-        ) from error
-    return text.strip()
+    return check_pattern(name, parse_text(name, text))
 
 
 def parse_partitions(name: str, text: str) -> tuple[TopicPartition, ...]:

@@ -22,6 +22,7 @@ UNSUPPORTED_OPTIONS: Mapping[str, str] = {
     "path": "The source reads topics, not paths: use subscribe, subscribePattern or assign.",
     "topic": f"It selects rows of a table (option table); use subscribe to read topics. {WRITING_HINT}",
     "group": "It selects rows of a table (option table). Use kafka.group.id for the group of a query.",
+    "grouppattern": "It selects rows of a table (option table). Use kafka.group.id for the group of a query.",
     "databricks.servicecredential": (
         f"{_UNITY_CATALOG} Set kafka.security.protocol, kafka.sasl.mechanism and kafka.sasl.jaas.config of the "
         "provider instead."

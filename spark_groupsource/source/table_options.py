@@ -6,14 +6,16 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any, Mapping
 
+from spark_groupsource.client.network.security import OPTION_PREFIX
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.config_def import ConfigKey, ConfigType, closest, config_keys, setting
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.monitor.definitions import TableDefinition, parse_table
-from spark_groupsource.monitor.selection import NameSelection, parse_selection
+from spark_groupsource.monitor.selection import NameSelection, parse_name, parse_name_pattern, parse_selection
 from spark_groupsource.net import parse_addresses
 from spark_groupsource.source.options import UNRESOLVED, QueryKind, is_embedded
 from spark_groupsource.source.secret_options import resolve_references
+from spark_groupsource.source.source_option import SourceOption, bootstrap_text, by_lower_name, kafka_settings
 
 TABLE_OPTION = "table"
 
@@ -40,15 +42,31 @@ class TableOptions:
             "group",
             ConfigType.STRING,
             None,
-            "Groups to read: names or regular expressions (Python's re, full match), separated by commas.",
-            parser=parse_selection,
+            "Name of the group to read, exactly as given.",
+            parser=parse_name,
+            is_trimmed=False,
+        )
+    )
+    group_pattern: NameSelection | None = setting(
+        ConfigKey(
+            "groupPattern",
+            ConfigType.STRING,
+            None,
+            "Regular expression (Python's re): groups whose whole name it matches are read. Instead of group.",
+            parser=parse_name_pattern,
         )
     )
     topic: NameSelection | None = setting(
-        ConfigKey("topic", ConfigType.STRING, None, "Topics to read, in the same form.", parser=parse_selection)
+        ConfigKey(
+            "topic",
+            ConfigType.STRING,
+            None,
+            "Topics to read: names or regular expressions (Python's re, full match), separated by commas.",
+            parser=parse_selection,
+        )
     )
     starting_offsets: str = setting(
-        ConfigKey(
+        SourceOption(
             "startingOffsets",
             ConfigType.STRING,
             "earliest",
@@ -79,6 +97,11 @@ class TableOptions:
     bootstrap_servers: str = ""
     client: ClientSettings = field(default_factory=lambda: ClientSettings(()))
 
+    @property
+    def groups(self) -> NameSelection | None:
+        """The selected groups; None for all."""
+        return self.group or self.group_pattern
+
     def client_settings(self, bootstrap_servers: str) -> ClientSettings:
         """Returns the client's settings with the address that `bootstrap_servers` was resolved to."""
         return replace(self.client, bootstrap=parse_addresses(bootstrap_servers))
@@ -88,6 +111,10 @@ TABLE_OPTIONS: Mapping[str, ConfigKey] = {key.name.lower(): key for key in confi
 """Lower-case name -> option."""
 
 _FIELDS = {key.name.lower(): name for name, key in config_keys(TableOptions).items()}
+
+
+# field -> the column of `TableDefinition.filters` that it selects by
+_FILTERS = {"group": "group", "group_pattern": "group", "topic": "topic"}
 
 
 def is_table(options: Mapping[str, str]) -> bool:
@@ -103,33 +130,35 @@ def parse_table_options(options: Mapping[str, str], query: QueryKind | None = No
     Raises: ConfigurationError that names the option.
     """
     values: dict[str, Any] = {}
-    kafka: dict[str, str] = {}
-    for name, text in resolve_references(options).items():
-        key = name.lower()
-        if key.startswith("kafka."):
-            kafka[key.removeprefix("kafka.")] = str(text)
-        elif key in TABLE_OPTIONS:
-            values[_FIELDS[key]] = TABLE_OPTIONS[key].parse(str(text))
-        else:
+    given = by_lower_name(resolve_references(options))
+    kafka = kafka_settings(given)
+    for key, (name, text) in given.items():
+        if key in TABLE_OPTIONS:
+            values[_FIELDS[key]] = TABLE_OPTIONS[key].parse(text)
+        elif not key.startswith(OPTION_PREFIX):
             near = closest(key, TABLE_OPTIONS)
             hint = f"Did you mean {TABLE_OPTIONS[near].name}?" if near else "Leave it out."
             raise ConfigurationError(f"Option {name} is unknown for a table. {hint}")
     table: TableDefinition = values["table"]
-    for name in {"group", "topic"} & values.keys() - table.filters:
-        raise ConfigurationError(f"Option {name} is not allowed for table {table.name}. Leave it out.")
+    for field_name, column in _FILTERS.items():
+        if field_name in values and column not in table.filters:
+            name = config_keys(TableOptions)[field_name].name
+            raise ConfigurationError(f"Option {name} is not allowed for table {table.name}. Leave it out.")
+    if "group" in values and "group_pattern" in values:
+        raise ConfigurationError("Options group and groupPattern exclude each other. Remove one of them.")
     for name in {"drain", "drained_offsets"} & values.keys() if table.name != "queries" else ():
         raise ConfigurationError(f"Option {name} is not allowed for table {table.name}. Use table queries.")
     if query == "stream" and not table.is_streamable:
         raise ConfigurationError(
             f"Table {table.name} cannot be read as a stream. Use spark.read, or table offsets_log."
         )
-    address = kafka.get("bootstrap.servers") or kafka.get("metadata.broker.list", "")
-    if not address.strip() and table.name != "queries":
+    address = bootstrap_text(kafka)
+    if not address and table.name != "queries":
         raise ConfigurationError(
             "Option kafka.bootstrap.servers is missing. Give host:port of a broker, or embedded for an embedded broker."
         )
     settings = {name: text for name, text in kafka.items() if name != "metadata.broker.list"}
     client = ClientSettings.parse(
-        {**settings, "bootstrap.servers": UNRESOLVED if is_embedded(address) or not address.strip() else address}
+        {**settings, "bootstrap.servers": UNRESOLVED if is_embedded(address) or not address else address}
     )
     return TableOptions(bootstrap_servers=address, client=client, **values)

@@ -51,7 +51,7 @@ class TableReader(DataSourceReader):
             readers = None
             if options.drain is not None:
                 readers = drain_readers(self._driver, options.drain.split(","), options.drained_offsets or ())
-            return [TablePartition(options.client, query_rows(self._driver, options.group, readers))]
+            return [TablePartition(options.client, query_rows(self._driver, options.groups, readers))]
         settings = options.client_settings(resolve_bootstrap(options.bootstrap_servers, self._driver))
         return [TablePartition(settings)]
 
@@ -106,7 +106,7 @@ class OffsetsLogStreamReader(DataSourceStreamReader):
 
     def _offsets(self, timestamp: int) -> dict[str, int]:
         cluster = self._open()
-        partitions = log_partitions(cluster, self._options.group)
+        partitions = log_partitions(cluster, self._options.groups)
         found = cluster.list_offsets({tp: timestamp for tp in partitions}, read_committed=False)
         return {str(tp.partition): found[tp].offset for tp in partitions}
 
@@ -129,10 +129,10 @@ def _read(partition: TablePartition, options: TableOptions, columns: Sequence[st
         with ClusterClient(partition.settings.bootstrap, partition.settings) as cluster:
             rows: Iterator[Row]
             if partition.ranges is None:
-                query = TableQuery(options.table.name, frozenset(columns), options.group, options.topic)
+                query = TableQuery(options.table.name, frozenset(columns), options.groups, options.topic)
                 rows = read_rows(cluster, query)
             else:
-                rows = (row for part in partition.ranges for row in offsets_log_rows(cluster, part, options.group))
+                rows = (row for part in partition.ranges for row in offsets_log_rows(cluster, part, options.groups))
             yield from record_batches(rows, schema)
     except GroupSourceError as error:
         raise strip_traceback(error) from None

@@ -52,7 +52,7 @@ def test_read_properties_has_the_format_of_java(tmp_path: Path) -> None:
 
 def test_binary_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "keystore"
-    path.write_bytes(b"\xfe\xed\xfe\xed")
+    path.write_bytes(b"\xfe\xed\xfe\xed\0\0\0\2")
     with pytest.raises(ConfigurationError, match="Cannot read properties file .*keystore"):
         read_properties(path)
 

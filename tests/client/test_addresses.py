@@ -99,7 +99,7 @@ def test_addresses_are_those_of_the_java_client(given: str, expected: str | None
     if expected is not None:
         assert ",".join(map(str, settings(given).bootstrap)) == expected
         return
-    with pytest.raises(ConfigurationError, match="bootstrap.servers must list host:port addresses: .* is not host:port"):
+    with pytest.raises(ConfigurationError, match="must list host:port addresses: .* is not host:port"):
         settings(given)
 
 
