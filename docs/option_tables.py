@@ -6,12 +6,17 @@ from typing import Any, Iterable, Iterator, Mapping
 
 import click
 
-from spark_groupsource.broker.config import BrokerConfig
+from spark_groupsource.broker.config import FIXED_SETTINGS, BrokerConfig
 from spark_groupsource.cli.main import main as groupsource
 from spark_groupsource.client.network.security import SECURITY_KEYS
+from spark_groupsource.client.rejected_settings import (
+    ACCEPTED_VALUES,
+    EQUAL_SETTINGS,
+    REJECTED_SETTINGS,
+    UNUSED_PREFIXES,
+)
 from spark_groupsource.client.settings import (
     FIXED_KEYS,
-    REJECTED_SETTINGS,
     ClientSettings,
     GroupSettings,
 )
@@ -106,10 +111,24 @@ def _client_section() -> Iterator[str]:
         ["Setting", "Java", "Default"],
         ([f"`{key.name}`", _value(key.kafka_default), _default(key)] for key in differing),
     )
-    yield from ("Rejected:", "")
-    yield from _table(
-        ["Setting", "Reason"], ([f"`{name}`", text[:1].upper() + text[1:]] for name, text in REJECTED_SETTINGS.items())
+    yield from (
+        "Rejected, except with a value that says what is the case anyway, and where the other settings leave the",
+        "setting without effect in Kafka too (TLS, SASL or OAUTHBEARER that are not used,",
+        "`auto.commit.interval.ms` with `enable.auto.commit=false`):",
+        "",
     )
+    yield from _table(
+        ["Setting", "Accepted", "Reason"],
+        ([f"`{name}`", _accepted(name), text[:1].upper() + text[1:]] for name, text in REJECTED_SETTINGS.items()),
+    )
+    yield from ("Accepted with every value, without effect:", "")
+    yield from _table(["Settings", "Reason"], ([f"`{name}*`", reason] for name, reason in UNUSED_PREFIXES.items()))
+
+
+def _accepted(name: str) -> str:
+    if name in EQUAL_SETTINGS:
+        return f"the value of `{EQUAL_SETTINGS[name]}`"
+    return " ".join(f"`{value}`" if value else "empty" for value in ACCEPTED_VALUES.get(name, ()))
 
 
 def _topic_section() -> Iterator[str]:
@@ -140,6 +159,14 @@ def _broker_section() -> Iterator[str]:
     yield from _table(
         ["Setting", "Default", "Values", "Dynamic", "Description"],
         ([f"`{key.name}`", _default(key), _values(key), "yes" if key.dynamic else "", key.doc] for key in keys),
+    )
+    yield from ("Accepted with a value that says what is the case anyway:", "")
+    yield from _table(
+        ["Setting", "Accepted", "Reason"],
+        (
+            [f"`{name}`", " ".join(f"`{value}`" for value in values), reason[:1].upper() + reason[1:] + "."]
+            for name, (values, reason) in FIXED_SETTINGS.items()
+        ),
     )
 
 

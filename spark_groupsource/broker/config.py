@@ -1,7 +1,7 @@
 """Broker settings: one row per setting, with Kafka's name, default and bounds.
 
 Settings of the group coordinator are in `group.coordinator_config`, settings of topics in `storage.topic_config`;
-`BROKER_SETTINGS` lists all of them under the broker's names. Every other name is rejected.
+`BROKER_SETTINGS` lists all of them under the broker's names. Every other name is rejected, except `FIXED_SETTINGS`.
 
 Source: https://kafka.apache.org/documentation (Broker Configs).
 """
@@ -14,6 +14,7 @@ from typing import Any, Iterator, Mapping, NamedTuple
 from spark_groupsource.broker.security_config import SecurityConfig
 from spark_groupsource.config_def import INT32_MAX, INT64_MAX, BrokerConfigKey, ConfigType, config_keys, setting
 from spark_groupsource.config_providers import resolve
+from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.storage.topic_config import TopicConfig, unknown_setting
 
@@ -188,6 +189,25 @@ BROKER_SETTINGS: Mapping[str, BrokerConfigKey] = {key.name: key for _, key in _r
 """Broker setting -> its row; a topic's setting is listed under the broker setting that supplies its default."""
 
 
+_ONE_REPLICA = "records are stored once, in the data directory that all nodes share"
+FIXED_SETTINGS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "default.replication.factor": (("1",), _ONE_REPLICA),
+    "offsets.topic.replication.factor": (("1",), _ONE_REPLICA),
+    "transaction.state.log.replication.factor": (("1",), _ONE_REPLICA),
+    "transaction.state.log.min.isr": (("1",), _ONE_REPLICA),
+    "share.coordinator.state.topic.replication.factor": (("1",), _ONE_REPLICA),
+    "share.coordinator.state.topic.min.isr": (("1",), _ONE_REPLICA),
+    "unclean.leader.election.enable": (("false",), _ONE_REPLICA),
+    "process.roles": (("broker,controller", "controller,broker"), "a node has both roles"),
+    "group.coordinator.rebalance.protocols": (("classic",), "only the classic group protocol is supported"),
+    "offsets.topic.compression.codec": (("0",), "the records of __consumer_offsets are not compressed"),
+    "log.cleaner.threads": (("1",), "one thread compacts topics"),
+    "remote.log.storage.system.enable": (("false",), "segments are stored locally"),
+    "transaction.two.phase.commit.enable": (("false",), "transactions have a timeout"),
+}
+"""Broker settings that are accepted with the values that say what is the case: name -> values, reason."""
+
+
 def broker_config(settings: Mapping[str, str]) -> BrokerConfig:
     """Parses broker settings; a number or boolean is accepted in place of its text.
 
@@ -204,6 +224,9 @@ def changed_config(settings: Mapping[str, str], base: BrokerConfig) -> BrokerCon
     values: dict[str, dict[str, Any]] = {"": {}, "group": {}, "topic": {}, "security": {}}
     for name, text in resolve(settings).items():
         key = BROKER_SETTINGS.get(name)
+        if key is None and name in FIXED_SETTINGS:
+            _check_fixed(name, str(text))
+            continue
         if key is None:
             raise unknown_setting(name, BROKER_SETTINGS, "broker")
         section, attribute = _PLACES[name]
@@ -211,3 +234,9 @@ def changed_config(settings: Mapping[str, str], base: BrokerConfig) -> BrokerCon
     group, topic = replace(base.group, **values["group"]), replace(base.topic, **values["topic"])
     security = replace(base.security, **values["security"])
     return replace(base, group=group, topic=topic, security=security, **values[""])
+
+
+def _check_fixed(name: str, text: str) -> None:
+    values, reason = FIXED_SETTINGS[name]
+    if "".join(text.split()).lower() not in values:
+        raise ConfigurationError(f"Option {name} must be {values[0]}, got {text!r}: {reason}. Remove the option.")

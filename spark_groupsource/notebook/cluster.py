@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Callable, Mapping
 
 from spark_groupsource.client.cluster.client import ClusterClient
-from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.client.settings import ClientSettings, without_prefix
+from spark_groupsource.config_providers import resolve
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.monitor.definitions import TABLES
 from spark_groupsource.monitor.explanation import Explanation
@@ -25,7 +26,7 @@ from spark_groupsource.monitor.rebalance_sources import read_history
 from spark_groupsource.monitor.record_decoding import decoders
 from spark_groupsource.monitor.results import Result
 from spark_groupsource.monitor.row_filter import parse_filter
-from spark_groupsource.monitor.selection import parse_selection
+from spark_groupsource.monitor.selection import NameSelection, parse_selection
 from spark_groupsource.monitor.tables import TableQuery, read_rows
 from spark_groupsource.source.value_options import registry_format
 
@@ -35,7 +36,8 @@ def connect(bootstrap: Any, **kafka: Any) -> Cluster:
 
     Args:
         bootstrap: ``host:port`` of one or more brokers, separated by commas, or an `EmbeddedBroker`.
-        kafka: settings of the Kafka client, with ``_`` or ``.`` in their names (``security_protocol="SASL_SSL"``).
+        kafka: settings of the Kafka client, with ``_`` or ``.`` in their names (``security_protocol="SASL_SSL"``);
+            values may have references such as ``${env:NAME}``.
     Raises: ConfigurationError for an invalid address and unknown or invalid settings; NetworkError if no broker is
         reachable.
 
@@ -44,8 +46,7 @@ def connect(bootstrap: Any, **kafka: Any) -> Cluster:
         >>> cluster.group("billing").lag()
     """
     address = str(getattr(bootstrap, "bootstrap_servers", bootstrap))
-    settings = {name.replace("_", "."): _text(value) for name, value in kafka.items()}
-    parsed = ClientSettings.parse({**settings, "bootstrap.servers": address})
+    parsed = parse_settings(address, kafka)
     client = ClusterClient(parsed.bootstrap, parsed)
     try:
         client.metadata(())
@@ -55,10 +56,26 @@ def connect(bootstrap: Any, **kafka: Any) -> Cluster:
     return Cluster(client, address)
 
 
+def parse_settings(address: str, kafka: Mapping[str, Any]) -> ClientSettings:
+    """Returns the settings of the arguments of `connect`.
+
+    Raises: ConfigurationError that names the setting without the prefix of the data source.
+    """
+    for name, value in kafka.items():
+        if not isinstance(value, (str, int, float)):
+            raise ConfigurationError(f"Argument {name} must be a text, a number or a boolean, got {value!r}.")
+    try:
+        settings = resolve({name.replace("_", "."): _text(value) for name, value in kafka.items()})
+        return ClientSettings.parse({**settings, "bootstrap.servers": address})
+    except ConfigurationError as error:
+        raise ConfigurationError(without_prefix(str(error))) from None
+
+
 class Cluster:
     """Topics and groups of a cluster; each call reads them again. A context manager.
 
-    `topic` and `group` are names or regular expressions, separated by commas; None selects all.
+    `topic` and `group` are names or regular expressions, separated by commas; None selects all. Only `group(name)`
+    takes one name exactly as it is.
     """
 
     def __init__(self, client: ClusterClient, address: str) -> None:
@@ -141,7 +158,12 @@ class Cluster:
         return f"Cluster({self._address!r})"
 
     def _read(
-        self, table: str, *, group: str | None = None, topic: str | None = None, columns: tuple[str, ...] = ()
+        self,
+        table: str,
+        *,
+        group: str | NameSelection | None = None,
+        topic: str | None = None,
+        columns: tuple[str, ...] = (),
     ) -> Result:
         definition = TABLES[table]
         if columns:
@@ -149,7 +171,7 @@ class Cluster:
         query = TableQuery(
             table,
             frozenset(column.name for column in definition.columns),
-            None if group is None else parse_selection("group", group),
+            parse_selection("group", group) if isinstance(group, str) else group,
             None if topic is None else parse_selection("topic", topic),
         )
         return Result(definition, read_rows(self._client, query))
@@ -161,6 +183,8 @@ class Group:
     def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster = cluster
         self.name = name
+        # the name may have commas and the characters of patterns
+        self._selection = NameSelection((name,))
 
     def lag(self, topic: str | None = None, by: str | None = None) -> Result:
         """Returns the partitions of the group with their lag.
@@ -170,24 +194,24 @@ class Group:
                 bytes require reads of records.
         """
         if by is None:
-            return self._cluster._read("lag", group=self.name, topic=topic)
+            return self._cluster._read("lag", group=self._selection, topic=topic)
         if by not in _MEASURES:
             raise ConfigurationError(f"Argument by must be one of {', '.join(_MEASURES)}, got {by!r}.")
         columns = (*_LAG_COLUMNS, *_MEASURES[by])
-        found = self._cluster._read("lag", group=self.name, topic=topic, columns=columns)
+        found = self._cluster._read("lag", group=self._selection, topic=topic, columns=columns)
         return found.sorted_by(_MEASURES[by][0] if _MEASURES[by] else "lag")
 
     def members(self) -> Result:
         """Returns the members with their partitions."""
-        return self._cluster._read("members", group=self.name)
+        return self._cluster._read("members", group=self._selection)
 
     def offsets(self, topic: str | None = None) -> Result:
         """Returns the committed offsets."""
-        return self._cluster._read("offsets", group=self.name, topic=topic)
+        return self._cluster._read("offsets", group=self._selection, topic=topic)
 
     def history(self) -> Result:
         """Returns the rebalances: from events where there are some, else from the history in `__consumer_offsets`."""
-        return self._cluster._read("rebalances", group=self.name)
+        return self._cluster._read("rebalances", group=self._selection)
 
     def why(self, last: int | None = 5) -> Explanation:
         """Explains the last rebalances in sentences and names the settings to change; None for all."""

@@ -9,7 +9,7 @@ from typing import Mapping
 from spark_groupsource.client.network.security import OPTION_PREFIX, SECURITY_KEYS
 from spark_groupsource.config_providers import is_provider_setting, resolve
 from spark_groupsource.model import bounded_names
-from spark_groupsource.source.value_options import TLS_PREFIXES, VALUE_OPTIONS
+from spark_groupsource.source.value_options import REGISTRY_PREFIXES, TLS_PREFIXES, VALUE_OPTIONS
 
 _log = logging.getLogger(__name__)
 _TLS_SECRETS = [name for key in SECURITY_KEYS.values() if key.is_sensitive for name in (key.name, *key.aliases)]
@@ -34,7 +34,9 @@ def is_reference(value: object) -> bool:
 
 
 def resolve_references(options: Mapping[str, str]) -> Mapping[str, str]:
-    """Returns the options with the references of ``kafka.*`` and of secrets replaced.
+    """Returns the options with the references replaced in ``kafka.*``, in secrets and in settings of a registry.
+
+    Other options are returned as they are: a schema or a pattern may contain such a text.
 
     Raises: ConfigurationError.
     """
@@ -45,7 +47,7 @@ def resolve_references(options: Mapping[str, str]) -> Mapping[str, str]:
         return options
     found = {}
     for name, value in options.items():
-        is_resolvable = name.lower().startswith(OPTION_PREFIX) or name.lower() in SECRET_OPTIONS
+        is_resolvable = name.lower() in SECRET_OPTIONS or name.lower().startswith((OPTION_PREFIX, *REGISTRY_PREFIXES))
         if name not in providers:
             given = {**declared, name: str(value)}
             found[name] = resolve(given)[name] if is_resolvable else value

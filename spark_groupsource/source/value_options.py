@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Mapping
 
 from spark_groupsource.config_def import ConfigType, closest, parse_given
+from spark_groupsource.config_providers import resolve
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.source.option_values import parse_text
 from spark_groupsource.source.source_option import STREAM, SourceOption
@@ -39,6 +40,11 @@ _INTERACTIVE_TIMEOUT_MS = 10_000
 _LOGICAL_CLUSTER, _IDENTITY_POOL = "target-sr-cluster", "Confluent-Identity-Pool-Id"
 TLS_PREFIXES = tuple(f"{column}.schema.registry.ssl." for column in _COLUMNS)
 """Prefixes of the settings of TLS for a schema registry; the names behind them are those of `TLS_KEYS`."""
+
+REGISTRY_PREFIXES = tuple(
+    f"{column}.{prefix}" for column in _COLUMNS for prefix in ("schema.registry.", "basic.auth.", "bearer.auth.")
+)
+"""Prefixes of the settings of a connection to a schema registry."""
 
 
 def _text(name: str, doc: str, default: Any = None, parser: Any = parse_text, **more: Any) -> SourceOption:
@@ -276,7 +282,7 @@ def registry_format(column: str, name: str, properties: Mapping[str, str], **giv
     tls: dict[str, str] = {}
     names = [f"{column}.schema.registry.url", f"{column}.schema.header"]
     names += [each.name for each in _credential_options(column)]
-    for name, text in properties.items():
+    for name, text in resolve(properties).items():
         option = f"{column}.{name.lower()}"
         if option.startswith(TLS_PREFIXES):
             tls[option] = text

@@ -22,6 +22,7 @@ from spark_groupsource.config_def import (
     setting,
 )
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.model import bounded_names
 from spark_groupsource.records.compression import CODECS
 
 _THROTTLED_REPLICA = re.compile(r"([0-9]+:[0-9]+)?")
@@ -258,5 +259,5 @@ def check_topic_config(config: TopicConfig) -> None:
 def unknown_setting(name: str, known: Mapping[str, BrokerConfigKey], kind: str) -> ConfigurationError:
     """Returns the error for a name that is in no table; `kind` is topic or broker."""
     near = closest(name, known)
-    hint = f"The closest name is {near}." if near else f"Known names: {', '.join(sorted(known))}."
+    hint = f"The closest name is {near}." if near else f"Known names: {bounded_names(sorted(known))}."
     return ConfigurationError(f"Option {name} is not a {kind} setting of this broker. {hint}")
