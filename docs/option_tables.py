@@ -13,7 +13,7 @@ from spark_groupsource.client.rejected_settings import (
     ACCEPTED_VALUES,
     EQUAL_SETTINGS,
     REJECTED_SETTINGS,
-    UNUSED_PREFIXES,
+    UNUSED_SETTINGS,
 )
 from spark_groupsource.client.settings import (
     FIXED_KEYS,
@@ -121,8 +121,8 @@ def _client_section() -> Iterator[str]:
         ["Setting", "Accepted", "Reason"],
         ([f"`{name}`", _accepted(name), text[:1].upper() + text[1:]] for name, text in REJECTED_SETTINGS.items()),
     )
-    yield from ("Accepted with every value, without effect:", "")
-    yield from _table(["Settings", "Reason"], ([f"`{name}*`", reason] for name, reason in UNUSED_PREFIXES.items()))
+    yield from ("Accepted with every value, without effect, as in Kafka's consumer:", "")
+    yield from _table(["Setting", "Used by"], ([f"`{name}`", user] for name, user in UNUSED_SETTINGS.items()))
 
 
 def _accepted(name: str) -> str:

@@ -23,6 +23,8 @@ _METADATA = "config_key"
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _DOUBLE = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 _MAX_DIGITS = 20
+# an error is one line; an option may be a long list or JSON
+_SHOWN_CHARS = 200
 _DURATION = re.compile(r"([0-9]+)\s*(ms|s|min|m|h|d)", re.IGNORECASE)
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZE = re.compile(r"([0-9]+)\s*([kmg]?b?)", re.IGNORECASE)
@@ -89,8 +91,16 @@ class ConfigKey:
 
         Raises: ConfigurationError that names the setting, the bounds and the given value.
         """
-        name = name or self.name
         text = trim(text) if self.is_trimmed else text
+        try:
+            return self._parsed(name or self.name, text)
+        except ConfigurationError as error:
+            if len(text) <= _SHOWN_CHARS:
+                raise
+            shown = str(error).replace(repr(text), repr(text[:_SHOWN_CHARS] + "..."))
+            raise ConfigurationError(shown) from error.__cause__
+
+    def _parsed(self, name: str, text: str) -> Any:
         if self.parser is not None:
             return self.parser(name, text)
         if self.type is ConfigType.BOOLEAN:
@@ -118,7 +128,7 @@ class ConfigKey:
         number = (_double if is_double else parse_integer)(text)
         if number is None:
             kind = "a number" if is_double else "an integer"
-            raise ConfigurationError(f"Option {name} must be {kind}{self._bounds()}, got {text[:100]!r}.")
+            raise ConfigurationError(f"Option {name} must be {kind}{self._bounds()}, got {text!r}.")
         self.check(number, name)
         return number
 

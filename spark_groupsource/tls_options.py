@@ -36,7 +36,7 @@ def _parse_store_type(name: str, text: str) -> str:
     if kind and kind not in STORE_TYPES:
         raise ConfigurationError(
             f"Option {name} must be one of {', '.join(STORE_TYPES)}, got {text!r}. Convert the store: keytool "
-            f"-importkeystore -srckeystore STORE -srcstoretype {kind or 'TYPE'} -destkeystore store.p12 "
+            f"-importkeystore -srckeystore STORE -srcstoretype {kind[:20]} -destkeystore store.p12 "
             "-deststoretype PKCS12."
         )
     return kind

@@ -48,7 +48,7 @@ REJECTED_SETTINGS: Mapping[str, str] = {
     "metrics.recording.level": _METRICS,
     "metrics.sample.window.ms": _METRICS,
     "metadata.recovery.strategy": (
-        "bootstrap.servers are tried again as soon as no known broker responds. Remove the option."
+        "the bootstrap servers are tried again as soon as no known broker responds. Remove the option."
     ),
     "internal.throw.on.fetch.stable.offset.unsupported": "it is internal to Kafka Streams. Remove the option.",
     "security.providers": _JAVA_CLASS,
@@ -59,7 +59,7 @@ REJECTED_SETTINGS: Mapping[str, str] = {
     "ssl.secure.random.implementation": _JAVA_CLASS,
     "sasl.login.class": _JAVA_CLASS,
     "sasl.login.read.timeout.ms": (
-        "sasl.login.connect.timeout.ms is also the timeout of the response. Set that instead, and remove the option."
+        "the timeout of the connection is that of the response, too. Set kafka.sasl.login.connect.timeout.ms instead."
     ),
     "sasl.login.retry.backoff.ms": _LOGIN_RETRIES,
     "sasl.login.retry.backoff.max.ms": _LOGIN_RETRIES,
@@ -134,14 +134,24 @@ EQUAL_SETTINGS: Mapping[str, str] = {
 }
 """Rejected settings that are accepted with the value of another setting, which holds for both."""
 
-UNUSED_PREFIXES: Mapping[str, str] = {
-    "sasl.kerberos.": "used with GSSAPI alone, which is rejected",
-    "sasl.oauthbearer.jwks.endpoint.": "used by brokers alone",
-    "sasl.oauthbearer.expected.": "used by brokers alone",
-    "sasl.oauthbearer.clock.skew.seconds": "used by brokers alone",
-    "share.": "used by share consumers alone",
+_GSSAPI, _BROKERS, _SHARE = "GSSAPI, which is rejected", "brokers", "share consumers"
+UNUSED_SETTINGS: Mapping[str, str] = {
+    "sasl.kerberos.kinit.cmd": _GSSAPI,
+    "sasl.kerberos.min.time.before.relogin": _GSSAPI,
+    "sasl.kerberos.service.name": _GSSAPI,
+    "sasl.kerberos.ticket.renew.jitter": _GSSAPI,
+    "sasl.kerberos.ticket.renew.window.factor": _GSSAPI,
+    "sasl.oauthbearer.clock.skew.seconds": _BROKERS,
+    "sasl.oauthbearer.expected.audience": _BROKERS,
+    "sasl.oauthbearer.expected.issuer": _BROKERS,
+    "sasl.oauthbearer.jwks.endpoint.refresh.ms": _BROKERS,
+    "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms": _BROKERS,
+    "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms": _BROKERS,
+    "sasl.oauthbearer.jwks.endpoint.url": _BROKERS,
+    "share.acknowledgement.mode": _SHARE,
+    "share.acquire.mode": _SHARE,
 }
-"""Settings without effect in every consumer here, also in Kafka's; every value is accepted."""
+"""Settings without effect in a consumer, also in Kafka's: name -> what uses them; every value is accepted."""
 
 
 def is_unused(name: str, settings: Mapping[str, str]) -> bool:

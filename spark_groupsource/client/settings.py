@@ -14,7 +14,7 @@ from spark_groupsource.client.rejected_settings import (
     ACCEPTED_VALUES,
     EQUAL_SETTINGS,
     REJECTED_SETTINGS,
-    UNUSED_PREFIXES,
+    UNUSED_SETTINGS,
     is_accepted_value,
     is_unused,
 )
@@ -397,7 +397,7 @@ def check_names(settings: Mapping[str, str]) -> None:
     for name in settings:
         if name in REJECTED_SETTINGS:
             _check_rejected(name, settings)
-        elif name not in _KNOWN_NAMES and not name.startswith(tuple(UNUSED_PREFIXES)):
+        elif name not in _KNOWN_NAMES and name not in UNUSED_SETTINGS:
             near = closest(name, _KNOWN_NAMES)
             remedy = "Remove it." if near is None else f"Did you mean {OPTION_PREFIX}{near}?"
             raise ConfigurationError(f"Option {OPTION_PREFIX}{name} is unknown. {remedy}")

@@ -24,7 +24,7 @@ def parse_bytes(name: str, text: str) -> int:
     found = config_def.parse_size(text)
     if not found:
         raise ConfigurationError(
-            f"Option {name} must be a positive number of bytes such as 65536, 512k or 64m, got {text[:100]!r}."
+            f"Option {name} must be a positive number of bytes such as 65536, 512k or 64m, got {text!r}."
         )
     return found
 
@@ -33,7 +33,7 @@ def parse_duration_ms(name: str, text: str) -> int:
     """Parses Spark's time strings (``500ms``, ``90s``, ``15m``, ``2h``, ``1d``); a bare number is milliseconds."""
     found = config_def.parse_duration_ms(f"{text}ms" if text.isdecimal() else text)
     if found is None:
-        raise ConfigurationError(f"Option {name} must be a duration such as 500ms, 90s, 15m or 2h, got {text[:100]!r}.")
+        raise ConfigurationError(f"Option {name} must be a duration such as 500ms, 90s, 15m or 2h, got {text!r}.")
     return found
 
 
@@ -76,7 +76,7 @@ def parse_members(name: str, text: str) -> int | None:
         return None
     found = config_def.parse_integer(text)
     if found is None or not 0 < found < 10**9:
-        raise ConfigurationError(f"Option {name} must be auto or a positive integer, got {text[:100]!r}.")
+        raise ConfigurationError(f"Option {name} must be auto or a positive integer, got {text!r}.")
     return found
 
 

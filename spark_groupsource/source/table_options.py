@@ -26,7 +26,7 @@ def _parse_offsets(name: str, text: str) -> tuple[Mapping[str, Any], ...]:
     except ValueError:
         found = None
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise ConfigurationError(f"Option {name} must be a JSON array of offsets, got {text[:100]!r}.")
+        raise ConfigurationError(f"Option {name} must be a JSON array of offsets, got {text!r}.")
     return tuple(found)
 
 
