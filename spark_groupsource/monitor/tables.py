@@ -28,7 +28,6 @@ from spark_groupsource.monitor.offsets_log import Corruption, Entry, entries, fe
 from spark_groupsource.monitor.rebalance import Actor, Origin, Rebalance
 from spark_groupsource.monitor.rebalance_sources import group_rebalances
 from spark_groupsource.monitor.selection import NameSelection
-from spark_groupsource.name_patterns import is_pattern
 
 Row = dict[str, Any]
 """Column -> value; absent columns are null."""
@@ -263,8 +262,7 @@ def existing_groups(cluster: ClusterClient, selection: NameSelection | None) -> 
     described = describe_groups(cluster, selected_groups(cluster, selection))
     missing = [name for name, group in described.items() if group.state == "Dead"]
     if missing and selection is not None and selection.names is not None:
-        hint = " A pattern is given as groupPattern." if is_pattern(missing[0]) or "," in missing[0] else ""
-        raise GroupSourceError(f"Consumer group {missing[0]!r} does not exist. Run: groupsource groups list.{hint}")
+        raise GroupSourceError(f"Consumer group {missing[0]!r} does not exist. Run: groupsource groups list.")
     return described
 
 

@@ -161,7 +161,8 @@ class Cluster:
         self,
         table: str,
         *,
-        group: str | NameSelection | None = None,
+        group: str | None = None,
+        groups: NameSelection | None = None,
         topic: str | None = None,
         columns: tuple[str, ...] = (),
     ) -> Result:
@@ -171,7 +172,7 @@ class Cluster:
         query = TableQuery(
             table,
             frozenset(column.name for column in definition.columns),
-            parse_selection("group", group) if isinstance(group, str) else group,
+            groups if group is None else parse_selection("group", group),
             None if topic is None else parse_selection("topic", topic),
         )
         return Result(definition, read_rows(self._client, query))
@@ -194,24 +195,24 @@ class Group:
                 bytes require reads of records.
         """
         if by is None:
-            return self._cluster._read("lag", group=self._selection, topic=topic)
+            return self._cluster._read("lag", groups=self._selection, topic=topic)
         if by not in _MEASURES:
             raise ConfigurationError(f"Argument by must be one of {', '.join(_MEASURES)}, got {by!r}.")
         columns = (*_LAG_COLUMNS, *_MEASURES[by])
-        found = self._cluster._read("lag", group=self._selection, topic=topic, columns=columns)
+        found = self._cluster._read("lag", groups=self._selection, topic=topic, columns=columns)
         return found.sorted_by(_MEASURES[by][0] if _MEASURES[by] else "lag")
 
     def members(self) -> Result:
         """Returns the members with their partitions."""
-        return self._cluster._read("members", group=self._selection)
+        return self._cluster._read("members", groups=self._selection)
 
     def offsets(self, topic: str | None = None) -> Result:
         """Returns the committed offsets."""
-        return self._cluster._read("offsets", group=self._selection, topic=topic)
+        return self._cluster._read("offsets", groups=self._selection, topic=topic)
 
     def history(self) -> Result:
         """Returns the rebalances: from events where there are some, else from the history in `__consumer_offsets`."""
-        return self._cluster._read("rebalances", group=self._selection)
+        return self._cluster._read("rebalances", groups=self._selection)
 
     def why(self, last: int | None = 5) -> Explanation:
         """Explains the last rebalances in sentences and names the settings to change; None for all."""

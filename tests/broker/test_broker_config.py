@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_groupsource.broker.config import BROKER_SETTINGS, BrokerConfig, broker_config
+from spark_groupsource.broker.config import BROKER_SETTINGS, FIXED_SETTINGS, BrokerConfig, broker_config
 from spark_groupsource.config_def import format_value
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.storage.topic_config import TOPIC_SETTINGS, TopicConfig, topic_config
@@ -47,6 +47,15 @@ def test_topic_settings_override_broker_defaults():
 def test_every_broker_setting_accepts_its_default(name):
     info = BROKER_SETTINGS[name]
     assert broker_config({name: format_value(info.default)}) == BrokerConfig()
+
+
+@pytest.mark.parametrize("name", sorted(FIXED_SETTINGS))
+def test_settings_that_say_what_is_the_case_are_accepted(name):
+    values, reason = FIXED_SETTINGS[name]
+    for value in values:
+        assert broker_config({name: f" {value.upper()} "}) == BrokerConfig()
+    with pytest.raises(ConfigurationError, match=f"Option {name} must be {values[0]}, got '7': {reason}. Remove the"):
+        broker_config({name: "7"})
 
 
 @pytest.mark.parametrize("name", sorted(TOPIC_SETTINGS))

@@ -78,7 +78,7 @@ def test_a_result_is_bounded_and_escaped() -> None:
 
 
 def test_invalid_settings_and_addresses() -> None:
-    with pytest.raises(ConfigurationError, match="Option kafka.security.protocoll is unknown. Did you mean"):
+    with pytest.raises(ConfigurationError, match="Option security.protocoll is unknown. Did you mean security.p"):
         gs.connect("localhost:9092", security_protocoll="SSL")
     with pytest.raises(NetworkError, match="No Kafka broker is reachable"):
         gs.connect("127.0.0.1:1")

@@ -13,8 +13,10 @@ from support import certificates
 from spark_groupsource.broker.config import broker_config
 from spark_groupsource.config_providers import resolve
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.notebook.cluster import parse_settings
 from spark_groupsource.source.option_parser import parse_options
 from spark_groupsource.source.secret_options import shown_secrets
+from spark_groupsource.source.value_options import registry_format
 
 OPTIONS = {"kafka.bootstrap.servers": "a:1", "subscribe": "t", "kafka.group.id": "g"}
 LOGIN = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.username": "ann"}
@@ -42,6 +44,42 @@ def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_references(secrets: Path, reference: str, value: str) -> None:
     given = {**OPTIONS, **LOGIN, "kafka.sasl.password": reference.replace("DIR", str(secrets))}
     assert parse_options(given, "stream").client.security.password == value
+
+
+def test_references_in_settings_of_a_registry(secrets: Path) -> None:
+    registry = {
+        "schema.registry.url": f"${{file:{secrets}/registry.properties:url}}",
+        "basic.auth.user.info": "ann:${env:KAFKA_PASSWORD}",
+        "schema.registry.ssl.truststore.location": f"${{file:{secrets}/registry.properties:ca}}",
+    }
+    (secrets / "registry.properties").write_text("url=https://registry:8081\nca=/ca.pem\n")
+    given = {**OPTIONS, "value.format": "avro", **{f"value.{name}": text for name, text in registry.items()}}
+    # of a query, of a notebook or a command
+    for found in (parse_options(given, "batch").values.value, registry_format("value", "avro", registry)):
+        assert found.registry is not None and found.registry.tls is not None
+        assert (found.registry.urls, found.registry.user_info) == (("https://registry:8081",), "ann:hush-env")
+        assert found.registry.tls.ca_file == "/ca.pem"
+
+
+def test_references_in_settings_of_the_notebook(secrets: Path) -> None:
+    login = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_username": "ann"}
+    assert parse_settings("a:1", {**login, "sasl_password": "${env:KAFKA_PASSWORD}"}).security.password == "hush-env"
+    with pytest.raises(ConfigurationError, match="Option sasl.password refers to environment variable NO_SUCH"):
+        parse_settings("a:1", {**login, "sasl_password": "${env:NO_SUCH}"})
+
+
+@pytest.mark.parametrize("name", ["subscribePattern", "rebalanceLog"])
+def test_other_options_have_no_references(name: str) -> None:
+    given = {**OPTIONS, name: "a${env:HOME}"}
+    given = {key: text for key, text in given.items() if key != "subscribe" or name != "subscribePattern"}
+    options = parse_options(given, "stream")
+    assert "a${env:HOME}" in (options.subscribe_pattern, options.rebalance_log)
+
+
+def test_whitespace_around_a_secret_is_no_part_of_it(secrets: Path) -> None:
+    (secrets / "mounted").write_text("hush\n")
+    given = {**OPTIONS, **LOGIN, "kafka.sasl.password": f"${{directory:{secrets}:mounted}}"}
+    assert parse_options(given, "stream").client.security.password == "hush"
 
 
 def test_kafkas_declarations_of_providers() -> None:
