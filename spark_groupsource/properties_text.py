@@ -19,7 +19,7 @@ _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _BYTE_ORDER_MARK = "\ufeff"
 
 
-class Entry(NamedTuple):
+class Property(NamedTuple):
     """One entry of a properties file; `line` is the number of its first line.
 
     `has_separator` is False for a key alone, whose value is empty.
@@ -48,7 +48,7 @@ def decode(data: bytes) -> str:
     return text
 
 
-def entries(text: str) -> Iterator[Entry]:
+def entries(text: str) -> Iterator[Property]:
     """Yields the entries of a text, in its order; a byte order mark is skipped.
 
     Raises: ConfigurationError with the number of a line that has an incomplete Unicode escape.
@@ -57,7 +57,7 @@ def entries(text: str) -> Iterator[Entry]:
         found = _ENTRY.fullmatch(line)
         assert found is not None  # the pattern matches every line
         key, separator, value = found.groups()
-        yield Entry(number, _unescape(key, number), _unescape(value, number), bool(separator))
+        yield Property(number, _unescape(key, number), _unescape(value, number), bool(separator))
 
 
 def parse_properties(text: str) -> dict[str, str]:

@@ -21,7 +21,7 @@ from spark_groupsource.config_def import closest, trim
 from spark_groupsource.config_providers import resolve
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.model import bounded_names
-from spark_groupsource.properties_text import Entry, decode, entries
+from spark_groupsource.properties_text import Property, decode, entries
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -164,7 +164,7 @@ def read_properties(path: Path, option: str = "--command-config") -> dict[str, s
     return found
 
 
-def _load(path: Path, option: str) -> list[Entry]:
+def _load(path: Path, option: str) -> list[Property]:
     """Returns the entries of a properties file. Raises: ConfigurationError."""
     try:
         return list(entries(decode(path.read_bytes())))

@@ -1,4 +1,4 @@
-"""Kafka client settings without effect: which values are accepted, why others are rejected.
+"""Kafka client settings that are rejected, except with some values.
 
 A value that says what is the case anyway is accepted, and so is a setting that the other settings leave without effect
 in Kafka too. Everything else is rejected: a setting without effect would go unnoticed.

@@ -20,6 +20,7 @@ def cluster() -> Iterator[Cluster]:
     with EmbeddedBroker() as broker, connect(broker.bootstrap_servers) as opened:
         create_topic(broker.bootstrap_servers, "t", 1)
         for offset, name in enumerate(NAMES):
+            # private: the interface of notebooks commits nothing
             opened._client.commit(name, {TopicPartition("t", 0): OffsetAndMetadata(offset)})
         yield opened
 

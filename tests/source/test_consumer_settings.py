@@ -1,4 +1,4 @@
-"""Every setting of Kafka's consumer in streams, batches, tables, the notebook and commands."""
+"""Settings of Kafka's consumer in queries, tables, the notebook and commands."""
 
 from __future__ import annotations
 
