@@ -22,6 +22,7 @@ from spark_groupsource.config_providers import resolve
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.model import bounded_names
 from spark_groupsource.properties_text import Property, decode, entries
+from spark_groupsource.source.source_option import bootstrap_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -121,7 +122,7 @@ def client_settings(bootstrap: str, command_config: Path | None, timeout_ms: int
     try:
         settings = client_properties(command_config) if command_config else {}
         if _is_default("bootstrap"):
-            bootstrap = settings.get("bootstrap.servers", bootstrap)
+            bootstrap = bootstrap_text(settings) or bootstrap
         parsed = ClientSettings.parse({**settings, "bootstrap.servers": bootstrap})
     except ConfigurationError as error:
         raise SettingsError(str(error)) from error

@@ -38,7 +38,7 @@ REJECTED_SETTINGS: Mapping[str, str] = {
     "reconnect.backoff.ms": "one backoff applies to all retries. Set kafka.retry.backoff.ms instead.",
     "reconnect.backoff.max.ms": "one backoff applies to all retries. Set kafka.retry.backoff.max.ms instead.",
     "socket.connection.setup.timeout.max.ms": (
-        "the timeout does not grow. Set kafka.socket.connection.setup.timeout.ms instead."
+        "the timeout grows up to request.timeout.ms. Set kafka.request.timeout.ms instead."
     ),
     "allow.auto.create.topics": "the source never creates topics of a cluster. Remove the option.",
     "socket.keepalive.enable": "lost connections are replaced. Remove the option.",
@@ -127,7 +127,7 @@ ACCEPTED_VALUES: Mapping[str, tuple[str, ...]] = {
 EQUAL_SETTINGS: Mapping[str, str] = {
     "reconnect.backoff.ms": "retry.backoff.ms",
     "reconnect.backoff.max.ms": "retry.backoff.max.ms",
-    "socket.connection.setup.timeout.max.ms": "socket.connection.setup.timeout.ms",
+    "socket.connection.setup.timeout.max.ms": "request.timeout.ms",
     "sasl.login.read.timeout.ms": "sasl.login.connect.timeout.ms",
     "sasl.login.retry.backoff.ms": "retry.backoff.ms",
     "sasl.login.retry.backoff.max.ms": "retry.backoff.max.ms",

@@ -88,6 +88,10 @@ def _int(name: str, default: int, doc: str, unit: str, low: int = 1, **more: Any
     return ConfigKey(name, ConfigType.INT, default, doc, unit=unit, low=low, high=INT32_MAX, **more)
 
 
+def _long(name: str, default: int, doc: str) -> ConfigKey:
+    return ConfigKey(name, ConfigType.LONG, default, doc, unit="ms", low=1, high=INT64_MAX)
+
+
 _CLIENT_ID = ConfigKey(
     "client.id",
     ConfigType.STRING,
@@ -145,7 +149,7 @@ class ClientSettings:
         )
     )
     connections_max_idle_ms: int = setting(
-        _int("connections.max.idle.ms", 540_000, "Idle connections are closed after this time.", "ms")
+        _long("connections.max.idle.ms", 540_000, "Idle connections are closed after this time.")
     )
     retry_backoff_ms: int = setting(
         _int("retry.backoff.ms", 100, "Delay before the first retry; doubled for each further retry.", "ms", low=0)
@@ -154,7 +158,7 @@ class ClientSettings:
         _int("retry.backoff.max.ms", 1_000, "Longest delay before a retry.", "ms", low=0)
     )
     metadata_max_age_ms: int = setting(
-        _int("metadata.max.age.ms", 300_000, "Metadata older than this are requested again.", "ms")
+        _long("metadata.max.age.ms", 300_000, "Metadata older than this are requested again.")
     )
     fetch_min_bytes: int = setting(
         _int(

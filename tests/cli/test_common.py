@@ -90,9 +90,10 @@ def test_damaged_trust_store_of_java_is_named_without_its_password(tmp_path: Pat
     assert "Check ssl.keystore.password" in result.stderr and "secret" not in result.stderr
 
 
-def test_bootstrap_servers_of_the_file_are_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["bootstrap.servers", "metadata.broker.list"])
+def test_bootstrap_servers_of_the_file_are_used(tmp_path: Path, name: str) -> None:
     path = tmp_path / "client.properties"
-    path.write_text("bootstrap.servers=127.0.0.1:nothing\n")
+    path.write_text(f"{name}=127.0.0.1:nothing\n")
     assert "127.0.0.1:nothing" in CliRunner().invoke(main, ["topics", "list", "--command-config", str(path)]).stderr
 
 
