@@ -180,7 +180,7 @@ def read_jaas(text: str) -> JaasConfig:
     """Parses a ``sasl.jaas.config`` value. Raises: ConfigurationError for another login module."""
     module = text.split(maxsplit=1)[0].rpartition(".")[2] if text.split() else ""
     if module not in _JAAS_MODULES:
-        kerberos = " Kerberos is not supported." if module == "Krb5LoginModule" else ""
+        kerberos = f" {_KERBEROS}" if module == "Krb5LoginModule" else ""
         # other text may be a password
         got = f"got {module!r}" if module.endswith("LoginModule") else "got another text"
         raise ConfigurationError(
@@ -229,6 +229,10 @@ def parse_login(values: Mapping[str, Any], protocol: str, bootstrap: str) -> Log
     Raises: ConfigurationError for a mechanism, module or handler that is not supported, and missing credentials.
     """
     mechanism = values.get("sasl.mechanism", "")
+    if mechanism in ("GSSAPI", "KERBEROS"):
+        raise ConfigurationError(
+            f"Option kafka.sasl.mechanism must be one of {', '.join(MECHANISMS)}, got {mechanism!r}: {_KERBEROS}"
+        )
     jaas = read_jaas(values["sasl.jaas.config"]) if "sasl.jaas.config" in values else None
     if jaas is not None:
         allowed = _JAAS_MODULES[jaas.module]
@@ -240,8 +244,7 @@ def parse_login(values: Mapping[str, Any], protocol: str, bootstrap: str) -> Log
             )
     if mechanism not in MECHANISMS:
         got = f"got {mechanism!r}" if mechanism else "but is not set"
-        hint = f": {_KERBEROS}" if mechanism in ("GSSAPI", "KERBEROS") else "."
-        raise ConfigurationError(f"Option kafka.sasl.mechanism must be one of {', '.join(MECHANISMS)}, {got}{hint}")
+        raise ConfigurationError(f"Option kafka.sasl.mechanism must be one of {', '.join(MECHANISMS)}, {got}.")
     if mechanism in (OAUTHBEARER, AWS_MSK_IAM):
         source = _token_source(mechanism, values, jaas.options if jaas is not None else {}, bootstrap)
         return Login(mechanism, source=source, refresh=_refresh(values))
