@@ -85,7 +85,8 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         else:
             yield first, line
             pending = ""
-    if pending or continues:
+    # Java returns an empty entry for a backslash alone at the end, but not before the two characters of a line end
+    if pending or (continues and not text.endswith("\r\n")):
         yield first, pending
 
 
@@ -100,5 +101,5 @@ def _unescape(text: str, line: int) -> str:
         return chr(int(char[1:], 16)) if len(char) > 1 else _ESCAPED.get(char, char)
 
     replaced = _ESCAPE.sub(replacement, text)
-    # two escapes for one character beyond U+FFFF
+    # two escapes for one character beyond U+FFFF; half of one cannot be sent
     return replaced.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

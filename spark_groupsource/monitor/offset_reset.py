@@ -5,7 +5,6 @@ Source: Kafka 4.3 `org.apache.kafka.tools.OffsetsUtils` and `ConsumerGroupComman
 
 from __future__ import annotations
 
-import re
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from html import escape
@@ -13,7 +12,7 @@ from typing import Iterable, Mapping, NamedTuple, Protocol, Sequence
 
 from spark_groupsource.client.admin import GroupDescription, describe_groups
 from spark_groupsource.client.cluster.client import ClusterClient
-from spark_groupsource.config_def import parse_duration_ms
+from spark_groupsource.config_def import INT64_MAX, parse_duration_ms, parse_integer
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
 from spark_groupsource.monitor.cluster_reads import (
@@ -236,10 +235,9 @@ def parse_target(to: str | int | datetime | timedelta, timestamp_ms: int) -> Res
     text = str(to).strip()
     if text in (TargetKind.EARLIEST.value, TargetKind.LATEST.value, TargetKind.CURRENT.value):
         return ResetTarget(TargetKind(text))
-    if re.fullmatch(r"\d+", text):
-        return ResetTarget(TargetKind.OFFSET, int(text))
-    if re.fullmatch(r"[+-]\d+", text):
-        return ResetTarget(TargetKind.SHIFT, int(text))
+    number = parse_integer(text)
+    if number is not None and abs(number) <= INT64_MAX:
+        return ResetTarget(TargetKind.SHIFT if text.startswith(("+", "-")) else TargetKind.OFFSET, number)
     back_ms = parse_duration_ms(text[1:]) if text.startswith("-") else None
     if back_ms is not None:
         return ResetTarget(TargetKind.TIMESTAMP, timestamp_ms - back_ms)
