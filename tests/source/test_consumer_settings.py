@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.cli.common import client_settings
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ACCEPTED_SETTINGS, ClientSettings, without_prefix
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.notebook.cluster import parse_settings
+from spark_groupsource.source.embedded import create_subscribed
 from spark_groupsource.source.option_parser import parse_options
 from spark_groupsource.source.table_options import parse_table_options
 
@@ -191,7 +194,11 @@ def test_addresses_are_decided_when_the_query_is_loaded(address: str, command: A
         assert options.client_settings(options.bootstrap_servers).bootstrap == options.client.bootstrap
 
 
-def test_the_embedded_broker_gets_no_topics_that_the_query_refuses() -> None:
-    given = {"kafka.bootstrap.servers": "embedded", "subscribe": "t"}
-    assert parse_options(given, "batch").creates_topics
-    assert not parse_options({**given, "kafka.allow.auto.create.topics": "False"}, "batch").creates_topics
+@pytest.mark.parametrize(("given", "created"), [({}, True), ({"kafka.allow.auto.create.topics": "False"}, False)])
+def test_the_embedded_broker_gets_no_topics_that_the_query_refuses(given: dict[str, str], created: bool) -> None:
+    options = parse_options({"kafka.bootstrap.servers": "embedded", "subscribe": "new", **given}, "batch")
+    with EmbeddedBroker(config={"auto.create.topics.enable": "false"}) as broker:
+        settings = options.client_settings(broker.bootstrap_servers)
+        with ClusterClient(settings.bootstrap, settings) as cluster:
+            create_subscribed(cluster, options)
+            assert ("new" in cluster.metadata(None, refresh=True).topics) is created
