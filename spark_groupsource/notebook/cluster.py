@@ -63,7 +63,9 @@ def parse_settings(address: str, kafka: Mapping[str, Any]) -> ClientSettings:
     """
     for name, value in kafka.items():
         if not isinstance(value, (str, int, float)):
-            raise ConfigurationError(f"Argument {name} must be a text, a number or a boolean, got {value!r}.")
+            # not the value, which may be a password
+            found = type(value).__name__
+            raise ConfigurationError(f"Argument {name} must be a text, a number or a boolean, got {found}.")
     try:
         settings = resolve({name.replace("_", "."): _text(value) for name, value in kafka.items()})
         return ClientSettings.parse({**settings, "bootstrap.servers": address})

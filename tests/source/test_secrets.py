@@ -66,6 +66,11 @@ def test_references_in_settings_of_the_notebook(secrets: Path) -> None:
     assert parse_settings("a:1", {**login, "sasl_password": "${env:KAFKA_PASSWORD}"}).security.password == "hush-env"
     with pytest.raises(ConfigurationError, match="Option sasl.password refers to environment variable NO_SUCH"):
         parse_settings("a:1", {**login, "sasl_password": "${env:NO_SUCH}"})
+    with pytest.raises(ConfigurationError, match="sasl_password must be a text, .*, got bytes.") as error:
+        parse_settings("a:1", {**login, "sasl_password": b"hush"})
+    assert "hush" not in str(error.value)
+    with pytest.raises(ConfigurationError, match="Argument group_id must be a text, .*, got NoneType."):
+        parse_settings("a:1", {"group_id": None})
 
 
 @pytest.mark.parametrize("name", ["subscribePattern", "rebalanceLog"])
