@@ -226,6 +226,7 @@ class StreamSession:
         logged = {r.topic_partition: r for r in ranges if r.end > r.start}
         if not logged:
             return []
+        self._cluster.add_known_partitions(logged, end.topic_ids)
         found = self._lookup.topic_ids({p.topic for p in logged}, refresh=True)
         recreated = {t for t, topic_id in found.items() if end.topic_ids.get(t, topic_id) != topic_id}
         self._data_loss.recreated({p: r.start for p, r in logged.items() if p.topic in recreated})
@@ -325,6 +326,8 @@ class StreamSession:
 
     def _checkpointed(self, start: SourceOffset) -> None:
         is_first = self._positions.checkpoint is None
+        if is_first:
+            self._cluster.add_known_partitions(start.positions, start.topic_ids)
         self.reader = start.reader or self.reader or uuid4().hex
         positions = self._positions.checkpointed(start)
         self._positions = self._start_positions.start_query(start, positions) if is_first else positions

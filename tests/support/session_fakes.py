@@ -51,6 +51,9 @@ class FakeCluster:
         topic = TopicInfo("t", cast(Any, self.topic_id), partitions)
         return ClusterMetadata({1: Node(1, "h", 1)}, {"t": topic})
 
+    def add_known_partitions(self, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, Any]) -> None:
+        """Has no cache."""
+
     def list_offsets(
         self, partitions: Mapping[TopicPartition, int], read_committed: bool | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+from uuid import UUID
 
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import Node, TopicPartition, topic_matches
@@ -34,6 +35,10 @@ class TopicInfo(NamedTuple):
     topic_id: Any
     partitions: Mapping[int, PartitionInfo]
     is_internal: bool = False
+
+    @property
+    def has_id(self) -> bool:
+        return self.topic_id is not None and self.topic_id.int != 0
 
 
 class OffsetAndTimestamp(NamedTuple):
@@ -95,11 +100,16 @@ class ClusterMetadata:
         return node
 
 
-def merge_topic(cached: TopicInfo, received: TopicInfo) -> TopicInfo:
-    """Returns `received`, with the cached partitions whose leader epoch is larger.
+def known_topic(name: str, topic_id: UUID | None, numbers: Iterable[int]) -> TopicInfo:
+    """Returns a topic of which only its id and some partitions are known."""
+    return TopicInfo(name, topic_id, {number: PartitionInfo(number, -1, -1) for number in numbers})
 
-    The epochs of one topic only grow; a response with a smaller one is from a broker with older metadata (KIP-320,
-    Kafka `Metadata.updateLatestMetadata`).
+
+def merge_topic(cached: TopicInfo, received: TopicInfo) -> TopicInfo:
+    """Returns `received`, with the cached partitions whose leader epoch is larger, and those that `received` lacks.
+
+    The epochs and the partitions of one topic only grow; a response with less is from a broker with older metadata
+    (KIP-320, Kafka `Metadata.updateLatestMetadata`). Partitions are kept only where an id shows that it is one topic.
     """
     if cached.topic_id != received.topic_id:
         return received
@@ -108,7 +118,42 @@ def merge_topic(cached: TopicInfo, received: TopicInfo) -> TopicInfo:
         for number, known in cached.partitions.items()
         if number in received.partitions and 0 <= received.partitions[number].leader_epoch < known.leader_epoch
     }
+    if received.has_id:
+        newer |= {number: known for number, known in cached.partitions.items() if number not in received.partitions}
     return received._replace(partitions={**received.partitions, **newer}) if newer else received
+
+
+def is_contradicted(known: TopicInfo, received: TopicInfo | None) -> bool:
+    """Returns whether a response shows that a topic, or a part of it, was deleted or recreated.
+
+    Args:
+        received: the topic in the response; None if the response lacks it.
+    """
+    if received is None:
+        return True
+    if known.has_id and received.has_id:
+        return known.topic_id != received.topic_id
+    return not known.partitions.keys() <= received.partitions.keys()
+
+
+def topic_of_most(known: TopicInfo, received: Sequence[TopicInfo | None], brokers: int) -> TopicInfo | None:
+    """Returns a topic after the brokers were asked, one after the other; None if it was deleted.
+
+    One broker may have older metadata than the others, also for long. So a topic, or a part of it, was deleted or
+    recreated only if more than half of the brokers say so.
+
+    Args:
+        received: the topic in the response of each broker that has responded; None where the response lacks it.
+        brokers: number of brokers of the cluster, those without a response included.
+    """
+    changed = [topic for topic in received if is_contradicted(known, topic)]
+    if 2 * len(changed) > brokers:
+        present = [topic for topic in changed if topic is not None]
+        return max(present, key=lambda topic: len(topic.partitions), default=None)
+    for topic in received:
+        if topic is not None and not is_contradicted(known, topic):
+            known = merge_topic(known, topic)
+    return known
 
 
 def read_metadata(response: MetadataResponse) -> ClusterMetadata:

@@ -6,10 +6,20 @@ Thread-safe: one call at a time uses a connection; `client.membership` states th
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from random import Random
-from typing import Any, Callable, Iterable, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Mapping, Sequence, TypeVar
+from uuid import UUID
 
-from spark_groupsource.client.cluster.metadata import ClusterMetadata, TopicInfo, merge_topic, read_metadata
+from spark_groupsource.client.cluster.metadata import (
+    ClusterMetadata,
+    TopicInfo,
+    is_contradicted,
+    known_topic,
+    merge_topic,
+    read_metadata,
+    topic_of_most,
+)
 from spark_groupsource.client.network.availability import BrokerAvailability
 from spark_groupsource.client.network.connection import MAX_RESPONSE_BYTES, BrokerConnection
 from spark_groupsource.client.network.connection_pool import ConnectionPool
@@ -27,7 +37,7 @@ from spark_groupsource.errors import (
     UnsupportedVersionError,
     as_sentence,
 )
-from spark_groupsource.model import Node, TopicPartition
+from spark_groupsource.model import Node, TopicPartition, by_topic
 from spark_groupsource.net import Address, parse_addresses
 from spark_groupsource.wire.messages import FindCoordinatorRequest, MetadataRequest, Request, Response
 
@@ -83,6 +93,8 @@ class Router:
         # a lost connection may be that of a leader that is no longer one
         self._lost_ms = -1
         self._coordinators: dict[str, Node] = {}
+        # the next lookup prefers another broker: this one may have older metadata than the others
+        self._responded_last: Address | None = None
         # members of one process look up the same coordinator at once; one of them sends the request
         self._lookups: set[str] = set()
         self._lookup_ended = threading.Condition(self._lock)
@@ -117,6 +129,23 @@ class Router:
         with self._lock:
             self._known_brokers = tuple(addresses) or self._known_brokers
             self._reached_once = self._reached_once or bool(self._known_brokers)
+
+    def add_known_partitions(self, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, str]) -> None:
+        """Adds partitions that another process has found, and the ids of their topics as text, as far as known.
+
+        They are requested before their use. That they no longer exist, or are others, is believed only if most of the
+        brokers say so, as for those that this client has found.
+        """
+        with self._lock:
+            for name, numbers in by_topic(partitions).items():
+                topic = known_topic(name, UUID(topic_ids[name]) if name in topic_ids else None, numbers)
+                _, cached = self._topics.get(name, (0, 0))
+                if not isinstance(cached, TopicInfo):
+                    self._topics[name] = -1, topic
+                elif not is_contradicted(topic, cached) or cached.topic_id == topic.topic_id:
+                    missing = {n: p for n, p in topic.partitions.items() if n not in cached.partitions}
+                    if missing:
+                        self._topics[name] = -1, cached._replace(partitions={**cached.partitions, **missing})
 
     def retry(self, timeout_ms: int | None = None) -> Retry:
         """Returns a retry loop bounded by `timeout_ms`, or by `call_timeout_ms` or default.api.timeout.ms."""
@@ -197,6 +226,7 @@ class Router:
                         address, request, bound_ms, max_version=max_version, min_version=min_version
                     )
                     self._reached_once = True
+                    self._responded_last = address
                     return response
                 except (NetworkError, RemoteProtocolError) as error:
                     reasons[address] = error
@@ -371,7 +401,9 @@ class Router:
                 topics=None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names],
                 allow_auto_topic_creation=False,
             )
-            self._update_cache(self._request_metadata(request, timeout_ms), names)
+            retry = self.retry(timeout_ms)
+            view = self._request_metadata(request, retry)
+            self._update_cache(self._confirmed(view, names, retry), names)
         wanted = None if names is None else set(names)
         with self._lock:
             chosen = {name: known for name, (_, known) in self._topics.items() if wanted is None or name in wanted}
@@ -383,17 +415,64 @@ class Router:
                 {name: known for name, known in chosen.items() if not isinstance(known, TopicInfo)},
             )
 
-    def _request_metadata(self, request: MetadataRequest, timeout_ms: int | None) -> ClusterMetadata:
+    def _request_metadata(self, request: MetadataRequest, retry: Retry) -> ClusterMetadata:
         """Returns the metadata of the first response with brokers: one that starts may not know the cluster yet.
 
         Source: NetworkClient.DefaultMetadataUpdater.handleSuccessfulResponse.
         """
-        retry = self.retry(timeout_ms)
         while True:
             view = read_metadata(self.call_any(request, retry.remaining_ms, min_version=4))
             if view.nodes:
                 return view
             retry.backoff_or_raise(NetworkError("Metadata request failed: the response names no broker. Try again."))
+
+    def _confirmed(self, view: ClusterMetadata, names: Sequence[str] | None, retry: Retry) -> ClusterMetadata:
+        """Returns a response, with the known topics that most of the brokers do not confirm to be deleted or recreated.
+
+        Such a response is from a broker with older metadata, whose list of brokers is not used either.
+        """
+        with self._lock:
+            nodes = {**self._nodes, **view.nodes}
+            former = dict(self._nodes) or view.nodes
+            wanted = list(self._topics) if names is None else [name for name in names if name in self._topics]
+            cached = {name: self._topics[name][1] for name in wanted}
+        doubtful = {
+            name: known for name, known in cached.items() if isinstance(known, TopicInfo) and _is_changed(known, view)
+        }
+        if not doubtful or len(nodes) <= 1:
+            return view
+        received = self._topics_at_each(sorted(doubtful), list(nodes.values()), retry)
+        topics, errors, is_old = dict(view.topics), dict(view.errors), False
+        for name, known in doubtful.items():
+            found = topic_of_most(known, received[name], len(nodes))
+            topics.pop(name, None)
+            errors.pop(name, None)
+            if found is not None:
+                topics[name] = found
+                is_old = is_old or not is_contradicted(known, found)
+            elif names is not None:
+                errors[name] = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return replace(view, nodes=former if is_old else view.nodes, topics=topics, errors=errors)
+
+    def _topics_at_each(
+        self, names: Sequence[str], nodes: Sequence[Node], retry: Retry
+    ) -> dict[str, list[TopicInfo | None]]:
+        """Returns each topic in the metadata of every broker that responds; None where it does not exist."""
+        request = MetadataRequest(
+            topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in names], allow_auto_topic_creation=False
+        )
+        received: dict[str, list[TopicInfo | None]] = {name: [] for name in names}
+        for index, node in enumerate(nodes):
+            bound_ms = min(max(retry.remaining_ms // (len(nodes) - index), 1), self.settings.request_timeout_ms)
+            try:
+                view = read_metadata(self.call_address(self.node_address(node), request, bound_ms, min_version=4))
+            except (NetworkError, RemoteProtocolError):
+                # a broker that does not respond confirms nothing
+                continue
+            for name in names if view.nodes else ():
+                if view.errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    received[name].append(view.topics.get(name))
+        return received
 
     def cached_leader_epochs(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Returns the leader epochs in the cached metadata, -1 where one is unknown; sends no request.
@@ -443,6 +522,7 @@ class Router:
             known = list(self._known_brokers)
         self.rng.shuffle(nodes)
         self.rng.shuffle(known)
+        nodes.sort(key=lambda address: address == self._responded_last)
         return self._pool.reachable_first([*nodes, *known, *self._bootstrap])
 
     def acquire_connection(self, address: Address) -> BrokerConnection:
@@ -461,6 +541,12 @@ class Router:
         with self._lock:
             self._lost_ms = self.clock.now_ms()
         self._pool.connection_lost(address)
+
+
+def _is_changed(known: TopicInfo, view: ClusterMetadata) -> bool:
+    """Returns whether a response shows that a known topic was deleted or recreated; other errors do not."""
+    code = view.errors.get(known.name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and is_contradicted(known, view.topics.get(known.name))
 
 
 def _unreachable(reasons: dict[Address, GroupSourceError], reached_once: bool) -> NetworkError:

@@ -102,7 +102,8 @@ class PartitionFetcher:
     ) -> None:
         self._cluster = cluster
         self._settings = settings or cluster.settings
-        self._topic_ids = {topic: UUID(text) for topic, text in (topic_ids or {}).items()}
+        self._known_ids = dict(topic_ids or {})
+        self._topic_ids = {topic: UUID(text) for topic, text in self._known_ids.items()}
         self._valid_epochs = dict(leader_epochs or {})
         self._leaders: dict[Address, _Leader] = {}
         self._awaiting_leader: list[PartitionState] = []
@@ -134,6 +135,7 @@ class PartitionFetcher:
             for r in ranges
             if r.start < r.end
         ]
+        self._cluster.add_known_partitions((r.topic_partition for r in ranges), self._known_ids)
         self._leaders = {}
         self._refresh_metadata = False
         retry = self._cluster.retry(self._settings.default_api_timeout_ms)

@@ -1,0 +1,222 @@
+"""Metadata of one broker that is older than that of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from support.clients import ConnectionLostError, FakeBroker, advertise, fake_broker, open_cluster
+from support.session_fakes import NO_LIMITS, FakeGroup
+
+from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.metadata import PartitionInfo, TopicInfo, topic_of_most
+from spark_groupsource.client.records.fetcher import PartitionFetcher
+from spark_groupsource.clock import SystemClock
+from spark_groupsource.errors import DataLossError, UnsupportedVersionError
+from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.source.option_parser import parse_options
+from spark_groupsource.source.session import StreamSession
+from spark_groupsource.wire.messages import ListOffsetsResponse, MetadataResponse
+
+SETTINGS = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "2", "default_api_timeout_ms": "5000"}
+OLD, NEW = uuid4(), uuid4()
+
+
+class View:
+    """What one broker knows of topic ``t``; it does not respond where `is_silent`."""
+
+    def __init__(self, topic_id: UUID | None, partitions: int) -> None:
+        self.topic_id, self.partitions, self.is_silent = topic_id, partitions, False
+
+
+class Nodes:
+    """Brokers 1 to n, each with its own metadata; broker 1 leads every partition.
+
+    `answered`: the ids of the brokers that have responded to Metadata, in order. `first`: which broker responds to the
+    requests of the client by its choice; the others are asked only where the client asks each of them.
+    """
+
+    def __init__(self, brokers: list[FakeBroker], views: list[View]) -> None:
+        self.brokers, self.views = brokers, views
+        self.answered: list[int] = []
+        for number, broker in enumerate(brokers):
+            broker.responses.update(
+                ApiVersions=lambda request, version: advertise(
+                    ApiVersions=(0, 3), Metadata=(4, 12), ListOffsets=(1, 7), FindCoordinator=(0, 4)
+                ),
+                Metadata=lambda request, version, number=number: self.metadata(number, request),
+                ListOffsets=self.list_offsets,
+            )
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(str(broker.address) for broker in self.brokers)
+
+    def metadata(self, number: int, request: Any) -> Any:
+        view, row = self.views[number], MetadataResponse.MetadataResponseTopic
+        if view.is_silent:
+            raise ConnectionLostError
+        self.answered.append(number + 1)
+        partitions = [
+            row.MetadataResponsePartition(
+                partition_index=n, error_code=0, leader_id=1, leader_epoch=0, replica_nodes=[1], isr_nodes=[1],
+                offline_replicas=[],
+            )
+            for n in range(view.partitions)
+        ]  # fmt: skip
+        names = ["t"] * bool(view.partitions) if request.topics is None else [each.name for each in request.topics]
+        exists = {name: name == "t" and view.partitions > 0 for name in names}
+        topics = [
+            row(
+                error_code=0 if exists[name] else 3, name=name, topic_id=view.topic_id if exists[name] else None,
+                partitions=partitions if exists[name] else [], is_internal=False,
+            )
+            for name in names
+        ]  # fmt: skip
+        nodes = [
+            MetadataResponse.MetadataResponseBroker(node_id=n, host="127.0.0.1", port=each.address.port, rack=None)
+            for n, each in enumerate(self.brokers, 1)
+        ]
+        return MetadataResponse(throttle_time_ms=0, brokers=nodes, cluster_id="c", controller_id=1, topics=topics)
+
+    def list_offsets(self, request: Any, version: int) -> Any:
+        topic = ListOffsetsResponse.ListOffsetsTopicResponse
+        row = topic.ListOffsetsPartitionResponse
+        rows = [
+            row(partition_index=p.partition_index, error_code=0, timestamp=-1, offset=0, leader_epoch=0)
+            for p in request.topics[0].partitions
+        ]
+        return ListOffsetsResponse(throttle_time_ms=0, topics=[topic(name="t", partitions=rows)])
+
+
+@contextmanager
+def nodes(*views: View) -> Iterator[Nodes]:
+    with ExitStack() as opened:
+        yield Nodes([opened.enter_context(fake_broker()) for _ in views], list(views))
+
+
+def refreshed(client: ClusterClient, found: Nodes, times: int = 12) -> list[TopicInfo | None]:
+    """Returns the topic after each of several metadata requests, which different brokers receive."""
+    return [client.metadata(["t"], refresh=True).topics.get("t") for _ in range(times)]
+
+
+def everywhere(client: ClusterClient) -> list[TopicInfo | None]:
+    return [client.metadata(None, refresh=True).topics.get("t") for _ in range(12)]
+
+
+@pytest.mark.parametrize("lookup", [refreshed, lambda client, _: everywhere(client)], ids=["named", "all topics"])
+@pytest.mark.parametrize(
+    "older", [View(OLD, 1), View(OLD, 0), View(NEW, 4)], ids=["fewer partitions", "no topic", "another id"]
+)
+def test_one_broker_with_older_metadata_deletes_nothing(older: View, lookup: Any) -> None:
+    with nodes(View(OLD, 4), View(OLD, 4), older) as found, open_cluster(found.bootstrap_servers, **SETTINGS) as client:
+        assert client.metadata(["t"], refresh=True).topics  # broker 1: the first of the bootstrap addresses
+        topics = lookup(client, found)
+    assert 3 in found.answered
+    assert {(each and each.topic_id, each and len(each.partitions)) for each in topics} == {(OLD, 4)}
+
+
+@pytest.mark.parametrize("newer", [View(None, 0), View(NEW, 2)], ids=["deleted", "recreated"])
+@pytest.mark.parametrize("silent", [0, 1])
+def test_deletion_is_believed_when_most_of_the_brokers_know_it(newer: View, silent: int) -> None:
+    views = [View(OLD, 4) for _ in range(5)]
+    with nodes(*views) as found, open_cluster(found.bootstrap_servers, **SETTINGS) as client:
+        client.metadata(["t"], refresh=True)
+        for known, expected in ((1, OLD), (2, OLD), (3, newer.topic_id)):
+            for view in views[4 - silent - known + 1 : 5 - silent]:
+                view.topic_id, view.partitions = newer.topic_id, newer.partitions
+            for view in views[5 - silent :]:
+                view.is_silent = True
+            seen = {each and each.topic_id for each in refreshed(client, found, 20)}
+            assert expected in seen and seen <= {OLD, expected}
+
+
+def test_lookups_go_to_another_broker_each_time() -> None:
+    with nodes(View(OLD, 1), View(OLD, 1), View(OLD, 1)) as found:
+        with open_cluster(found.bootstrap_servers, **SETTINGS) as client:
+            for _ in range(10):
+                client.metadata(["t"], refresh=True)
+    assert all(first != second for first, second in zip(found.answered, found.answered[1:]))
+
+
+def test_partition_of_another_process_is_not_deleted_by_the_first_response() -> None:
+    with nodes(View(OLD, 0), View(OLD, 4), View(OLD, 4)) as found:
+        with open_cluster(found.bootstrap_servers, **SETTINGS) as client:
+            client.add_known_partitions([TopicPartition("t", 3)], {"t": str(OLD)})
+            assert len(client.metadata(["t"]).partitions_of("t")) == 4
+        assert found.answered[0] == 1
+        with open_cluster(found.bootstrap_servers, **SETTINGS) as client:
+            client.add_known_partitions([TopicPartition("t", 3)], {"t": str(NEW)})
+            assert client.metadata(["t"]).topics["t"].topic_id == OLD, "two of three brokers have the other topic"
+
+
+def checkpointed_session(client: ClusterClient) -> tuple[StreamSession, dict[str, Any]]:
+    known = {"topic_ids": {"t": str(OLD)}, "partitions": {"t": 4}}
+    start = {
+        "t": {"0": 0, "3": 0},
+        "@group": {"reader": "r", "generation": 1, "acquired": {}, **known},
+    }
+    parsed = parse_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", "kafka.group.id": "g"}, "stream")
+    group = FakeGroup(assigned={TopicPartition("t", 0): 0, TopicPartition("t", 3): 0})
+    return StreamSession(client, parsed, group, SystemClock()), start
+
+
+@pytest.mark.parametrize("older", [View(OLD, 2), View(OLD, 0), View(NEW, 2)])
+def test_query_continues_where_one_broker_has_older_metadata(older: View) -> None:
+    """The restarted query asks that broker first: it is the first of the bootstrap addresses."""
+    with nodes(older, View(OLD, 4), View(OLD, 4)) as found:
+        with open_cluster(found.bootstrap_servers, **SETTINGS) as client:
+            session, start = checkpointed_session(client)
+            for _ in range(5):
+                session.latest_offset(start, NO_LIMITS)
+            session._ownership.rebalance({TopicPartition("t", 0): 0})
+            session.latest_offset(start, NO_LIMITS)
+    assert found.answered[0] == 1
+
+
+def test_query_ends_where_most_brokers_lack_the_topic() -> None:
+    with nodes(View(None, 0), View(None, 0), View(OLD, 4)) as found:
+        found.views[2].is_silent = True
+        with open_cluster(found.bootstrap_servers, **SETTINGS) as client:
+            session, start = checkpointed_session(client)
+            with pytest.raises(DataLossError, match="were deleted"):
+                session.latest_offset(start, NO_LIMITS)
+
+
+def topic(topic_id: UUID | None, partitions: int) -> TopicInfo:
+    return TopicInfo("t", topic_id, {n: PartitionInfo(n, 1, 0) for n in range(partitions)})
+
+
+@pytest.mark.parametrize(
+    "received, brokers, expected",
+    [
+        ([None], 1, None),
+        ([None], 2, (OLD, 4)),
+        ([None, None], 3, None),
+        ([None, topic(OLD, 6)], 2, (OLD, 6)),
+        ([topic(NEW, 2), topic(NEW, 3), topic(OLD, 4)], 3, (NEW, 3)),
+        ([None, topic(NEW, 2), topic(OLD, 4)], 3, (NEW, 2)),
+        ([], 3, (OLD, 4)),
+        ([None, None], 4, (OLD, 4)),
+    ],
+)
+def test_majority_decides(received: list[TopicInfo | None], brokers: int, expected: tuple[UUID, int] | None) -> None:
+    found = topic_of_most(topic(OLD, 4), received, brokers)
+    assert (found and (found.topic_id, len(found.partitions))) == expected
+
+
+def test_partitions_of_a_topic_without_id_are_lost_when_most_brokers_lack_them() -> None:
+    assert len(topic_of_most(topic(None, 4), [topic(None, 2), topic(None, 2), topic(None, 4)], 3).partitions) == 2  # type: ignore[union-attr]
+    assert len(topic_of_most(topic(None, 4), [topic(None, 2), topic(None, 4)], 3).partitions) == 4  # type: ignore[union-attr]
+
+
+def test_range_is_read_though_one_broker_lacks_its_partition() -> None:
+    with nodes(View(OLD, 0), View(OLD, 4), View(OLD, 4)) as found:
+        with open_cluster(found.bootstrap_servers, **{**SETTINGS, "default_api_timeout_ms": "300"}) as client:
+            fetcher = PartitionFetcher(client, topic_ids={"t": str(OLD)})
+            with pytest.raises(UnsupportedVersionError) as raised:
+                list(fetcher.fetch_blocks([OffsetRange(TopicPartition("t", 3), 0, 5)]))
+    assert "Fetch" in str(raised.value), "the leader is found; the fake broker serves no Fetch"
