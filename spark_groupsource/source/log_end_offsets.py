@@ -14,8 +14,8 @@ from spark_groupsource.source.position_epochs import PositionEpochs
 
 _log = logging.getLogger(__name__)
 
-# interval of the metadata requests for partitions that did not exist: they may have been recreated
-_RECHECK_MS = 1_000
+RECHECK_MS = 1_000
+"""Interval of the metadata requests for partitions that did not exist: they may have been created since."""
 # after the first response without anything to read
 _FIRST_PAUSE_MS = 5
 
@@ -92,8 +92,8 @@ class LogEndOffsets:
         self._rechecked_ms = self._clock.now_ms()
 
     def recheck_deleted(self) -> None:
-        """Queries partitions again that exist again; requests metadata once per `_RECHECK_MS`."""
-        if not self._deleted or self._clock.now_ms() < self._rechecked_ms + _RECHECK_MS:
+        """Queries partitions again that exist again; requests metadata once per `RECHECK_MS`."""
+        if not self._deleted or self._clock.now_ms() < self._rechecked_ms + RECHECK_MS:
             return
         missing = set(self._lookup.missing(self._deleted))
         self._rechecked_ms = self._clock.now_ms()

@@ -96,11 +96,14 @@ class OffsetLookup:
             "streaming query creates it, too)"
         )
 
-    def missing(self, partitions: Iterable[TopicPartition], *, attempts: int = 1) -> list[TopicPartition]:
+    def missing(
+        self, partitions: Iterable[TopicPartition], *, attempts: int = 1, refresh: bool = True
+    ) -> list[TopicPartition]:
         """Returns those of the partitions that no longer exist, sorted.
 
         Args:
             attempts: number of responses that must lack a partition: a broker that starts may not know all topics yet.
+            refresh: False for cached metadata.
         """
         found = sorted(partitions)
         for attempt in range(attempts):
@@ -108,7 +111,7 @@ class OffsetLookup:
                 break
             if attempt:
                 self._clock.sleep_ms(_NEW_TOPIC_PAUSE_MS)
-            view = self._cluster.metadata({p.topic for p in found}, refresh=True)
+            view = self._cluster.metadata({p.topic for p in found}, refresh=refresh)
             found = [p for p in found if p not in view.partitions_of(p.topic)]
         return found
 

@@ -86,7 +86,9 @@ class StreamSession:
             retries=options.fetch_offset_num_retries,
             retry_interval_ms=options.fetch_offset_retry_interval_ms,
         )
-        self._start_positions = StartPositions(options, ownership, self._lookup, data_loss, self._log_ends)
+        self._start_positions = StartPositions(
+            options, ownership, self._lookup, data_loss, self._log_ends, self._clock
+        )
         self._planner = BatchPlanner(cluster, options, self._log_ends, self._clock)
         self._schemas = SchemaChanges(options.values)
         self._lock = threading.RLock()
@@ -427,7 +429,7 @@ class StreamSession:
         result = self._follower.follow(self._assignment, is_available_now=self._planner.is_available_now)
         if result in (FollowResult.SETTLED, FollowResult.REBALANCING):
             assignment = GroupSnapshot.of(self._ownership)
-            if assignment != self._assignment:
+            if assignment != self._assignment or self._start_positions.has_found_absent():
                 self._apply_assignment(frozenset(assignment.owners), start)
             self._assignment = assignment
         return result

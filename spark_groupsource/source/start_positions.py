@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Mapping, NamedTuple
+from typing import AbstractSet, Iterable, Mapping, NamedTuple
 
+from spark_groupsource.clock import Clock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
 from spark_groupsource.source.data_loss import DataLossPolicy
-from spark_groupsource.source.log_end_offsets import LogEndOffsets
+from spark_groupsource.source.log_end_offsets import RECHECK_MS, LogEndOffsets
 from spark_groupsource.source.offset_json import SourceOffset
 from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets
 from spark_groupsource.source.options import EARLIEST, LATEST, SourceOptions
@@ -49,12 +50,18 @@ class StartPositions:
         lookup: OffsetLookup,
         data_loss: DataLossPolicy,
         log_ends: LogEndOffsets,
+        clock: Clock,
     ) -> None:
         self._options = options
         self._ownership = ownership
         self._lookup = lookup
         self._data_loss = data_loss
         self._log_ends = log_ends
+        self._clock = clock
+        # assigned partitions that do not exist, and those that were reported
+        self._absent: frozenset[TopicPartition] = frozenset()
+        self._reported_absent: frozenset[TopicPartition] = frozenset()
+        self._absent_checked_ms = 0
         self._spec = options.starting or PositionSpec("startingOffsets", default=LATEST, uses_group=True)
 
     def start_query(self, start: SourceOffset, positions: StreamPositions) -> StreamPositions:
@@ -96,6 +103,7 @@ class StartPositions:
         recreated = _recreated_topics(current, start)
         lost = {p for p in checkpoint if p not in owned and p not in deleted and p.topic not in recreated}
         commits = self._ownership.committed(sorted(owned | lost), existing_ids)
+        owned = owned - self._find_absent((p for p in owned if p not in checkpoint and commits.get(p) is None), current)
         decided = decide_positions(
             owned, start, current, commits, self._ownership.last_commits, is_same_group=self._is_same_group(start)
         )
@@ -133,6 +141,35 @@ class StartPositions:
         deleted = self._lookup.missing(lost, attempts=_DELETED_ATTEMPTS)
         self._data_loss.deleted({p: start.positions[p] for p in deleted if p in start.positions})
         return deleted
+
+    def _find_absent(
+        self, candidates: Iterable[TopicPartition], positions: StreamPositions
+    ) -> AbstractSet[TopicPartition]:
+        """Returns the assigned partitions that do not exist, and that did not exist when the query started.
+
+        The leader of the group may be another client, whose assignor names any partition, or have newer metadata.
+        """
+        added = [p for p in candidates if positions.is_added(p) and p not in positions.owned]
+        unknown = self._lookup.missing(added, refresh=False)
+        self._absent = frozenset(self._lookup.missing(unknown, attempts=_DELETED_ATTEMPTS))
+        self._absent_checked_ms = self._clock.now_ms()
+        new = sorted(self._absent - self._reported_absent)
+        if new:
+            self._reported_absent |= self._absent
+            names, entity = bounded_names(new), f"group={self._options.group_id}"
+            _log.warning("[%s] Assigned partitions do not exist, and are read once they do: %s.", entity, names)
+        return self._absent
+
+    def has_found_absent(self) -> bool:
+        """Returns whether an assigned partition that did not exist does now; requests metadata once per second."""
+        if not self._absent or self._clock.now_ms() < self._absent_checked_ms + RECHECK_MS:
+            return False
+        self._absent_checked_ms = self._clock.now_ms()
+        found = sorted(self._absent - set(self._lookup.missing(self._absent)))
+        if found:
+            names = bounded_names(found)
+            _log.info("[group=%s] Assigned partitions exist now: %s.", self._options.group_id, names)
+        return bool(found)
 
     def _is_same_group(self, start: SourceOffset) -> bool:
         return start.group_id == self._options.group_id

@@ -14,7 +14,7 @@ from support.session_fakes import NO_LIMITS, FakeGroup
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.cluster.metadata import PartitionInfo, TopicInfo, topic_of_most
 from spark_groupsource.client.records.fetcher import PartitionFetcher
-from spark_groupsource.clock import SystemClock
+from spark_groupsource.clock import ManualClock, SystemClock
 from spark_groupsource.errors import DataLossError, UnsupportedVersionError
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.source.option_parser import parse_options
@@ -184,6 +184,23 @@ def test_query_ends_where_most_brokers_lack_the_topic() -> None:
             session, start = checkpointed_session(client)
             with pytest.raises(DataLossError, match="were deleted"):
                 session.latest_offset(start, NO_LIMITS)
+
+
+def test_partition_that_another_leader_assigns_is_read_once_it_exists(caplog: pytest.LogCaptureFixture) -> None:
+    with nodes(View(OLD, 4), View(OLD, 4)) as found, open_cluster(found.bootstrap_servers, **SETTINGS) as client:
+        session, start = checkpointed_session(client)
+        session._clock = clock = ManualClock()
+        session._start_positions._clock = session._lookup._clock = clock
+        session._ownership.assigned = {TopicPartition("t", n): 0 for n in (0, 3, 7)}
+        for _ in range(3):
+            session.latest_offset(start, NO_LIMITS)
+            clock.advance_ms(2_000)
+        assert session.latest_offset(start, NO_LIMITS)["t"] == {"0": 0, "3": 0}
+        for view in found.views:
+            view.partitions = 8
+        clock.advance_ms(2_000)
+        assert session.latest_offset(start, NO_LIMITS)["t"] == {"0": 0, "3": 0, "7": 0}
+    assert [r.levelname for r in caplog.records if "t-7" in r.getMessage()] == ["WARNING"]
 
 
 def topic(topic_id: UUID | None, partitions: int) -> TopicInfo:

@@ -385,14 +385,55 @@ def test_added_partition_with_deleted_records_is_data_loss(caplog):
 
 
 def test_partition_deleted_before_the_lookup_of_its_start_is_data_loss(caplog):
+    start = {**RESTART, "@group": {**RESTART["@group"], "partitions": {"t": 2}}}
     cluster = FakeCluster({P0: (0, 7)})
     message = r"INITIAL_OFFSET_NOT_FOUND_FOR_PARTITIONS\] The start offset of t-1 was not found"
     with pytest.raises(DataLossError, match=message):
-        Query(RESTART, cluster, FakeGroup(assigned={P0: 0, P1: 0})).trigger()
-    lenient = Query(RESTART, cluster, FakeGroup(assigned={P0: 0, P1: 0}), failOnDataLoss="false")
+        Query(start, cluster, FakeGroup(assigned={P0: 0, P1: 0})).trigger()
+    lenient = Query(start, cluster, FakeGroup(assigned={P0: 0, P1: 0}), failOnDataLoss="false")
     assert lenient.trigger() == {}
     assert lenient.trigger() is None
     assert "start offset of t-1" in caplog.text
+
+
+@pytest.mark.parametrize("topics_at_start", ["known", "unknown"])
+def test_assigned_partition_that_does_not_exist_is_read_once_it_exists(caplog, topics_at_start):
+    """The leader of the group may be another client, whose assignor names any partition."""
+    caplog.set_level("INFO")
+    known = {"partitions": {"t": 1}} if topics_at_start == "known" else {}
+    start = {**RESTART, "@group": {**RESTART["@group"], **known}}
+    query = Query(start, FakeCluster({P0: (0, 7)}), FakeGroup(assigned={P0: 0, P1: 0}))
+    for _ in range(3):
+        query.trigger()
+        query.clock.advance_ms(2_000)
+    query.group.rebalance({P0: 0, P1: 0, P2: 0})
+    query.trigger()
+    query.group.rebalance({P0: 0, P1: 0})
+    query.trigger()
+    assert "1" not in query.start["t"] and P1 not in query.committed()
+    warned = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    template = "[group=g] Assigned partitions do not exist, and are read once they do: {}."
+    assert warned == [template.format("t-1"), template.format("t-2")]
+    query.cluster.logs[P1] = (0, 4)
+    query.clock.advance_ms(2_000)
+    assert query.trigger() == {P1: (0, 4)}
+    assert "Assigned partitions exist now: t-1." in caplog.text
+    assert query.trigger() is None and query.committed()[P1] == 4
+
+
+def test_new_query_skips_an_assigned_partition_that_does_not_exist():
+    query = Query(cluster=FakeCluster({P0: (0, 7)}), group=FakeGroup({P0: 0, P3: 0}), startingOffsets="latest")
+    assert query.trigger() == {} and query.start["t"] == {"0": 7}
+    query.cluster.logs = {P0: (0, 9), P3: (0, 2)}
+    query.clock.advance_ms(2_000)
+    assert query.trigger() == {P0: (7, 9), P3: (0, 2)}, "a partition that was added later is read from its start"
+
+
+def test_query_whose_only_assigned_topic_does_not_exist_waits():
+    query = Query(start=RESTART, cluster=FakeCluster({P0: (0, 7)}), group=FakeGroup({TopicPartition("u", 0): 0}))
+    query.group.assigned[P0] = 0
+    query.trigger()
+    assert list(query.start["t"]) == ["0"] and "u" not in query.start
 
 
 MOVED = {"t": {"0": 5, "1": 6, "2": 7}}
