@@ -6,9 +6,10 @@ Thread-safe: one call at a time uses a connection; `client.membership` states th
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import replace
 from random import Random
-from typing import Any, Callable, Iterable, Mapping, Sequence, TypeVar
+from typing import Any, Callable, Collection, Iterable, Mapping, Sequence, TypeVar
 from uuid import UUID
 
 from spark_groupsource.client.cluster.metadata import (
@@ -28,6 +29,7 @@ from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.clock import Clock, SystemClock
 from spark_groupsource.config_def import INT32_MAX
 from spark_groupsource.errors import (
+    FENCING_ERRORS,
     BrokerError,
     ErrorCode,
     GroupSourceError,
@@ -51,6 +53,8 @@ _COORDINATOR_RETRIABLE = COORDINATOR_MOVED | {ErrorCode.COORDINATOR_LOAD_IN_PROG
 _FIND_COORDINATORS_SINCE = 4
 # least time for an address that does not respond, while others have not been tried
 _MIN_ATTEMPT_MS = 5_000
+# a heartbeat tries several generations; one lookup is enough
+_CONFIRMED_MS = 1_000
 # a Fetch response exceeds fetch.max.bytes where its first batch does (KIP-74)
 _LARGEST_BATCH_BYTES = 128 * 1024 * 1024
 
@@ -93,6 +97,8 @@ class Router:
         # a lost connection may be that of a leader that is no longer one
         self._lost_ms = -1
         self._coordinators: dict[str, Node] = {}
+        # group -> coordinator that other brokers have named after it rejected a member, and when
+        self._confirmed_coordinators: dict[str, tuple[Node | None, int]] = {}
         # the next lookup prefers another broker: this one may have older metadata than the others
         self._responded_last: Address | None = None
         # members of one process look up the same coordinator at once; one of them sends the request
@@ -293,11 +299,15 @@ class Router:
     ) -> R:
         """Sends a request to the coordinator of a group; retries while the coordinator moves, loads or is unreachable.
 
+        A coordinator that is cut off from its controller does not know that another one has the group since. So a
+        request that it rejects because of the member is sent to the coordinator that the other brokers name, if any.
+
         Args:
             errors: returns the error codes of a response; the caller handles codes other than the coordinator's.
         Raises: BrokerError or NetworkError after `timeout_ms` (default: default.api.timeout.ms).
         """
         retry = self.retry(timeout_ms)
+        rejected_by: set[Node] = set()
         while True:
             node = self.find_coordinator(group_id, retry.remaining_ms)
             if retry.is_expired:
@@ -313,8 +323,13 @@ class Router:
                 self.invalidate_coordinator(group_id, node)
                 retry.backoff_or_raise(error)
                 continue
-            code = next((code for code in errors(response) if code in _COORDINATOR_RETRIABLE), None)
+            codes = list(errors(response))
+            code = next((code for code in codes if code in _COORDINATOR_RETRIABLE), None)
             if code is None:
+                if getattr(request, "member_id", "") and not FENCING_ERRORS.keys().isdisjoint(codes):
+                    rejected_by.add(node)
+                    if self.find_other_coordinator(group_id, rejected_by, retry.remaining_ms):
+                        continue
                 return response
             if code in COORDINATOR_MOVED:
                 self.invalidate_coordinator(group_id, node)
@@ -340,6 +355,38 @@ class Router:
             with self._lookup_ended:
                 self._lookups.discard(group_id)
                 self._lookup_ended.notify_all()
+
+    def find_other_coordinator(self, group_id: str, rejected_by: Collection[Node], timeout_ms: int) -> bool:
+        """Looks up whether the coordinator of a group has moved; returns True if the cache has another one now.
+
+        Args:
+            rejected_by: the coordinators that have rejected a member. The other brokers are asked, one after the other,
+                and the node that most of them name is the coordinator.
+        """
+        with self._lock:
+            nodes = [node for node in self._nodes.values() if not _is_among(node, rejected_by)]
+            confirmed, confirmed_ms = self._confirmed_coordinators.get(group_id, (None, 0))
+        if confirmed in rejected_by and self.clock.now_ms() < confirmed_ms + _CONFIRMED_MS:
+            return False
+        retry, named = self.retry(timeout_ms), Counter[Node]()
+        request = FindCoordinatorRequest(key=group_id, key_type=0, coordinator_keys=[group_id])
+        for index, node in enumerate(nodes):
+            bound_ms = max(min(retry.remaining_ms // (len(nodes) - index), self.settings.request_timeout_ms), 1)
+            try:
+                response = self.call_address(self.node_address(node), request, bound_ms)
+            except (NetworkError, RemoteProtocolError):
+                continue
+            found = response.coordinators[0] if response.coordinators else response
+            if not found.error_code:
+                named[Node(found.node_id, found.host, found.port)] += 1
+        other = next((node for node, _ in named.most_common() if node not in rejected_by), None)
+        with self._lock:
+            if other is not None:
+                self._coordinators[group_id] = other
+                return True
+            for node in named:
+                self._confirmed_coordinators[group_id] = node, self.clock.now_ms()
+        return False
 
     def find_coordinators(self, group_ids: Iterable[str], timeout_ms: int | None = None) -> dict[str, Node]:
         """Returns the coordinators of several groups, with one request for those that are not cached (KIP-699).
@@ -541,6 +588,11 @@ class Router:
         with self._lock:
             self._lost_ms = self.clock.now_ms()
         self._pool.connection_lost(address)
+
+
+def _is_among(node: Node, others: Collection[Node]) -> bool:
+    """Compares ids: only the metadata have the rack of a node."""
+    return any(node.node_id == other.node_id for other in others)
 
 
 def _is_changed(known: TopicInfo, view: ClusterMetadata) -> bool:

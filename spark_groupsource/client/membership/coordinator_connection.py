@@ -12,7 +12,14 @@ from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.cluster.routing import COORDINATOR_MOVED
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
 from spark_groupsource.client.network.connection import BrokerConnection
-from spark_groupsource.errors import ErrorCode, GroupSourceError, NetworkError, RequestTimeoutError, error_name
+from spark_groupsource.errors import (
+    FENCING_ERRORS,
+    ErrorCode,
+    GroupSourceError,
+    NetworkError,
+    RequestTimeoutError,
+    error_name,
+)
 from spark_groupsource.model import Node
 from spark_groupsource.wire.apis import api_of
 from spark_groupsource.wire.messages import DescribeGroupsRequest, Request, Response
@@ -34,16 +41,21 @@ class CoordinatorConnection:
         self._shared = shared
         self._connection: BrokerConnection | None = None
         self._node: Node | None = None
+        # the coordinators that have rejected this member since one accepted it
+        self._rejected_by: set[Node] = set()
 
     @property
     def is_connected(self) -> bool:
         return self._connection is not None
 
     def call(self, request: Request[R], timeout_ms: int, min_version: int) -> R:
-        """Sends one request to the coordinator, which becomes unknown if the connection is lost."""
+        """Sends one request to the coordinator, which becomes unknown if the connection is lost.
+
+        Raises: NetworkError also if the coordinator has rejected the member and another one has the group since.
+        """
         connection = self.connected(timeout_ms)
         try:
-            return connection.call(request, timeout_ms, min_version=min_version)
+            return self._checked(connection.call(request, timeout_ms, min_version=min_version))
         except NetworkError as error:
             self.mark_unknown(str(error))
             raise
@@ -78,10 +90,28 @@ class CoordinatorConnection:
                     _log.info("%s Waiting for other members in %s: %d ms.", self._member.log_prefix, api, interval_ms)
                 if lost > 1:
                     raise NetworkError(f"{api} request: the coordinator has responded, but nothing was received.")
-            return connection.receive(sent)
+            return self._checked(connection.receive(sent))
         except NetworkError as error:
             self.mark_unknown(str(error))
             raise
+
+    def _checked(self, response: R) -> R:
+        """Returns a response unless it is from a coordinator that does not know that it is no longer one.
+
+        A broker that is cut off from its controller rejects members whose group has moved.
+
+        Raises: NetworkError if the other brokers name another coordinator, which the next request is sent to.
+        """
+        code, node = getattr(response, "error_code", 0), self._node
+        if code not in FENCING_ERRORS or node is None:
+            self._rejected_by.clear()
+            return response
+        self._rejected_by.add(node)
+        config = self._member.membership.config
+        lookup_ms = min(_LOOKUP_MS, config.session_timeout_ms // _CHECKS_PER_SESSION)
+        if self._cluster.find_other_coordinator(config.group_id, self._rejected_by, lookup_ms):
+            raise NetworkError(f"{node} responded {error_name(code)}, but is no longer the coordinator.")
+        return response
 
     def _group_state(self, timeout_ms: int) -> str:
         """Returns the state of the group, empty if the coordinator does not name it.
