@@ -1,4 +1,4 @@
-"""Deadlines by key in a heap. Pure: the caller passes the time.
+"""Deadlines by key in a heap, and of transfers. Pure: the caller passes the time.
 
 Source: Kafka's `TimingWheel`; a heap is as fast for the timers of one machine.
 """
@@ -10,6 +10,40 @@ from typing import Generic, Hashable, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 _NO_ENTRY = (0, 0)
+
+LEAST_BYTES_PER_S = 4 * 1024
+"""Rate of the slowest link on which a transfer progresses."""
+
+
+class TransferDeadline:
+    """When a transfer over a connection has failed (monotonic ms).
+
+    Its bytes are progress: it fails when none have moved for `timeout_ms`. A peer that moves a byte now and then does
+    not hold it: after `timeout_ms` the bytes must have moved at `LEAST_BYTES_PER_S` at least.
+
+    Attributes:
+        count: number of bytes that have moved.
+    """
+
+    __slots__ = ("count", "timeout_ms", "_started_ms", "_moved_ms")
+
+    def __init__(self, timeout_ms: int, now_ms: int) -> None:
+        self.count = 0
+        self.timeout_ms = timeout_ms
+        self._started_ms = self._moved_ms = now_ms
+
+    def moved(self, count: int, now_ms: int) -> None:
+        """Adds bytes that have moved."""
+        self.count += count
+        self._moved_ms = now_ms
+
+    def left_ms(self, now_ms: int) -> int:
+        """Returns the time for the next byte, 0 or less after the deadline."""
+        slowest_ms = self._started_ms + self.count * 1_000 // LEAST_BYTES_PER_S
+        return min(self._moved_ms, slowest_ms) + self.timeout_ms - now_ms
+
+    def elapsed_ms(self, now_ms: int) -> int:
+        return now_ms - self._started_ms
 
 
 class DeadlineHeap(Generic[Key]):

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Iterator, NamedTuple, Sequence
 
 from spark_groupsource.clock import SystemClock
+from spark_groupsource.deadlines import TransferDeadline
 from spark_groupsource.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -246,39 +247,63 @@ def certificate_rejection(connection: socket.socket, error: NetworkError) -> str
 
 
 def send_all(connection: socket.socket, data: bytes | bytearray | memoryview, timeout_ms: int) -> None:
-    """Writes every byte of `data`.
+    """Writes every byte of `data`; the peer must receive some within `timeout_ms` each time, see `TransferDeadline`.
 
     Raises: NetworkError if the connection breaks, RequestTimeoutError if the peer does not receive in time.
     """
-    connection.settimeout(max(timeout_ms, 1) / 1000)
+    deadline = TransferDeadline(timeout_ms, _CLOCK.now_ms())
+    view = memoryview(data)
     try:
-        connection.sendall(data)
+        while deadline.count < len(view):
+            left_ms = deadline.left_ms(_CLOCK.now_ms())
+            if deadline.count and left_ms <= 0:
+                raise TimeoutError
+            connection.settimeout(max(left_ms, 1) / 1000)
+            deadline.moved(connection.send(view[deadline.count :]), _CLOCK.now_ms())
     except (TimeoutError, socket.timeout) as error:
-        raise RequestTimeoutError(f"Sending failed: the peer received no data within {timeout_ms} ms.") from error
+        received = "no data" if not deadline.count else f"{deadline.count} of {len(view)} bytes"
+        waited_ms = deadline.elapsed_ms(_CLOCK.now_ms()) if deadline.count else timeout_ms
+        raise RequestTimeoutError(f"Sending failed: the peer received {received} within {waited_ms} ms.") from error
     except OSError as error:
         raise NetworkError(f"Sending failed: the connection was lost ({error}).") from error
 
 
-def receive_into(connection: socket.socket, buffer: memoryview, timeout_ms: int) -> None:
-    """Fills `buffer` completely within `timeout_ms`.
+def transfer_deadline(timeout_ms: int) -> TransferDeadline:
+    """Returns the deadline of a transfer that begins now."""
+    return TransferDeadline(timeout_ms, _CLOCK.now_ms())
 
+
+def receive_into(
+    connection: socket.socket, buffer: memoryview, timeout: int | TransferDeadline, expected: int = 0
+) -> None:
+    """Fills `buffer` completely; the bytes that arrive are progress, see `TransferDeadline`.
+
+    Args:
+        timeout: in ms, of a transfer that begins now; or the deadline of one that has begun.
+        expected: number of bytes of the whole transfer, for the error; 0 for those of `buffer`.
     Raises: NetworkError if the peer closes the connection before, RequestTimeoutError if the bytes do not arrive in
         time.
     """
-    deadline_ms = _CLOCK.now_ms() + timeout_ms
+    deadline = transfer_deadline(timeout) if isinstance(timeout, int) else timeout
     filled = 0
     try:
         while filled < len(buffer):
-            connection.settimeout(max(deadline_ms - _CLOCK.now_ms(), 1) / 1000)
+            left_ms = deadline.left_ms(_CLOCK.now_ms())
+            if deadline.count and left_ms <= 0:
+                # a peer that sends byte by byte never lets a single read time out
+                raise TimeoutError
+            connection.settimeout(max(left_ms, 1) / 1000)
             count = connection.recv_into(buffer[filled:])
             if count == 0:
                 raise NetworkError(f"The peer closed the connection after {filled} of {len(buffer)} bytes.")
             filled += count
-            if filled < len(buffer) and _CLOCK.now_ms() >= deadline_ms:
-                # a peer that sends byte by byte never lets a single read time out
-                raise RequestTimeoutError(f"{filled} of {len(buffer)} bytes within {timeout_ms} ms.")
+            deadline.moved(count, _CLOCK.now_ms())
     except (TimeoutError, socket.timeout) as error:
-        raise RequestTimeoutError(f"No response within {timeout_ms} ms.") from error
+        if not deadline.count:
+            raise RequestTimeoutError(f"No response within {deadline.timeout_ms} ms.") from error
+        elapsed_ms = deadline.elapsed_ms(_CLOCK.now_ms())
+        bytes_text = f"{deadline.count} of {expected or len(buffer)} bytes"
+        raise RequestTimeoutError(f"{bytes_text} within {elapsed_ms} ms.") from error
     except OSError as error:
         if isinstance(error, NetworkError):
             raise

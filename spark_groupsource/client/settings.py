@@ -132,7 +132,7 @@ class ClientSettings:
         _int(
             "request.timeout.ms",
             30_000,
-            "How long to wait for the response to one request.",
+            "How long to wait for the response to one request. Bytes that arrive with 4 KiB/s at least extend it.",
             "ms",
             aliases=("socket.timeout.ms",),
         )

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from support.clients import FakeBroker, advertise, fake_broker, open_cluster
+from support.clients import FakeBroker, open_cluster
 from support.fake_leader import EMPTY, TP, FakeLeader, fake_leader
+from support.links import forwarding
 from support.topics import create_topic, produce
 
 from spark_groupsource.client.cluster.client import LATEST, ClusterClient
-from spark_groupsource.client.network.connection import BrokerConnection
-from spark_groupsource.client.network.security import SecuritySettings
 from spark_groupsource.client.records import fetcher
 from spark_groupsource.client.records.fetcher import FetchedBlock, PartitionFetcher
-from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.net import parse_addresses
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.wire.messages import FetchResponse, MetadataResponse
 
 SETTINGS = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "2", "default_api_timeout_ms": "5000"}
 
@@ -262,27 +258,15 @@ def test_partition_that_was_not_requested_is_ignored(broker: FakeLeader, client:
 @contextmanager
 def emptying(bootstrap_servers: str, emptied: set[int]) -> Iterator[FakeBroker]:
     """Forwards requests to a broker, and removes the records from the Fetch responses with these numbers."""
-    (address,) = parse_addresses(bootstrap_servers)
     fetched = count(1)
 
-    with fake_broker() as proxy, ExitStack() as opened:
+    def remove(request: Any, response: Any) -> None:
+        if next(fetched) in emptied:
+            for topic in response.responses:
+                for partition in topic.partitions:
+                    partition.records = b""
 
-        def forward(request: Any, version: int) -> Any:
-            connection = BrokerConnection(address, client_id="p", security=SecuritySettings(), clock=SystemClock())
-            opened.callback(connection.close)
-            response: Any = connection.call(request, max_version=version, min_version=version)
-            if isinstance(response, MetadataResponse):
-                for node in response.brokers:
-                    node.host, node.port = proxy.address
-            elif isinstance(response, FetchResponse) and next(fetched) in emptied:
-                for topic in response.responses:
-                    for partition in topic.partitions:
-                        partition.records = b""
-            return response
-
-        served = {"Metadata": (4, 12), "Fetch": (4, 13), "ListOffsets": (1, 7), "DescribeConfigs": (1, 4)}
-        proxy.responses.update(dict.fromkeys(served, forward))
-        proxy.responses["ApiVersions"] = lambda request, version: advertise(ApiVersions=(0, 3), **served)
+    with forwarding(bootstrap_servers, remove) as proxy:
         yield proxy
 
 

@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from support.waiting import wait_until
@@ -58,7 +58,10 @@ class FakeBroker:
     Attributes:
         address: also after `close`, which a thread that serves a request may follow.
         requests: API name, version and body of each request.
+        send: sends the bytes of a response to a peer.
     """
+
+    send: Callable[[socket.socket, bytes], None] = staticmethod(socket.socket.sendall)
 
     def __init__(self, responses: dict[str, ResponseFunction], greeting: bytes = b"") -> None:
         self.responses = responses
@@ -108,7 +111,8 @@ class FakeBroker:
                     if name == "ApiVersions" and response.error_code:
                         version = 0
                     response = encode_response(response, version, header.correlation_id)
-                peer.sendall(response)
+                with suppress(OSError):  # the client has closed the connection
+                    self.send(peer, response)
 
 
 def _read_frame(peer: socket.socket) -> bytes:

@@ -18,6 +18,7 @@ from spark_groupsource.client.network.sasl_options import OAUTHBEARER
 from spark_groupsource.client.network.security import SecuritySettings
 from spark_groupsource.client.network.tokens import TOKENS
 from spark_groupsource.clock import Clock
+from spark_groupsource.deadlines import TransferDeadline
 from spark_groupsource.errors import (
     AuthenticationError,
     BrokerError,
@@ -230,7 +231,8 @@ class BrokerConnection:
         """Returns the response to the oldest request without one.
 
         The timeout of the request begins now, not when it was sent: the caller may have been busy with an earlier
-        response. Record sets in the response are views that are valid until the next response is received.
+        response. The bytes of the response that arrive extend it (`TransferDeadline`). Record sets in the response are
+        views that are valid until the next response is received.
         """
         if self._is_open and api_of(sent.request).key not in _DELAYED_APIS:
             with self._watch():
@@ -303,12 +305,12 @@ class BrokerConnection:
         if not self._waiting or self._waiting[0] != sent.correlation_id:
             raise RuntimeError("responses must be received in the order of the requests")
         try:
-            deadline_ms = self._clock.now_ms() + sent.timeout_ms
-            net.receive_into(connection, self._prefix, sent.timeout_ms)
+            deadline = net.transfer_deadline(sent.timeout_ms)
+            net.receive_into(connection, self._prefix, deadline)
             if bytes(self._prefix[:2]) == _TLS_ALERT:
                 raise RemoteProtocolError("The listener uses TLS. Set kafka.security.protocol to SSL or SASL_SSL.")
             length = frame_length(self._prefix, self._max_response_bytes if self._is_open else _MAX_HANDSHAKE_BYTES)
-            frame = self._receive_body(connection, length, deadline_ms)
+            frame = self._receive_body(connection, length, deadline)
         except (NetworkError, RemoteProtocolError) as error:
             self._close_after(error)
             # a listener that requires authentication closes the connection at the first request without credentials
@@ -325,7 +327,7 @@ class BrokerConnection:
         self.last_used_ms = self._clock.now_ms()
         return frame
 
-    def _receive_body(self, connection: net.Socket, length: int, deadline_ms: int) -> memoryview:
+    def _receive_body(self, connection: net.Socket, length: int, deadline: TransferDeadline) -> memoryview:
         """Receives `length` bytes; the buffer grows with the bytes that arrive, not with the announced length."""
         filled = 0
         while filled < length:
@@ -333,7 +335,7 @@ class BrokerConnection:
             if size > len(self._buffer):
                 self._grow_buffer(filled, size)
             with memoryview(self._buffer) as view, view[filled:size] as chunk:
-                net.receive_into(connection, chunk, deadline_ms - self._clock.now_ms())
+                net.receive_into(connection, chunk, deadline, len(self._prefix) + length)
             filled = size
         return memoryview(self._buffer)[:length]
 

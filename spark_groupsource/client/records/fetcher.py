@@ -31,11 +31,13 @@ from spark_groupsource.client.cluster.error_rules import FETCH, Action
 from spark_groupsource.client.network.connection import BrokerConnection, InFlight
 from spark_groupsource.client.records.partition_fetch import (
     FetchedBlock,
+    FetchSize,
     PartitionData,
     PartitionState,
     fetch_request,
     highest_fetch_version,
     partitions_of,
+    record_bytes,
     response_bytes,
 )
 from spark_groupsource.client.settings import ClientSettings
@@ -45,6 +47,7 @@ from spark_groupsource.errors import (
     ErrorCode,
     GroupSourceError,
     NetworkError,
+    RequestTimeoutError,
     UnsupportedVersionError,
 )
 from spark_groupsource.model import Node, OffsetRange, TopicPartition, bounded_names
@@ -113,6 +116,7 @@ class PartitionFetcher:
         self._compacted: dict[str, bool] = {}
         # leader -> number of connections that were not opened in time since the last one that was
         self._unopened: dict[Address, int] = {}
+        self._sizes: dict[Address, FetchSize] = {}
 
     def fetch_blocks(self, ranges: Sequence[OffsetRange]) -> Iterator[FetchedBlock]:
         """Yields blocks until every range is complete; blocks of a partition are in order of offsets.
@@ -312,7 +316,7 @@ class PartitionFetcher:
                 # the other leaders wait meanwhile, and a leader that does not respond may have been replaced
                 leader.connection.open(self._open_timeout_ms(leader.address))
             leader.sent = leader.connection.send(
-                fetch_request(leader.states, self._settings, response_bytes(self._settings, len(self._leaders))),
+                fetch_request(leader.states, self._settings, self._size_of(leader).limit(self._largest_response())),
                 self._settings.request_timeout_ms + self._settings.fetch_max_wait_ms,
                 max_version=highest_fetch_version(leader.states),
             )
@@ -344,11 +348,15 @@ class PartitionFetcher:
         sent, leader.sent = leader.sent, None
         if sent is None or leader.connection is None:
             return [], None
+        size, started_ms = self._size_of(leader), self._cluster.clock.now_ms()
         try:
             response = leader.connection.receive(sent)
         except NetworkError as error:
+            if isinstance(error, RequestTimeoutError):
+                size.failed(self._largest_response())
             self._disconnect(leader)
             return [], error
+        size.received(record_bytes(response), self._cluster.clock.now_ms() - started_ms, self._largest_response())
         if sent.version >= _THROTTLED_BY_CLIENT_SINCE:
             # the broker reads the next request only after this time; in earlier versions the response has waited for it
             leader.throttled_until_ms = self._cluster.clock.now_ms() + response.throttle_time_ms
@@ -373,6 +381,12 @@ class PartitionFetcher:
         served = {block.topic_partition for block in blocks}
         leader.states.sort(key=lambda state: state.topic_partition in served)
         return blocks, failure
+
+    def _size_of(self, leader: _Leader) -> FetchSize:
+        return self._sizes.setdefault(leader.address, FetchSize(self._settings))
+
+    def _largest_response(self) -> int:
+        return response_bytes(self._settings, len(self._leaders))
 
     def _response_failed(self, leader: _Leader, code: int) -> BrokerError:
         """Looks all leaders of a response up again whose error is that of the whole request.

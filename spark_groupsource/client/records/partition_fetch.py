@@ -19,6 +19,9 @@ FETCH_BY_NAME = 12
 """Last version of Fetch that names topics; later ones identify them by id (KIP-516)."""
 
 _RESPONSE_BYTES = 8 * 1024 * 1024
+_LEAST_RESPONSE_BYTES = 64 * 1024
+# parts of request.timeout.ms: a response that takes longer is slow, one that takes less is fast
+_SLOW, _FAST = 4, 16
 
 PartitionData = FetchResponse.FetchableTopicResponse.PartitionData
 
@@ -137,6 +140,35 @@ def response_bytes(settings: ClientSettings, leaders: int) -> int:
     return min(largest, settings.fetch_max_bytes // max(1, leaders // 2))
 
 
+class FetchSize:
+    """Largest response that is requested from one leader: half after a slow response, twice after a fast one.
+
+    On a slow link the responses stay small enough for the heartbeats and the other leaders, which the task serves
+    between two of them; a link that ends requests before they are complete has less to send again.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._slow_ms = settings.request_timeout_ms // _SLOW
+        self._fast_ms = settings.request_timeout_ms // _FAST
+        self._bytes: int | None = None
+
+    def limit(self, largest: int) -> int:
+        """Returns the size to request, at most `largest`."""
+        return largest if self._bytes is None else min(self._bytes, largest)
+
+    def received(self, size: int, took_ms: int, largest: int) -> None:
+        """Adapts the size to a response of `size` bytes."""
+        if took_ms >= self._slow_ms:
+            if size >= _LEAST_RESPONSE_BYTES:
+                self._bytes = max(min(size, self.limit(largest)) // 2, _LEAST_RESPONSE_BYTES)
+        elif took_ms <= self._fast_ms and self._bytes is not None:
+            self._bytes = None if 2 * self._bytes >= largest else 2 * self._bytes
+
+    def failed(self, largest: int) -> None:
+        """Adapts the size after a response that was not received in time."""
+        self._bytes = max(self.limit(largest) // 2, min(_LEAST_RESPONSE_BYTES, largest))
+
+
 def fetch_request(states: Sequence[PartitionState], settings: ClientSettings, max_bytes: int) -> FetchRequest:
     """Returns a Fetch request without a session; the broker fills partitions in the order of the request."""
     row = FetchRequest.FetchTopic
@@ -170,6 +202,11 @@ def fetch_request(states: Sequence[PartitionState], settings: ClientSettings, ma
         forgotten_topics_data=[],
         rack_id=settings.client_rack,
     )
+
+
+def record_bytes(response: FetchResponse) -> int:
+    """Returns the size of the records in a response."""
+    return sum(len(data.records or b"") for topic in response.responses for data in topic.partitions)
 
 
 def partitions_of(
