@@ -7,6 +7,7 @@ from typing import Any, Callable, Mapping, Protocol, Sequence
 
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import NO_IDS, TopicIds
+from spark_groupsource.client.membership.commit_repetition import CommitRepetition
 from spark_groupsource.client.membership.group_client import GroupClient, MemberView
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
@@ -36,6 +37,12 @@ class Ownership(Protocol):
     @property
     def retains_partitions(self) -> bool:
         """True if no owned partition is revoked before the next `poll`, so it may be read during a rebalance."""
+
+    def repeats_commit(self) -> bool:
+        """True if everything must be committed again now, because a commit without a response may still arrive.
+
+        The members of a group repeat their commits themselves.
+        """
 
     def poll(self, timeout_ms: int) -> bool:
         """Joins or rejoins the group if needed; returns True once the assignment is stable."""
@@ -82,6 +89,14 @@ class AssignedPartitions:
         self._group_id = options.group_id
         self._partitions = OffsetLookup(cluster, options).partitions()
         self._is_rejected = False
+        self._repetition = CommitRepetition()
+
+    def repeats_commit(self) -> bool:
+        now_ms = self._cluster.clock.now_ms()
+        if not self._repetition.is_due(now_ms):
+            return False
+        self._repetition.repeated(now_ms)
+        return True
 
     def poll(self, timeout_ms: int) -> bool:
         return True
@@ -110,7 +125,14 @@ class AssignedPartitions:
             return
         try:
             timeout_ms = None if max_rebalance_wait_ms is not None else self._cluster.settings.default_api_timeout_ms
-            self._cluster.commit(self._group_id, offsets, timeout_ms=timeout_ms, topic_ids=topic_ids)
+            clock, repetition = self._cluster.clock, self._repetition
+            self._cluster.commit(
+                self._group_id,
+                offsets,
+                timeout_ms=timeout_ms,
+                topic_ids=topic_ids,
+                on_lost=lambda: repetition.request_lost(clock.now_ms()),
+            )
         except BrokerError as error:
             if error.code != ErrorCode.UNKNOWN_MEMBER_ID:
                 raise
@@ -164,6 +186,9 @@ class GroupPartitions:
     @property
     def retains_partitions(self) -> bool:
         return not self._has_left and self._group.view.retains_partitions
+
+    def repeats_commit(self) -> bool:
+        return False
 
     def poll(self, timeout_ms: int) -> bool:
         view = self._group.poll(timeout_ms)

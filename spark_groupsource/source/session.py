@@ -3,7 +3,8 @@
 Spark's callbacks arrive on one thread; the control socket's thread requests drains and replies to co-readers. The
 order of steps in `latest_offset` gives the source's guarantees:
 
-1. commit `start`: Spark calls with it only after it has checkpointed everything before it;
+1. commit `start`: Spark calls with it only after it has checkpointed everything before it. Everything is committed
+   again before partitions are revoked and before the group is left: the group may have lost what it acknowledged;
 2. poll the group, which may revoke partitions: an uncommitted position would be read again by the new owner;
 3. plan the next batch.
 
@@ -103,6 +104,8 @@ class StreamSession:
         self._last_end: dict[str, Any] | None = None
         self._is_start_proven = True
         self._held_commits: Offsets = {}
+        # the generation before whose end everything was committed again
+        self._repeated_in: int | None = None
 
     # -- callbacks of Spark ------------------------------------------------------------------------------------------
 
@@ -136,10 +139,10 @@ class StreamSession:
         if self.drained.is_set():
             self._clock.sleep_ms(_REFRESH_MS)
             return start_json
-        self._commit(start)
         if self._draining.is_set():
             self._leave_drained()
             return start_json
+        self._commit(start, repeated=self._is_before_rebalance() or self._ownership.repeats_commit())
         end = self._next_end(start, limits)
         if self.drained.is_set():
             return start_json
@@ -295,7 +298,6 @@ class StreamSession:
                 if not self.drained.is_set() and proof == self._last_end:
                     start = self._offsets.decode(proof)
                     self._checkpointed(start)
-                    self._commit(start)
                     self._leave_drained()
             finally:
                 self._lock.release()
@@ -316,8 +318,11 @@ class StreamSession:
             self._lock.release()
 
     def _leave_drained(self) -> None:
-        if self._positions.uncommitted:
-            self._commit_positions(dict(self._positions.uncommitted))
+        for _ in range(2):
+            if self._positions.checkpoint is not None:
+                self._commit(self._positions.checkpoint, repeated=True)
+            if not self._positions.uncommitted:
+                break
         if self._positions.uncommitted:
             names = bounded_names(self._positions.uncommitted)
             _log.warning("%s Leaving without having committed offsets of %s.", self._entity, names)
@@ -338,8 +343,8 @@ class StreamSession:
         """Owned partitions that exist: commits of deleted ones would be rejected, and delay the group."""
         return frozenset(self._ownership.owners()) - self._log_ends.deleted
 
-    def _commit(self, start: SourceOffset) -> None:
-        offsets = self._positions.to_commit(start, self._existing_owners())
+    def _commit(self, start: SourceOffset, *, repeated: bool = False) -> None:
+        offsets = self._positions.to_commit(start, self._existing_owners(), repeated=repeated)
         if offsets:
             self._commit_positions(offsets)
         else:
@@ -420,6 +425,8 @@ class StreamSession:
 
     def _follow_group(self, start: SourceOffset) -> FollowResult:
         """Polls the group and resolves the positions of a new assignment."""
+        if self._is_before_rebalance():
+            self._commit(start, repeated=True)
         if self._positions.uncommitted and self._ownership.rejoin_needed:
             # the rebalance waits for the commit: without it, the next owner would repeat the batch
             self._clock.sleep_ms(_REFRESH_MS)
@@ -433,6 +440,13 @@ class StreamSession:
                 self._apply_assignment(frozenset(assignment.owners), start)
             self._assignment = assignment
         return result
+
+    def _is_before_rebalance(self) -> bool:
+        """Returns True once before each rebalance, which may revoke any partition."""
+        if self._assignment is None or not self._ownership.rejoin_needed:
+            return False
+        known, self._repeated_in = self._repeated_in, self._assignment.generation_id
+        return known != self._repeated_in
 
     def _apply_assignment(self, owned: frozenset[TopicPartition], start: SourceOffset) -> None:
         resolved = self._start_positions.resolve(owned, start, self._positions)

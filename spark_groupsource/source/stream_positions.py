@@ -68,11 +68,15 @@ class StreamPositions:
         """True if the partition was added after the query started, or the query has no number of partitions."""
         return topic_partition.partition >= self.partition_counts.get(topic_partition.topic, 0)
 
-    def to_commit(self, start: SourceOffset, owners: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def to_commit(
+        self, start: SourceOffset, owners: Iterable[TopicPartition], *, repeated: bool = False
+    ) -> dict[TopicPartition, int]:
         """Returns the checkpointed positions that the group does not have yet, and those whose commit failed.
 
         Args:
             owners: partitions that this query owns now; for those not in `owned` it is undecided which offset applies.
+            repeated: returns also the positions that were committed, because the group may have lost them, or a commit
+                that was sent before may have arrived after them.
         """
         eligible = self.owned & frozenset(owners)
         # among them the first position of a partition, which no checkpoint contains yet
@@ -80,7 +84,7 @@ class StreamPositions:
         return retried | {
             p: offset
             for p, offset in start.positions.items()
-            if p in eligible and p not in self.acquired and self.committed.get(p) != offset
+            if p in eligible and p not in self.acquired and (repeated or self.committed.get(p) != offset)
         }
 
     def commit_succeeded(self, offsets: Offsets) -> StreamPositions:

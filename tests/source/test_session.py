@@ -463,6 +463,35 @@ def test_drain_with_the_last_end_offset_needs_no_trigger():
     assert query.committed() == {P0: 10, P1: 10, P2: 10}
 
 
+@pytest.mark.parametrize("how", ["trigger", "last end offset", "rebalance"])
+def test_committed_offset_that_went_back_is_committed_again_before_the_partition_is_left(how):
+    """A commit that arrives late, or a coordinator that lost what it acknowledged; the query is idle."""
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    assert query.trigger() is None
+    query.group.commits[P1] = OffsetAndMetadata(4, "late")
+    assert query.trigger() is None and query.committed()[P1] == 4
+    if how == "rebalance":
+        query.group.rebalance({P0: 0})
+        query.trigger()
+        assert query.group.calls.count("poll") == 4
+    else:
+        assert query.session.request_drain(query.start if how == "last end offset" else None) is (how != "trigger")
+        query.trigger()
+    assert query.committed() == {P0: 10, P1: 10, P2: 10}
+
+
+def test_everything_is_committed_once_before_a_long_rebalance():
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    query.trigger()
+    start_rebalance(query, {P0: 0, P1: 0, P2: 1}, {P0: 0})
+    for _ in range(3):
+        query.group.rejoin_needed = True
+        query.trigger()
+    assert query.group.calls.count(("commit", {P0: 10, P1: 10, P2: 10})) <= 2
+
+
 def test_end_offset_of_an_older_batch_does_not_drain():
     query = Query(startingOffsets="earliest")
     query.trigger()

@@ -42,6 +42,7 @@ class FakeCluster:
     leader_epoch: int = 0
     epoch_ends: dict[int, EpochEndOffset] = field(default_factory=dict)
     call_timeout_ms: int | None = None
+    clock: ManualClock = field(default_factory=ManualClock)
     settings = ClientSettings((Address("h", 1),))
 
     def metadata(self, topics: Iterable[str] | None = None, *, refresh: bool = False) -> ClusterMetadata:
@@ -103,6 +104,9 @@ class FakeGroup:
     history: list[tuple[TopicPartition, OffsetAndMetadata]] = field(default_factory=list)
     is_history_complete: bool = False
     topic_ids: dict[str, str] | None = None
+
+    def repeats_commit(self) -> bool:
+        return False
 
     def poll(self, timeout_ms: int) -> bool:
         self.calls.append("poll")

@@ -285,12 +285,14 @@ class ClusterClient(Router):
         group_instance_id: str | None = None,
         timeout_ms: int | None = None,
         topic_ids: TopicIds = NO_IDS,
+        on_lost: Callable[[], None] | None = None,
     ) -> None:
         """Commits offsets, as a member if `member_id` is given, else as a simple consumer.
 
         Args:
             topic_ids: ids of the topics to which the offsets belong: a topic of the same name that was created later
                 fails with UNKNOWN_TOPIC_ID. Where the broker does not serve version 10, its metadata are compared.
+            on_lost: called after each request without a response, which the coordinator may receive after later ones.
         Raises: GenerationMismatchError, without the current generation, if the member is fenced; BrokerError, also
             REBALANCE_IN_PROGRESS while the group waits for its leader's assignment; NetworkError. Retriable errors
             after the timeout.
@@ -303,6 +305,7 @@ class ClusterClient(Router):
             group_instance_id=group_instance_id,
             timeout_ms=timeout_ms,
             topic_ids=topic_ids,
+            on_lost=on_lost,
         )
         if code in FENCING_ERRORS and member_id:
             raise GenerationMismatchError(
@@ -323,6 +326,7 @@ class ClusterClient(Router):
         group_instance_id: str | None = None,
         timeout_ms: int | None = None,
         topic_ids: TopicIds = NO_IDS,
+        on_lost: Callable[[], None] | None = None,
     ) -> int:
         """As `commit`, but returns a code of `FENCING_ERRORS` or REBALANCE_IN_PROGRESS instead of raising it."""
         if not offsets:
@@ -339,6 +343,7 @@ class ClusterClient(Router):
                     request,
                     retry.remaining_ms,
                     errors=commit_errors,
+                    on_lost=on_lost,
                     min_version=min_version if ids is None else BY_ID,
                 )
             except UnsupportedVersionError:

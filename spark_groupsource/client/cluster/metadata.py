@@ -132,7 +132,7 @@ def is_contradicted(known: TopicInfo, received: TopicInfo | None) -> bool:
     if received is None:
         return True
     if known.has_id and received.has_id:
-        return known.topic_id != received.topic_id
+        return bool(known.topic_id != received.topic_id)
     return not known.partitions.keys() <= received.partitions.keys()
 
 

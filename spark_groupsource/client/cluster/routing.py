@@ -294,6 +294,7 @@ class Router:
         timeout_ms: int | None = None,
         *,
         errors: Callable[[R], Iterable[int]] = top_level_error,
+        on_lost: Callable[[], None] | None = None,
         max_version: int | None = None,
         min_version: int = 0,
     ) -> R:
@@ -304,6 +305,7 @@ class Router:
 
         Args:
             errors: returns the error codes of a response; the caller handles codes other than the coordinator's.
+            on_lost: called after each request without a response.
         Raises: BrokerError or NetworkError after `timeout_ms` (default: default.api.timeout.ms).
         """
         retry = self.retry(timeout_ms)
@@ -321,6 +323,8 @@ class Router:
                 )
             except NetworkError as error:
                 self.invalidate_coordinator(group_id, node)
+                if on_lost is not None:
+                    on_lost()
                 retry.backoff_or_raise(error)
                 continue
             codes = list(errors(response))

@@ -20,6 +20,9 @@ Locks:
   and neither is taken under the other. Concurrent lookups of one coordinator wait for the first of them, so that one
   request is sent.
 
+* `MemberCommits` sends one OffsetCommit of the process at a time, under its own lock: a repetition must not arrive
+  after a later commit. The owner's thread waits for it, a member thread does not. `changed` may be taken under it.
+
 Fields without a lock:
 
 * `CoordinatorConnection` belongs to the member thread. Another thread may call its `abort` only, which ends a pending
@@ -29,6 +32,6 @@ Fields without a lock:
 * `LocalMember.last_assigned` and `last_generation_id` are written by the owner's thread between `Membership.complete`
   and `Membership.prepare`, when the member thread cannot join and so does not use them.
 
-The pure modules (`membership_values`, `state_machine`, `response_rules`, `rebalance_log`) take no lock: their callers
-hold `changed`.
+The pure modules (`membership_values`, `commit_repetition`, `state_machine`, `response_rules`, `rebalance_log`) take no
+lock: their callers hold `changed`.
 """

@@ -170,6 +170,10 @@ class CoordinatorConnection:
             self._cluster.invalidate_coordinator(self._member.membership.config.group_id, self._node)
         self.disconnect()
         self._restart_session_timer()
+        with self._shared.changed:
+            if self._member.commits:
+                # what the coordinator has acknowledged may be lost with it
+                self._member.membership.repetition.request_lost(self._cluster.clock.now_ms())
 
     def disconnect(self) -> None:
         """Closes the connection; the next call opens another one."""

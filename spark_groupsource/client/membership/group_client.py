@@ -85,7 +85,7 @@ class GroupClient:
         self._commits = MemberCommits(cluster, self.shared, settings.group_id, self._clock)
         now_ms = self._clock.now_ms()
         self.shared.members += [_create_member(settings, index, now_ms) for index in range(settings.members)]
-        self.threads = tuple(MemberThread(member, cluster, self.shared) for member in self.shared.members)
+        self.threads = tuple(MemberThread(each, cluster, self.shared, self._commits) for each in self.shared.members)
 
     def __enter__(self) -> GroupClient:
         return self
@@ -287,6 +287,7 @@ class GroupClient:
             for member in members:
                 if member.membership.needs_prepare:
                     released = member.membership.prepare(self.shared.topics)
+                    member.keep_owned_commits()
                     member_id = member.membership.generation.member_id
                     self.shared.events.prepared(
                         member.client_id, member_id, released.revoked, self._clock.timestamp_ms()
@@ -320,6 +321,7 @@ class GroupClient:
             for member in waiting:
                 assignment, generation = member.membership.assignment, member.membership.generation
                 change = member.membership.complete(self._is_subscribed)
+                member.keep_owned_commits()
                 if change is None or assignment is None:
                     continue
                 gained += change.gained

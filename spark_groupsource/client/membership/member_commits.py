@@ -1,10 +1,12 @@
-"""OffsetCommit of group members, each in its own generation.
+"""OffsetCommit of group members, each in its own generation, and its repetition.
 
 Source: ConsumerCoordinator.OffsetCommitResponseHandler.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from typing import Mapping
 
 from spark_groupsource.client.cluster.client import ClusterClient
@@ -13,18 +15,25 @@ from spark_groupsource.client.membership.fencing import find_generation, generat
 from spark_groupsource.client.membership.membership_values import Generation
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
 from spark_groupsource.clock import Clock
-from spark_groupsource.errors import FENCING_ERRORS, BrokerError, ErrorCode, GenerationMismatchError
+from spark_groupsource.errors import FENCING_ERRORS, BrokerError, ErrorCode, GenerationMismatchError, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+
+_log = logging.getLogger(__name__)
+
+# a repetition delays the heartbeats of its member
+_REPEAT_TIMEOUT_MS = 2_000
 
 
 class MemberCommits:
-    """Commits offsets of the members of one process; called by the owner's thread."""
+    """Commits offsets of the members of one process; called by the owner's thread, `repeat` by that of the member."""
 
     def __init__(self, cluster: ClusterClient, shared: SharedMembership, group_id: str, clock: Clock) -> None:
         self._cluster = cluster
         self._shared = shared
         self._group_id = group_id
         self._clock = clock
+        # a repetition must not arrive after a later commit
+        self._sending = threading.Lock()
 
     def commit(
         self,
@@ -57,15 +66,18 @@ class MemberCommits:
         """
         membership = member.membership
         sent = self._generation(member)
-        code = self._cluster.try_commit(
-            self._group_id,
-            offsets,
-            generation_id=sent.generation_id,
-            member_id=sent.member_id,
-            group_instance_id=membership.config.group_instance_id,
-            timeout_ms=timeout_ms,
-            topic_ids=topic_ids,
-        )
+        with self._shared.changed:
+            known = member.commits
+            # also if there is no response: the coordinator may have received them
+            member.commits = known | dict(offsets)
+            member.topic_ids = topic_ids
+        try:
+            with self._sending:
+                code = self._send(member, sent, offsets, timeout_ms, topic_ids)
+        except BrokerError:
+            with self._shared.changed:
+                member.commits = {tp: each for tp, each in known.items() if tp not in offsets}
+            raise
         if not code:
             return code
         with self._shared.changed:
@@ -82,6 +94,51 @@ class MemberCommits:
         if can_retry:
             return ErrorCode.REBALANCE_IN_PROGRESS
         raise self._fenced(member, sent, code)
+
+    def _send(
+        self,
+        member: LocalMember,
+        sent: Generation,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        timeout_ms: int,
+        topic_ids: TopicIds,
+    ) -> int:
+        def on_lost() -> None:
+            with self._shared.changed:
+                if member.membership.generation == sent:
+                    member.membership.repetition.request_lost(self._clock.now_ms())
+                    self._shared.changed.notify_all()
+
+        return self._cluster.try_commit(
+            self._group_id,
+            offsets,
+            generation_id=sent.generation_id,
+            member_id=sent.member_id,
+            group_instance_id=member.membership.config.group_instance_id,
+            timeout_ms=timeout_ms,
+            topic_ids=topic_ids,
+            on_lost=on_lost,
+        )
+
+    def repeat(self, member: LocalMember) -> None:
+        """Commits the last offsets of a member again; does nothing while the owner commits.
+
+        An error is left to the next repetition, and to the heartbeats of the member.
+        """
+        if self._sending.acquire(blocking=False):
+            try:
+                with self._shared.changed:
+                    sent, owned = member.membership.generation, frozenset(member.membership.owned)
+                    offsets = {tp: each for tp, each in member.commits.items() if tp in owned}
+                    topic_ids = member.topic_ids
+                code = self._send(member, sent, offsets, _REPEAT_TIMEOUT_MS, topic_ids) if offsets else 0
+                _log.debug("%s Repeated the last commit (error code %d).", member.log_prefix, code)
+            except (BrokerError, NetworkError) as error:
+                _log.debug("%s Repeating the last commit failed: %s", member.log_prefix, error)
+            finally:
+                self._sending.release()
+        with self._shared.changed:
+            member.membership.repetition.repeated(self._clock.now_ms())
 
     def _generation(self, member: LocalMember) -> Generation:
         """Returns the generation to commit in.

@@ -13,6 +13,7 @@ from typing import Any, Callable, Collection, Mapping, TypeVar
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.membership.assignment import GroupAssignment, compute_assignment, unassigned
 from spark_groupsource.client.membership.coordinator_connection import CoordinatorConnection
+from spark_groupsource.client.membership.member_commits import MemberCommits
 from spark_groupsource.client.membership.membership_values import (
     Action,
     Generation,
@@ -21,6 +22,7 @@ from spark_groupsource.client.membership.membership_values import (
     LeaveOnPollTimeout,
     MarkCoordinatorUnknown,
     MemberState,
+    RepeatCommit,
     SendHeartbeat,
     SendJoinGroup,
 )
@@ -60,8 +62,11 @@ _MAX_WAIT_MS = 1_000
 class MemberThread:
     """Thread of one member."""
 
-    def __init__(self, member: LocalMember, cluster: ClusterClient, shared: SharedMembership) -> None:
+    def __init__(
+        self, member: LocalMember, cluster: ClusterClient, shared: SharedMembership, commits: MemberCommits
+    ) -> None:
         self.member = member
+        self._commits = commits
         self.membership = member.membership
         self._cluster = cluster
         self._shared = shared
@@ -120,6 +125,8 @@ class MemberThread:
             self._coordinator.mark_unknown("session timed out without receiving a heartbeat response.")
         elif isinstance(action, LeaveOnPollTimeout):
             self._leave_on_poll_timeout()
+        elif isinstance(action, RepeatCommit):
+            self._commits.repeat(self.member)
 
     def _fail(self, error: Exception) -> None:
         self.member.failure = error

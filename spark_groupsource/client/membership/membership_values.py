@@ -55,7 +55,12 @@ class LeaveOnPollTimeout:
     """Leave the group: the owner did not poll within max.poll.interval.ms. Static members only reset."""
 
 
-Action = Idle | SendJoinGroup | SendHeartbeat | MarkCoordinatorUnknown | LeaveOnPollTimeout
+@dataclass(frozen=True)
+class RepeatCommit:
+    """Commit the last offsets again: an earlier request without a response may still arrive."""
+
+
+Action = Idle | SendJoinGroup | SendHeartbeat | MarkCoordinatorUnknown | LeaveOnPollTimeout | RepeatCommit
 
 
 class ReleasedPartitions(NamedTuple):

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Mapping
 
 from spark_groupsource.assign import Assignor
+from spark_groupsource.client.cluster.group_offsets import TopicIds
 from spark_groupsource.client.membership.assignment import MetadataSnapshot
 from spark_groupsource.client.membership.member_events import MemberEvents
 from spark_groupsource.client.membership.membership_values import NO_GENERATION, Generation
@@ -17,7 +18,7 @@ from spark_groupsource.client.membership.rebalance_log import RebalanceRecorder
 from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.clock import Instant
-from spark_groupsource.model import Assignment, TopicPartition
+from spark_groupsource.model import Assignment, OffsetAndMetadata, TopicPartition
 from spark_groupsource.wire.group_events import Cause
 
 
@@ -27,6 +28,7 @@ class LocalMember:
 
     Attributes:
         failure: ended the member's rebalance; the owner's thread raises it from `poll`.
+        commits, topic_ids: the last offsets to commit, and the ids of their topics.
         last_assigned, last_generation_id: the last assignment, kept over resets for the assignors' user data.
     """
 
@@ -35,6 +37,8 @@ class LocalMember:
     membership: Membership
     assignors: Mapping[str, Assignor]
     failure: Exception | None = None
+    commits: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
+    topic_ids: TopicIds = field(default_factory=dict)
     last_assigned: tuple[TopicPartition, ...] = ()
     last_generation_id: int = NO_GENERATION
 
@@ -43,6 +47,10 @@ class LocalMember:
         """Start of every log line about this member."""
         group_id, generation_id = self.membership.config.group_id, self.membership.generation.generation_id
         return f"[group={group_id} member={self.client_id} generation={generation_id}]"
+
+    def keep_owned_commits(self) -> None:
+        """Removes the last offsets of partitions that are no longer owned: their next owner commits others."""
+        self.commits = {tp: offset for tp, offset in self.commits.items() if tp in self.membership.owned}
 
     def record_assignment(self, assignment: Assignment, generation: Generation) -> None:
         """Keeps an assignment for the next subscription, and passes it to the assignor that the group chose."""

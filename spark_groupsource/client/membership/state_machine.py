@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Callable, Mapping, Sequence
 
+from spark_groupsource.client.membership.commit_repetition import CommitRepetition
 from spark_groupsource.client.membership.membership_values import (
     NO_GENERATION,
     Action,
@@ -23,6 +24,7 @@ from spark_groupsource.client.membership.membership_values import (
     MemberConfig,
     MemberState,
     ReleasedPartitions,
+    RepeatCommit,
     SendHeartbeat,
     SendJoinGroup,
 )
@@ -66,6 +68,7 @@ class Membership:
         prepare_needed: the owner has to call `prepare` before the member may join.
         owned, owned_since: partitions of the member, and the generation of their assignment.
         loss_cause: why the coordinator no longer accepts that generation.
+        repetition: when the last commits are repeated.
     """
 
     def __init__(self, config: MemberConfig, now_ms: int) -> None:
@@ -79,6 +82,7 @@ class Membership:
         self.owned: tuple[TopicPartition, ...] = ()
         self.owned_since = Generation()
         self.loss_cause = ""
+        self.repetition = CommitRepetition()
         self._joined_with_old = False
         self._assignment: Assignment | None = None
         self._attempts = 0
@@ -220,7 +224,10 @@ class Membership:
             return LeaveOnPollTimeout()
         if now_ms >= self._heartbeat_due_ms:
             return SendHeartbeat()
-        return Idle(min(self._heartbeat_due_ms, self._poll_due_ms, self._session_due_ms))
+        if self.state is MemberState.STABLE and self.repetition.is_due(now_ms):
+            return RepeatCommit()
+        repeat_ms = self.repetition.due_ms if self.state is MemberState.STABLE else _FOREVER_MS
+        return Idle(min(self._heartbeat_due_ms, self._poll_due_ms, self._session_due_ms, repeat_ms))
 
     def session_left_ms(self, now_ms: int) -> int:
         """Returns the time until the session timer expires, at least 1."""
@@ -272,6 +279,7 @@ class Membership:
         self.state = MemberState.COMPLETING_REBALANCE
         self.generation = Generation(response.generation_id, response.member_id, response.protocol_name)
         self.is_leader = response.leader == response.member_id
+        self.repetition.cancel()
         self._restart_timers(now_ms)
         # the rebalance may have taken as long as max.poll.interval.ms
         self.on_poll(now_ms)
@@ -435,6 +443,7 @@ class Membership:
         self.generation = Generation(NO_GENERATION, member_id, None)
         self.state = MemberState.UNJOINED
         self.is_leader = False
+        self.repetition.cancel()
         self.loss_cause = cause
         self._assignment = None
         self._rejoin(reason)

@@ -1,0 +1,210 @@
+"""OffsetCommit requests without a response that arrive late, and acknowledged commits that are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.clients import ConnectionLostError, FakeBroker, advertise, fake_broker, group_client, open_cluster
+from support.scripted_group import GROUP, T0, T1, Script, follower
+from support.waiting import wait_until
+
+from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.membership import commit_repetition
+from spark_groupsource.client.membership.commit_repetition import LATE_REQUEST_MS, REPEAT_INTERVAL_MS, CommitRepetition
+from spark_groupsource.clock import ManualClock
+from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.source.option_parser import parse_options
+from spark_groupsource.source.ownership import AssignedPartitions
+from spark_groupsource.wire.messages import FindCoordinatorResponse, MetadataResponse
+
+SETTINGS = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "5", "default_api_timeout_ms": "5000"}
+VERSIONS = {
+    "ApiVersions": (0, 3), "Metadata": (4, 12), "FindCoordinator": (0, 4), "JoinGroup": (0, 9), "SyncGroup": (0, 5),
+    "Heartbeat": (0, 4), "LeaveGroup": (0, 5), "OffsetCommit": (0, 9), "DescribeGroups": (0, 5),
+}  # fmt: skip
+
+
+class Coordinator:
+    """A broker with one group. `lost`: number of OffsetCommit requests that get no response, and are not applied."""
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self.broker, self.script = broker, Script(ManualClock())
+        self.committed: dict[TopicPartition, int] = {}
+        self.lost, self.late = 0, list[Any]()
+        self.is_down = False
+        for api in VERSIONS:
+            broker.responses[api] = lambda request, version, api=api: self.respond(api, request)
+        broker.responses["ApiVersions"] = lambda request, version: advertise(**VERSIONS)
+
+    def respond(self, api: str, request: Any) -> Any:
+        port = self.broker.address.port
+        if self.is_down:
+            raise ConnectionLostError
+        if api == "FindCoordinator":
+            row = FindCoordinatorResponse.Coordinator
+            found = row(key=GROUP, node_id=0, host="127.0.0.1", port=port, error_code=0, error_message=None)
+            return FindCoordinatorResponse(coordinators=[found], node_id=0, host="127.0.0.1", port=port, error_code=0)
+        if api == "OffsetCommit":
+            if self.lost:
+                self.lost -= 1
+                self.late.append(request)
+                raise ConnectionLostError
+            self.apply(request)
+        response = self.script.default_response(request)
+        if api == "Metadata":
+            node = MetadataResponse.MetadataResponseBroker(node_id=0, host="127.0.0.1", port=port, rack=None)
+            response.brokers = [node]
+        return response
+
+    def apply(self, request: Any) -> None:
+        for topic in request.topics:
+            for p in topic.partitions:
+                self.committed[TopicPartition(topic.name, p.partition_index)] = p.committed_offset
+
+
+@pytest.fixture
+def coordinator() -> Iterator[Coordinator]:
+    with fake_broker() as broker:
+        yield Coordinator(broker)
+
+
+@pytest.fixture
+def client(coordinator: Coordinator) -> Iterator[ClusterClient]:
+    with open_cluster(str(coordinator.broker.address), **SETTINGS) as opened:
+        yield opened
+
+
+@pytest.fixture
+def short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_repetition, "REPEAT_INTERVAL_MS", 20)
+
+
+def test_commit_that_arrives_late_is_corrected(
+    coordinator: Coordinator, client: ClusterClient, short_interval: None
+) -> None:
+    with group_client(client, GROUP, "t") as ours:
+        assert ours.poll(10_000).is_stable
+        coordinator.lost = 1
+        ours.commit({T0: OffsetAndMetadata(1_000), T1: OffsetAndMetadata(7)})
+        ours.commit({T0: OffsetAndMetadata(1_500)})
+        (late,) = coordinator.late
+        coordinator.apply(late)
+        wait_until(lambda: coordinator.committed == {T0: 1_500, T1: 7}, "the last offsets are committed again")
+
+
+def test_offset_that_the_coordinator_lost_is_committed_again(
+    coordinator: Coordinator, client: ClusterClient, short_interval: None
+) -> None:
+    with group_client(client, GROUP, "t") as ours:
+        assert ours.poll(10_000).is_stable
+        ours.commit({T0: OffsetAndMetadata(1_000)})
+        ours.commit({T0: OffsetAndMetadata(1_500)})
+        coordinator.is_down = True
+        wait_until(lambda: not ours.threads[0].is_connected, "the connection to the coordinator is lost")
+        coordinator.committed[T0] = 1_000
+        coordinator.is_down = False
+        wait_until(lambda: coordinator.committed[T0] == 1_500, "the last offset is committed again")
+
+
+def test_commit_without_members_is_repeated_by_the_query(coordinator: Coordinator, client: ClusterClient) -> None:
+    options = {"kafka.bootstrap.servers": "h:1", "assign": '{"t":[0]}', "kafka.group.id": GROUP}
+    assigned = AssignedPartitions(client, parse_options(options, "stream"))
+    clock = client.clock = ManualClock()
+    assigned.commit({T0: OffsetAndMetadata(1)})
+    clock.advance_ms(10_000)
+    assert not assigned.repeats_commit()
+    coordinator.lost = 1
+    assigned.commit({T0: OffsetAndMetadata(2)})
+    due = []
+    for _ in range(40):
+        clock.advance_ms(REPEAT_INTERVAL_MS)
+        due.append(assigned.repeats_commit())
+    assert due == [True] * (LATE_REQUEST_MS // REPEAT_INTERVAL_MS + 1) + [False] * 15
+
+
+# -- timers ----------------------------------------------------------------------------------------------------------
+
+
+def commits(bench: Any) -> list[dict[int, int]]:
+    """Returns the committed offset of each partition of each OffsetCommit."""
+    requests = bench.script.requests("OffsetCommit")
+    return [{p.partition_index: p.committed_offset for t in r.topics for p in t.partitions} for r in requests]
+
+
+def idle(bench: Any, ms: int) -> None:
+    """Lets the member run while the owner does nothing."""
+    for _ in range(ms // 1_000):
+        bench.clock.advance_ms(1_000)
+        bench.run_thread()
+
+
+def test_member_repeats_its_last_offsets_while_the_request_may_arrive() -> None:
+    bench = follower(T0, T1)
+    bench.client.commit({T1: OffsetAndMetadata(3)})
+    idle(bench, 60_000)
+    assert commits(bench) == [{1: 3}], "nothing was lost"
+    bench.script.prepare("OffsetCommit", NetworkError("lost"))
+    bench.client.commit({T0: OffsetAndMetadata(10)})
+    bench.clear()
+    idle(bench, 10_000)
+    bench.client.commit({T0: OffsetAndMetadata(15)})
+    bench.clear()
+    idle(bench, 200_000)
+    repeated = commits(bench)
+    assert repeated == [{0: 15, 1: 3}] * len(repeated)
+    assert len(repeated) in range(21, 25), "every 5 s up to 2 minutes"
+
+
+@pytest.mark.parametrize("code", [ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.UNKNOWN_SERVER_ERROR, NetworkError("x")])
+def test_failed_repetition_is_left_to_the_next(code: Any) -> None:
+    bench = follower(T0, T1)
+    bench.script.prepare("OffsetCommit", NetworkError("lost"))
+    bench.client.commit({T0: OffsetAndMetadata(10)})
+    bench.clear()
+    bench.script.prepare("OffsetCommit", code)
+    idle(bench, 12_000)
+    assert len(commits(bench)) >= 2 and bench.client.view.is_stable
+
+
+def test_partitions_that_were_released_are_not_committed_again() -> None:
+    """Their next owner has committed other offsets, also where the partition returns."""
+    bench = follower(T0, T1)
+    bench.client.commit({T0: OffsetAndMetadata(10), T1: OffsetAndMetadata(3)})
+    bench.script.assigned = (T0,)
+    bench.member.request_rejoin("test")
+    bench.settle()
+    bench.script.assigned = (T0, T1)
+    bench.member.request_rejoin("test")
+    bench.settle()
+    bench.clear()
+    bench.thread._coordinator.mark_unknown("test")
+    idle(bench, 10_000)
+    assert commits(bench) == []
+    bench.client.commit({T0: OffsetAndMetadata(12)})
+    bench.thread._coordinator.mark_unknown("test")
+    bench.clear()
+    idle(bench, 6_000)
+    assert commits(bench) == [{0: 12}]
+
+
+def test_rejected_offsets_are_not_committed_again() -> None:
+    bench = follower(T0, T1)
+    bench.client.commit({T0: OffsetAndMetadata(10)})
+    bench.script.prepare("OffsetCommit", ErrorCode.OFFSET_METADATA_TOO_LARGE)
+    with pytest.raises(BrokerError):
+        bench.client.commit({T1: OffsetAndMetadata(3)})
+    bench.thread._coordinator.mark_unknown("test")
+    bench.clear()
+    idle(bench, 6_000)
+    assert commits(bench) == [{0: 10}]
+
+
+def test_repetition_ends_with_the_generation() -> None:
+    repetition = CommitRepetition()
+    repetition.request_lost(0)
+    assert not repetition.is_due(REPEAT_INTERVAL_MS - 1) and repetition.is_due(REPEAT_INTERVAL_MS)
+    repetition.cancel()
+    assert not repetition.is_due(10**9)
