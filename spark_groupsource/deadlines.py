@@ -1,4 +1,6 @@
-"""Deadlines by key in a heap, and of transfers. Pure: the caller passes the time.
+"""Deadlines by key in a heap, and of transfers.
+
+Pure: the caller passes the time.
 
 Source: Kafka's `TimingWheel`; a heap is as fast for the timers of one machine.
 """

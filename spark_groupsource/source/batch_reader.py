@@ -75,6 +75,7 @@ class GroupBatchReader(DataSourceReader):
                 topic_ids=topic_ids,
                 leader_epochs=leader_epochs,
                 known_brokers=known_brokers,
+                max_outage_ms=settings.default_api_timeout_ms,
             )
             for task in tasks
         ]

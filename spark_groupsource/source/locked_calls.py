@@ -7,6 +7,7 @@ import threading
 from typing import Callable, TypeVar
 
 from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.network.outage import Outage
 from spark_groupsource.clock import Clock
 from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError
 
@@ -23,37 +24,60 @@ class LockedCalls:
     """Runs calls that need the brokers and the lock of a session.
 
     While a broker does not respond, a drain and the co-readers get the lock between two attempts.
+
+    Args:
+        entity: begin of log lines, without brackets.
+        max_outage_ms: how long a running query waits for its cluster; None for no bound. Until the first call has
+            succeeded, it waits for default.api.timeout.ms.
     """
 
-    def __init__(self, cluster: ClusterClient, lock: threading.RLock, clock: Clock) -> None:
+    def __init__(
+        self,
+        cluster: ClusterClient,
+        lock: threading.RLock,
+        clock: Clock,
+        *,
+        entity: str = "session",
+        max_outage_ms: int | None = None,
+    ) -> None:
         self._cluster = cluster
         self._lock = lock
         self._clock = clock
+        self._entity = entity
+        self._max_outage_ms = max_outage_ms
+        longest_ms = cluster.settings.default_api_timeout_ms
+        self._outage = Outage(entity, clock, limit_ms=longest_ms, report_after_ms=longest_ms)
 
     def run(self, call: Callable[[], _T]) -> _T:
-        """Runs `call` under the lock; repeats it for default.api.timeout.ms after the first failure.
+        """Runs `call` under the lock; repeats it after a failure while the query waits for its cluster.
 
         An open transaction with offsets of the group is waited for as long as it lasts, as by Kafka's consumer.
 
         Raises: the error of the last attempt; at once if a further attempt would not help.
         """
-        wait_ms, deadline_ms, is_reported = _FIRST_WAIT_MS, None, False
+        wait_ms, is_reported = _FIRST_WAIT_MS, False
         longest_ms = self._cluster.settings.default_api_timeout_ms
         while True:
             with self._lock:
                 self._cluster.call_timeout_ms = min(wait_ms, longest_ms)
                 try:
-                    return call()
+                    result = call()
+                    self._outage.ended()
+                    # the query runs from now on
+                    self._outage.limit_ms = self._max_outage_ms
+                    return result
                 except (BrokerError, NetworkError) as error:
-                    now_ms = self._clock.now_ms()
                     is_unstable = isinstance(error, BrokerError) and error.code == ErrorCode.UNSTABLE_OFFSET_COMMIT
-                    deadline_ms = now_ms + longest_ms if deadline_ms is None or is_unstable else deadline_ms
-                    if now_ms >= deadline_ms or not _is_transient(error):
+                    if is_unstable:
+                        self._outage.ended()
+                    elif not _is_transient(error) or self._outage.is_over_limit(error):
                         raise
-                    _log.debug("[session] Calls failed, retrying: %s (time limit %d ms)", error, wait_ms)
+                    _log.debug("[%s] Calls failed, retrying: %s (time limit %d ms)", self._entity, error, wait_ms)
                     if is_unstable and not is_reported:
                         is_reported = True
-                        _log.warning("[session] Waiting for an open transaction with offsets of the group: %s", error)
+                        _log.warning(
+                            "[%s] Waiting for an open transaction with offsets of the group: %s", self._entity, error
+                        )
                 finally:
                     self._cluster.call_timeout_ms = None
             self._clock.sleep_ms(_PAUSE_MS)

@@ -163,6 +163,15 @@ class SourceOptions:
             elsewhere="ignored",
         )
     )
+    max_outage_ms: int | None = _parsed(
+        "maxOutage",
+        "How long a running query waits for its cluster before it fails: milliseconds, or a duration such as 90s or "
+        "15m; without bound if absent. The start of a query waits for kafka.default.api.timeout.ms.",
+        parse_duration_ms,
+        "ms",
+        queries=STREAM,
+        elsewhere="ignored",
+    )
     min_partitions: int | None = _positive(
         "minPartitions", "Desired minimum number of read tasks; ranges are split to reach it.", "tasks"
     )

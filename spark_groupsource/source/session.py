@@ -93,7 +93,10 @@ class StreamSession:
         self._planner = BatchPlanner(cluster, options, self._log_ends, self._clock)
         self._schemas = SchemaChanges(options.values)
         self._lock = threading.RLock()
-        self._calls = LockedCalls(cluster, self._lock, self._clock)
+        entity = f"group={options.group_id}" if options.group_id else "session"
+        self._calls = LockedCalls(
+            cluster, self._lock, self._clock, entity=entity, max_outage_ms=options.max_outage_ms
+        )
         self._draining = threading.Event()
         self._follower = GroupFollower(ownership, self._co_readers, self._draining.is_set)
         self.drained = threading.Event()
@@ -197,6 +200,7 @@ class StreamSession:
                 topic_ids=end.topic_ids,
                 leader_epochs=self._epochs.of_ranges(task.ranges),
                 known_brokers=self._cluster.known_brokers(),
+                max_outage_ms=self._options.max_outage_ms,
             )
             for task in tasks
         ]

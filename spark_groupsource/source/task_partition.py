@@ -39,6 +39,8 @@ class GroupInputPartition(InputPartition):
         topic_ids: topic -> id of the topic for which the ranges were planned; a task reads no other topic of the name.
         leader_epochs: leader epoch in which each range was in the log (KIP-320); may lack partitions.
         known_brokers: addresses of the brokers in the metadata of the reader process.
+        max_outage_ms: how long the task waits for the leaders of its partitions, and for the coordinator; None for no
+            bound.
         query_file: file to which a task on the driver's machine writes the name of its query.
     """
 
@@ -54,6 +56,7 @@ class GroupInputPartition(InputPartition):
         topic_ids: Mapping[str, str] | None = None,
         leader_epochs: Mapping[TopicPartition, int] | None = None,
         known_brokers: Sequence[Address] = (),
+        max_outage_ms: int | None = None,
     ) -> None:
         self.ranges = tuple(ranges)
         topics = {r.topic_partition.topic for r in self.ranges}
@@ -64,6 +67,7 @@ class GroupInputPartition(InputPartition):
         self.settings = settings
         self.fail_on_data_loss = fail_on_data_loss
         self.membership = membership
+        self.max_outage_ms = max_outage_ms
 
     def __repr__(self) -> str:
         ranges = bounded_names(f"{r.topic_partition} [{r.start}, {r.end})" for r in self.ranges)

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Callable, ContextManager, Iterator, Protocol
 import pyarrow as pa
 
 from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.network.outage import Outage
 from spark_groupsource.client.records.fetcher import FetchedBlock, PartitionFetcher
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import DataLossError, ErrorCode, GroupSourceError
-from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.model import OffsetRange, TopicPartition, bounded_names
 from spark_groupsource.records.arrow import columns_schema, decode_fetched
 from spark_groupsource.source.data_loss import DataLossPolicy
 from spark_groupsource.source.schema import SelectedColumns
@@ -62,7 +63,7 @@ def read_task(partition: GroupInputPartition, columns: SelectedColumns) -> Itera
     exempt_from_collection()
     cluster = _cluster(partition)
     try:
-        with open_heartbeat(cluster, partition.membership) as heartbeat:
+        with open_heartbeat(cluster, partition.membership, _outage(cluster, partition)) as heartbeat:
             dead_letters = _dead_letters(cluster, partition, columns)
             finish = _finisher(columns, None if dead_letters is None else dead_letters.add)
             yield from _read(cluster, partition, columns, heartbeat, finish)
@@ -112,7 +113,9 @@ def _discard(cluster: ClusterClient) -> None:
     cluster.close()
 
 
-def open_heartbeat(cluster: ClusterClient, membership: TaskMembership | None) -> ContextManager[Heartbeat]:
+def open_heartbeat(
+    cluster: ClusterClient, membership: TaskMembership | None, outage: Outage | None = None
+) -> ContextManager[Heartbeat]:
     """Returns the heartbeat of a task; without membership it does nothing."""
     if membership is None:
         return nullcontext(_NoHeartbeat())
@@ -126,6 +129,7 @@ def open_heartbeat(cluster: ClusterClient, membership: TaskMembership | None) ->
         group_instance_id=membership.group_instance_id,
         heartbeat_interval_ms=membership.heartbeat_interval_ms,
         retains_partitions=membership.retains_partitions,
+        outage=outage,
     )
     return heartbeat
 
@@ -138,7 +142,12 @@ def _read(
     finish: _Finish,
 ) -> Iterator[pa.RecordBatch]:
     fetcher = PartitionFetcher(
-        cluster, partition.settings, topic_ids=partition.topic_ids, leader_epochs=partition.leader_epochs
+        cluster,
+        partition.settings,
+        topic_ids=partition.topic_ids,
+        leader_epochs=partition.leader_epochs,
+        outage=_outage(cluster, partition),
+        check=heartbeat.check,
     )
     data_loss = _data_loss_policy(partition)
     pending = {r.topic_partition: r for r in partition.ranges if r.end > r.start}
@@ -168,6 +177,14 @@ def _read(
                 if finished.num_rows:
                     yield finished
         _check_moved(before, pending)
+
+
+def _outage(cluster: ClusterClient, partition: GroupInputPartition) -> Outage:
+    names = bounded_names(r.topic_partition for r in partition.ranges)
+    longest_ms = partition.settings.default_api_timeout_ms
+    return Outage(
+        f"partition={names}", cluster.clock, limit_ms=partition.max_outage_ms, report_after_ms=longest_ms
+    )
 
 
 def _data_loss_policy(partition: GroupInputPartition) -> DataLossPolicy:

@@ -1,4 +1,4 @@
-"""A coordinator that is cut off from its controller, beside the one that has the group since."""
+"""A former coordinator that is cut off from its controller."""
 
 from __future__ import annotations
 

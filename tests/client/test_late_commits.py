@@ -1,4 +1,4 @@
-"""OffsetCommit requests without a response that arrive late, and acknowledged commits that are lost."""
+"""OffsetCommit requests that arrive late, and acknowledged commits that are lost."""
 
 from __future__ import annotations
 
@@ -134,6 +134,12 @@ def commits(bench: Any) -> list[dict[int, int]]:
     return [{p.partition_index: p.committed_offset for t in r.topics for p in t.partitions} for r in requests]
 
 
+def lose_connection(bench: Any) -> None:
+    """The connection of the member to its coordinator is lost."""
+    bench.script.prepare("Heartbeat", NetworkError("lost"))
+    bench.heartbeat()
+
+
 def idle(bench: Any, ms: int) -> None:
     """Lets the member run while the owner does nothing."""
     for _ in range(ms // 1_000):
@@ -180,11 +186,11 @@ def test_partitions_that_were_released_are_not_committed_again() -> None:
     bench.member.request_rejoin("test")
     bench.settle()
     bench.clear()
-    bench.thread._coordinator.mark_unknown("test")
+    lose_connection(bench)
     idle(bench, 10_000)
     assert commits(bench) == []
     bench.client.commit({T0: OffsetAndMetadata(12)})
-    bench.thread._coordinator.mark_unknown("test")
+    lose_connection(bench)
     bench.clear()
     idle(bench, 6_000)
     assert commits(bench) == [{0: 12}]
@@ -196,7 +202,7 @@ def test_rejected_offsets_are_not_committed_again() -> None:
     bench.script.prepare("OffsetCommit", ErrorCode.OFFSET_METADATA_TOO_LARGE)
     with pytest.raises(BrokerError):
         bench.client.commit({T1: OffsetAndMetadata(3)})
-    bench.thread._coordinator.mark_unknown("test")
+    lose_connection(bench)
     bench.clear()
     idle(bench, 6_000)
     assert commits(bench) == [{0: 10}]

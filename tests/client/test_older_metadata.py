@@ -14,7 +14,7 @@ from support.session_fakes import NO_LIMITS, FakeGroup
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.cluster.metadata import PartitionInfo, TopicInfo, topic_of_most
 from spark_groupsource.client.records.fetcher import PartitionFetcher
-from spark_groupsource.clock import ManualClock, SystemClock
+from spark_groupsource.clock import Clock, ManualClock, SystemClock
 from spark_groupsource.errors import DataLossError, UnsupportedVersionError
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.source.option_parser import parse_options
@@ -153,15 +153,17 @@ def test_partition_of_another_process_is_not_deleted_by_the_first_response() -> 
             assert client.metadata(["t"]).topics["t"].topic_id == OLD, "two of three brokers have the other topic"
 
 
-def checkpointed_session(client: ClusterClient) -> tuple[StreamSession, dict[str, Any]]:
+def checkpointed_session(
+    client: ClusterClient, *partitions: int, clock: Clock | None = None
+) -> tuple[StreamSession, FakeGroup, dict[str, Any]]:
     known = {"topic_ids": {"t": str(OLD)}, "partitions": {"t": 4}}
     start = {
         "t": {"0": 0, "3": 0},
         "@group": {"reader": "r", "generation": 1, "acquired": {}, **known},
     }
     parsed = parse_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", "kafka.group.id": "g"}, "stream")
-    group = FakeGroup(assigned={TopicPartition("t", 0): 0, TopicPartition("t", 3): 0})
-    return StreamSession(client, parsed, group, SystemClock()), start
+    group = FakeGroup(assigned={TopicPartition("t", n): 0 for n in partitions or (0, 3)})
+    return StreamSession(client, parsed, group, clock or SystemClock()), group, start
 
 
 @pytest.mark.parametrize("older", [View(OLD, 2), View(OLD, 0), View(NEW, 2)])
@@ -169,10 +171,10 @@ def test_query_continues_where_one_broker_has_older_metadata(older: View) -> Non
     """The restarted query asks that broker first: it is the first of the bootstrap addresses."""
     with nodes(older, View(OLD, 4), View(OLD, 4)) as found:
         with open_cluster(found.bootstrap_servers, **SETTINGS) as client:
-            session, start = checkpointed_session(client)
+            session, group, start = checkpointed_session(client)
             for _ in range(5):
                 session.latest_offset(start, NO_LIMITS)
-            session._ownership.rebalance({TopicPartition("t", 0): 0})
+            group.rebalance({TopicPartition("t", 0): 0})
             session.latest_offset(start, NO_LIMITS)
     assert found.answered[0] == 1
 
@@ -181,17 +183,15 @@ def test_query_ends_where_most_brokers_lack_the_topic() -> None:
     with nodes(View(None, 0), View(None, 0), View(OLD, 4)) as found:
         found.views[2].is_silent = True
         with open_cluster(found.bootstrap_servers, **SETTINGS) as client:
-            session, start = checkpointed_session(client)
+            session, _, start = checkpointed_session(client)
             with pytest.raises(DataLossError, match="were deleted"):
                 session.latest_offset(start, NO_LIMITS)
 
 
 def test_partition_that_another_leader_assigns_is_read_once_it_exists(caplog: pytest.LogCaptureFixture) -> None:
     with nodes(View(OLD, 4), View(OLD, 4)) as found, open_cluster(found.bootstrap_servers, **SETTINGS) as client:
-        session, start = checkpointed_session(client)
-        session._clock = clock = ManualClock()
-        session._start_positions._clock = session._lookup._clock = clock
-        session._ownership.assigned = {TopicPartition("t", n): 0 for n in (0, 3, 7)}
+        clock = ManualClock()
+        session, _, start = checkpointed_session(client, 0, 3, 7, clock=clock)
         for _ in range(3):
             session.latest_offset(start, NO_LIMITS)
             clock.advance_ms(2_000)

@@ -1,4 +1,4 @@
-"""Responses over links that are slower than the largest response per request timeout."""
+"""Links that are slower than the largest response per request timeout."""
 
 from __future__ import annotations
 

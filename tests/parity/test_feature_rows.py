@@ -240,7 +240,7 @@ OTHER_TESTS = {
 """Option or rule without a row above -> its test."""
 
 BEYOND_SPARK = {
-    "group.id", "members", "onGroupReset", "rebalanceLog", "rebalanceListener", "maxBytesPerTrigger",
+    "group.id", "members", "maxOutage", "onGroupReset", "rebalanceLog", "rebalanceListener", "maxBytesPerTrigger",
     "splitBetweenQueries", *(option.name for option in VALUE_OPTIONS.values()),
 }  # fmt: skip
 

@@ -71,6 +71,42 @@ def test_calls_are_repeated_for_the_timeout_of_the_client() -> None:
     assert (brokers.call_timeout_ms, brokers.locked) == (None, 0)
 
 
+def outage_lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, bool]]:
+    """Returns the level of each log line about the cluster, and whether it says that it is back."""
+    lines = [(r.levelname, r.getMessage()) for r in caplog.records if "cluster" in r.getMessage()]
+    return [(level, "responds again" in text) for level, text in lines]
+
+
+def test_running_query_waits_for_its_cluster_without_bound(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    clock = ManualClock()
+    brokers = Brokers(clock, NetworkError("lost"), failures=0)
+    calls = LockedCalls(cast(Any, brokers), cast(Any, brokers), clock, entity="group=g")
+    assert calls.run(brokers.call) == "done"
+    for failures in (2, 100):
+        brokers.limits.clear()
+        brokers.failures = failures
+        assert calls.run(brokers.call) == "done"
+    assert clock.now_ms() > 90 * 60_000
+    assert outage_lines(caplog) == [("WARNING", False), ("INFO", True)], "none about the short outage"
+    assert "[group=g] Waiting for the cluster without bound (maxOutage), " in caplog.text
+
+
+@pytest.mark.parametrize("max_outage_ms", [0, 3_600_000])
+def test_max_outage_bounds_the_wait_of_a_running_query(max_outage_ms: int) -> None:
+    clock = ManualClock()
+    brokers = Brokers(clock, MOVED, failures=0)
+    calls = LockedCalls(cast(Any, brokers), cast(Any, brokers), clock, max_outage_ms=max_outage_ms)
+    calls.run(brokers.call)
+    for _ in range(2):
+        brokers.failures, began_ms = 10**6, clock.now_ms()
+        with pytest.raises(BrokerError):
+            calls.run(brokers.call)
+        assert max_outage_ms <= clock.now_ms() - began_ms <= max_outage_ms + 2 * 60_200
+        brokers.failures = 0
+        calls.run(brokers.call)
+
+
 def test_open_transaction_with_offsets_of_the_group_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     brokers = Brokers(ManualClock(), UNSTABLE, failures=1_000)
     assert brokers.run() == "done"

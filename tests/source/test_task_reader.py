@@ -37,7 +37,7 @@ class Fetcher:
     script: list = []
     rounds: list = []
 
-    def __init__(self, cluster, settings, *, topic_ids, leader_epochs):
+    def __init__(self, cluster, settings, *, topic_ids, leader_epochs, outage, check):
         pass
 
     def fetch_blocks(self, ranges):
@@ -135,7 +135,7 @@ MEMBERSHIP = TaskMembership("g", "m", 4, None, 3000)
 
 def test_heartbeat_is_checked_between_blocks_and_after_the_last_record(fetch, monkeypatch):
     heartbeat = FakeHeartbeat(None)
-    monkeypatch.setattr(task_reader, "open_heartbeat", lambda cluster, membership: nullcontext(heartbeat))
+    monkeypatch.setattr(task_reader, "open_heartbeat", lambda *_: nullcontext(heartbeat))
     fetch([block(P0, 0, 5), block(P0, 5, 5)])
     assert len(read(OffsetRange(P0, 0, 10), membership=MEMBERSHIP)) == 10
     assert heartbeat.calls == ["check", "check", "check_now"]
@@ -143,7 +143,7 @@ def test_heartbeat_is_checked_between_blocks_and_after_the_last_record(fetch, mo
 
 @pytest.mark.parametrize("when", ["check", "check_now"])
 def test_fenced_task_fails_naming_both_generations(fetch, monkeypatch, when):
-    monkeypatch.setattr(task_reader, "open_heartbeat", lambda cluster, membership: nullcontext(FakeHeartbeat(when)))
+    monkeypatch.setattr(task_reader, "open_heartbeat", lambda *_: nullcontext(FakeHeartbeat(when)))
     fetch([block(P0, 0, 5)])
     with pytest.raises(GenerationMismatchError, match="of generation 4 .the group's generation is now 5.: removed"):
         read(OffsetRange(P0, 0, 5), membership=MEMBERSHIP)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Mapping, NamedTuple
 
-from spark_groupsource.errors import RETRIABLE, ErrorCode
+from spark_groupsource.errors import RETRIABLE, BrokerError, ErrorCode, GroupSourceError, NetworkError
 
 
 class Action(Enum):
@@ -51,6 +51,26 @@ LEADER_EPOCHS = ErrorRules(
 
 FETCH = ErrorRules({ErrorCode.UNKNOWN_SERVER_ERROR: Action.RETRY, ErrorCode.CORRUPT_MESSAGE: Action.RAISE})
 """OFFSET_OUT_OF_RANGE has a rule of its own: it is compared with the log of the present leader."""
+
+_WITHOUT_LEADER = frozenset(
+    {
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.LISTENER_NOT_FOUND,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+    }
+)
+
+
+def is_outage(error: GroupSourceError) -> bool:
+    """Returns whether a request failed because no broker leads the partition, or none can be reached."""
+    return isinstance(error, NetworkError) or (isinstance(error, BrokerError) and error.code in _WITHOUT_LEADER)
+
 
 DELETE_RECORDS = ErrorRules({})
 

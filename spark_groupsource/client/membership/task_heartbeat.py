@@ -7,6 +7,7 @@ import threading
 
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.membership.fencing import FIND_TIMEOUT_MS, generation_mismatch
+from spark_groupsource.client.network.outage import Outage
 from spark_groupsource.client.network.retry import retry_level
 from spark_groupsource.errors import (
     FENCING_ERRORS,
@@ -37,6 +38,7 @@ class TaskHeartbeat:
     Args:
         retains_partitions: the batch was planned during a rebalance in which the member retains the partitions
             of the task. Later generations are then accepted too; the coordinator rejects all but the current one.
+        outage: how long `check_now` waits for the coordinator; None for default.api.timeout.ms.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class TaskHeartbeat:
         group_instance_id: str | None = None,
         heartbeat_interval_ms: int = 3_000,
         retains_partitions: bool = False,
+        outage: Outage | None = None,
     ) -> None:
         self._cluster = cluster
         self._group_id = group_id
@@ -65,6 +68,7 @@ class TaskHeartbeat:
         self._is_fenced = False
         self._has_error = threading.Event()
         self._log_prefix = f"[group={group_id} member={member_id} generation={generation_id}]"
+        self._outage = outage
         self._thread = threading.Thread(target=self._run, name=f"heartbeat of {member_id}", daemon=True)
 
     def __enter__(self) -> TaskHeartbeat:
@@ -99,24 +103,31 @@ class TaskHeartbeat:
         """Sends a heartbeat and waits for the response.
 
         Raises: GenerationMismatchError when the member is fenced; BrokerError or NetworkError without a response
-            within default.api.timeout.ms.
+            for as long as the outage may last.
         """
         self.check()
-        retry = self._cluster.retry()
+        cluster, longest_ms = self._cluster, self._cluster.settings.default_api_timeout_ms
+        outage, retry = self._outage or Outage.bounded(cluster.clock, longest_ms), cluster.retry()
+        outage.begin()
+        failure: GroupSourceError
         while True:
             # a coordinator that does not respond may have been replaced
-            bound_ms = min(max(self._interval_ms, _FIRST_WAIT_MS) << min(retry.attempt, 20), retry.remaining_ms)
+            bound_ms = max(self._interval_ms, _FIRST_WAIT_MS) << min(retry.attempt, 20)
             try:
-                code = self.send_heartbeat(bound_ms)
-            except NetworkError as error:
-                retry.backoff_or_raise(error)
-                continue
-            if code in _ACCEPTED:
-                return
-            rejected = self._error(code)
-            if not isinstance(rejected, BrokerError) or not rejected.retriable:
-                raise rejected
-            retry.backoff_or_raise(rejected)
+                code = self.send_heartbeat(outage.left_ms(min(bound_ms, longest_ms)))
+                if code in _ACCEPTED:
+                    outage.ended()
+                    return
+                failure = self._error(code)
+                if not isinstance(failure, BrokerError) or not failure.retriable:
+                    raise failure
+            except (NetworkError, BrokerError) as error:
+                if isinstance(error, BrokerError) and not error.retriable:
+                    raise
+                failure = error
+            if outage.is_over_limit(failure):
+                raise failure
+            retry.backoff(failure)
 
     def _run(self) -> None:
         while not self._stopping.is_set():

@@ -34,6 +34,7 @@ class Retry:
         self._clock = clock
         self._rng = rng
         self.started_ms = clock.now_ms()
+        self._timeout_ms = timeout_ms
         self._deadline_ms = self.started_ms + timeout_ms
         self.attempt = 0
         self._failure: GroupSourceError | None = None
@@ -55,6 +56,21 @@ class Retry:
     def extend(self, ms: int) -> None:
         """Moves the deadline by a time that does not count, because the peer requires it."""
         self._deadline_ms += ms
+
+    def backoff(self, error: GroupSourceError) -> None:
+        """Waits before the next attempt and restarts the timeout: the caller bounds the time in another way."""
+        if not isinstance(error, RequestTimeoutError):
+            self._failure = error
+        delay_ms = backoff_ms(self.attempt, self._base_ms, self._max_ms, self._rng)
+        self.attempt += 1
+        _log.debug("[attempt=%d] Retrying in %d ms: %s", self.attempt, delay_ms, error)
+        self._clock.sleep_ms(delay_ms)
+        self._deadline_ms = self._clock.now_ms() + self._timeout_ms
+
+    def visible(self, error: GroupSourceError) -> GroupSourceError:
+        """Returns the error to raise: the failure of an earlier attempt where `error` is a timeout, which hides it."""
+        is_timeout = isinstance(error, RequestTimeoutError)
+        return self._failure if is_timeout and self._failure is not None else error
 
     def backoff_or_raise(self, error: GroupSourceError) -> None:
         """Waits before the next attempt, or raises `error` if the deadline is before it.

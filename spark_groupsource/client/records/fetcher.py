@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Iterator, Mapping, Sequence
+from typing import Callable, Iterator, Mapping, Sequence
 from uuid import UUID
 
 from spark_groupsource.client.cluster.client import (
@@ -27,8 +27,9 @@ from spark_groupsource.client.cluster.client import (
     ClusterMetadata,
 )
 from spark_groupsource.client.cluster.configs import is_compacted
-from spark_groupsource.client.cluster.error_rules import FETCH, Action
+from spark_groupsource.client.cluster.error_rules import FETCH, Action, is_outage
 from spark_groupsource.client.network.connection import BrokerConnection, InFlight
+from spark_groupsource.client.network.outage import Outage
 from spark_groupsource.client.records.partition_fetch import (
     FetchedBlock,
     FetchSize,
@@ -93,6 +94,8 @@ class PartitionFetcher:
         topic_ids: topic -> id as text of the topic that is read; where it is missing, that of the first metadata.
         leader_epochs: leader epoch in which each range was in the log. If the leader has changed since, the range is
             validated before it is read (KIP-320).
+        outage: how long to wait for leaders without progress; None for default.api.timeout.ms.
+        check: called while no record arrives; its exception ends the fetch.
     """
 
     def __init__(
@@ -102,6 +105,8 @@ class PartitionFetcher:
         *,
         topic_ids: Mapping[str, str] | None = None,
         leader_epochs: Mapping[TopicPartition, int] | None = None,
+        outage: Outage | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._cluster = cluster
         self._settings = settings or cluster.settings
@@ -116,6 +121,8 @@ class PartitionFetcher:
         self._compacted: dict[str, bool] = {}
         # leader -> number of connections that were not opened in time since the last one that was
         self._unopened: dict[Address, int] = {}
+        self._outage = outage or Outage.bounded(cluster.clock, self._settings.default_api_timeout_ms)
+        self._check = check
         self._sizes: dict[Address, FetchSize] = {}
 
     def fetch_blocks(self, ranges: Sequence[OffsetRange]) -> Iterator[FetchedBlock]:
@@ -124,9 +131,10 @@ class PartitionFetcher:
         Moved leaders and broken connections are retried. The time for which brokers throttle this client counts in no
         timeout.
 
-        Raises: BrokerError and NetworkError without progress for default.api.timeout.ms, or at once if the error is not
-            retriable; DataLossError if the brokers have returned no record for this time; CorruptRecordError on
-            malformed record batches.
+        Raises: BrokerError and NetworkError without progress: for as long as an outage may last where a partition has
+            no leader or none that can be reached, for default.api.timeout.ms after other errors, or at once if the
+            error is not retriable; DataLossError if the brokers have returned no record for this time;
+            CorruptRecordError on malformed record batches.
         """
         self._awaiting_leader = [
             PartitionState(
@@ -142,10 +150,12 @@ class PartitionFetcher:
         self._cluster.add_known_partitions((r.topic_partition for r in ranges), self._known_ids)
         self._leaders = {}
         self._refresh_metadata = False
-        retry = self._cluster.retry(self._settings.default_api_timeout_ms)
+        longest_ms = self._settings.default_api_timeout_ms
+        retry = self._cluster.retry(longest_ms)
         try:
             while self._awaiting_leader or self._leaders:
-                blocks, failure = self._assign_leaders(retry.remaining_ms)
+                self._outage.begin()
+                blocks, failure = self._assign_leaders(self._outage.left_ms(retry.remaining_ms))
                 yield from blocks
                 has_progress = bool(blocks)
                 for leader in list(self._leaders.values()):
@@ -157,7 +167,15 @@ class PartitionFetcher:
                     yield from blocks
                 self._refresh_metadata = self._refresh_metadata or failure is not None
                 if has_progress:
-                    retry = self._cluster.retry(self._settings.default_api_timeout_ms)
+                    retry = self._cluster.retry(longest_ms)
+                    self._outage.ended()
+                    continue
+                self._check()
+                if failure is not None and is_outage(failure):
+                    if self._outage.is_over_limit(failure):
+                        raise retry.visible(failure)
+                    # no broker could respond meanwhile: the attempts count, the time does not
+                    retry.backoff(failure)
                 elif failure is not None:
                     retry.backoff_or_raise(failure)
                 elif retry.is_expired:
