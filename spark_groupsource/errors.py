@@ -164,7 +164,7 @@ RETRIABLE = frozenset(
 FENCING_ERRORS: Mapping[int, str] = {
     ErrorCode.ILLEGAL_GENERATION: "the group has completed a rebalance since then (ILLEGAL_GENERATION)",
     ErrorCode.UNKNOWN_MEMBER_ID: (
-        "the coordinator removed the member after session.timeout.ms or max.poll.interval.ms, the member left, or an "
+        "the coordinator removed the member after session.timeout.ms or the rebalance timeout, the member left, or an "
         "operator removed it (UNKNOWN_MEMBER_ID)"
     ),
     ErrorCode.FENCED_INSTANCE_ID: "another process joined with the same group.instance.id (FENCED_INSTANCE_ID)",

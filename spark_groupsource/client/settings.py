@@ -42,6 +42,8 @@ _JAVA_ASSIGNORS = {
     "org.apache.kafka.clients.consumer.CooperativeStickyAssignor": "cooperative-sticky",
 }
 _ASSIGNORS = tuple(_JAVA_ASSIGNORS.values())
+# a rebalance waits so many times max.poll.interval.ms for a batch: an hour by default
+_INTERVALS_OF_A_BATCH = 12
 _ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
 # Kafka checks instance ids by the character rule of topic names (JoinGroupRequest.validateGroupInstanceId)
 _INSTANCE_ID = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
@@ -291,7 +293,7 @@ class GroupSettings:
         _int(
             "max.poll.interval.ms",
             300_000,
-            "A member leaves the group when no batch is planned for this time; also the rebalance timeout.",
+            "A rebalance waits 12 times as long for a running batch, or twice the longest pause between two batches.",
             "ms",
         )
     )
@@ -348,6 +350,15 @@ class GroupSettings:
 
     def member_client_id(self, index: int) -> str:
         return f"{self.client_id}-{index}"
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """How long a rebalance waits for a member.
+
+        Kafka's consumer is stuck if it does not poll for max.poll.interval.ms. A query is not: it may wait for its
+        trigger, and the progress of a sink is not visible. It ends with its driver, which the reader process observes.
+        """
+        return min(_INTERVALS_OF_A_BATCH * self.max_poll_interval_ms, 2**31 - 1)
 
     def instance_id(self, index: int) -> str | None:
         """Group instance id of one member, None for dynamic members."""

@@ -76,7 +76,7 @@ class ReaderState:
             raise failure
 
     def call_ended(self, *, has_planned: bool, is_committed: bool) -> None:
-        """Spark gets its end offset; `is_committed` is True if all checkpointed positions are committed."""
+        """Spark gets its end offset, or a batch has ended; `is_committed`: all checkpointed positions are committed."""
         self._planned_ms = self._clock.now_ms() if has_planned else None
         self._is_idle = not has_planned and is_committed
 
@@ -93,14 +93,18 @@ class ReaderState:
         if self._planned_ms is not None:
             age_ms = self._clock.now_ms() - self._planned_ms
             return PeerReply.BATCH_PLANNED if age_ms >= min_age_ms else PeerReply.BUSY
+        return PeerReply.REJOINED if self.rejoin_if_idle(rejoin, _REJOIN_MS) else PeerReply.BUSY
+
+    def rejoin_if_idle(self, rejoin: Callable[[int], bool], timeout_ms: int) -> bool:
+        """Calls `rejoin` with the timeout if no batch is planned or in flight; returns whether it did."""
         if not self._is_idle:
-            return PeerReply.BUSY
+            return False
         try:
-            rejoin(_REJOIN_MS)
+            rejoin(timeout_ms)
         except GroupSourceError as error:
             # fails the query of this reader at its next call, not the query of the co-reader
             self._failure = error
-        return PeerReply.REJOINED
+        return True
 
 
 class CoReaders:
@@ -139,6 +143,10 @@ class CoReaders:
     def reply(self, min_age_ms: int, rejoin: Callable[[int], bool]) -> PeerReply:
         """See `ReaderState.reply`."""
         return self._state.reply(min_age_ms, rejoin)
+
+    def rejoin_if_idle(self, rejoin: Callable[[int], bool], timeout_ms: int) -> bool:
+        """See `ReaderState.rejoin_if_idle`."""
+        return self._state.rejoin_if_idle(rejoin, timeout_ms)
 
     def join_not_started(self) -> None:
         """Requests the readers that Spark has not called yet to join the group."""

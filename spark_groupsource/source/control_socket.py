@@ -1,10 +1,11 @@
-"""Control socket of a reader process: drain requests and requests of co-readers.
+"""Control socket of a reader process: drains, finished batches, co-readers.
 
 One line of JSON in each direction. The driver requests a drain with ``{"drain": true, "proof": <offset or null>}``,
 repeated for each new proof, and receives ``{"drained": true}`` once. A co-reader sends
 ``{"group": <group id>, "min_age_ms": <n>}`` and receives ``{"reply": <value of PeerReply>}``. Table queries sends
 ``{"status": true}`` and receives the state of the reader, or ``{"events": true}`` and
-receives ``{"events": [...]}``, the events of its members. The sockets of an application are in one private directory
+receives ``{"events": [...]}``, the events of its members. A listener of the driver sends ``{"finished": <end offset>}``
+after a batch and receives nothing. The sockets of an application are in one private directory
 named after the driver JVM; each reader holds a lock on it.
 """
 
@@ -82,6 +83,8 @@ class ControlServer:
         peer_reply: called with a group id and the minimum age of a planned batch, see `ReaderState.reply`.
         status: returns the state of the reader as JSON values.
         events: returns the events of the reader's members as JSON values.
+        batch_finished: called with the end offset of each batch that Spark has checkpointed.
+        idle: called about every 100 ms while there is no request.
 
     Raises: NetworkError, OSError when the socket cannot be created; ConfigurationError as `private_directory`.
     """
@@ -94,6 +97,8 @@ class ControlServer:
         peer_reply: Callable[[str, int], PeerReply] = lambda group_id, min_age_ms: PeerReply.OTHER_GROUP,
         status: Callable[[], Mapping[str, Any]] = dict,
         events: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
+        batch_finished: Callable[[dict[str, Any]], None] = lambda end: None,
+        idle: Callable[[], None] = lambda: None,
     ) -> None:
         remove_stale_directories("control")
         directory, self._directory_lock = lock_directory(_directory_name(driver))
@@ -107,6 +112,8 @@ class ControlServer:
         self._peer_reply = peer_reply
         self._status = status
         self._events = events
+        self._batch_finished = batch_finished
+        self._idle = idle
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="groupsource control", daemon=True)
         self._thread.start()
@@ -132,7 +139,9 @@ class ControlServer:
                 if not self._closed.wait(_RETRY_MS / 1000):
                     _log.warning("[socket=%s] %s", self.path, error)
                 continue
-            if channel is not None:
+            if channel is None:
+                self._run_idle()
+            else:
                 try:
                     self._serve(channel)
                 except Exception as error:
@@ -141,6 +150,13 @@ class ControlServer:
                     _log.warning("[socket=%s] Control connection failed: %s: %s", self.path, name, error)
                 finally:
                     channel.close()
+
+    def _run_idle(self) -> None:
+        try:
+            self._idle()
+        except Exception:
+            # the next call of Spark raises what ends the query
+            _log.exception("[socket=%s] The group could not be followed between two batches.", self.path)
 
     def _serve(self, channel: LocalChannel) -> None:
         proof: dict[str, Any] | None = None
@@ -156,6 +172,9 @@ class ControlServer:
                     return
                 if "events" in request:
                     channel.send(json.dumps({"events": list(self._events())}))
+                    return
+                if "finished" in request:
+                    self._batch_finished(request["finished"])
                     return
                 if "group" in request:
                     reply = self._peer_reply(str(request["group"]), int(request["min_age_ms"]))

@@ -223,11 +223,17 @@ def _reject_writing() -> NoReturn:
 def register(spark: SparkSession) -> None:
     """Registers the source with a Spark session, with the session's default parallelism for ``members=auto``.
 
+    Its streaming queries then commit a batch when it ends instead of at the next trigger, and take part in rebalances
+    between two triggers.
+
     ``format("groupsource")`` works without registration; then ``members=auto`` is the driver's number of processors.
     A Spark that does not replace a data source of the environment (4.0) ignores the registration, with a warning.
     """
     from pyspark.errors import AnalysisException
 
+    from spark_groupsource.source.batch_listener import report_finished_batches
+
+    report_finished_batches(spark)
     attributes: dict[str, Any] = {
         "parallelism": spark.sparkContext.defaultParallelism,
         "__doc__": GroupDataSource.__doc__,

@@ -91,7 +91,7 @@ class ReaderProcess:
         install_signal_handlers(self._handle_sigterm)
         threading.Thread(target=self._watch_driver, name="groupsource driver", daemon=True).start()
         if options.assign is None:
-            self._listen(NOT_STARTED, lambda proof: False, self._reply_not_started)
+            self._listen(NOT_STARTED, None)
 
     def session(self) -> StreamSession:
         """Returns the session; the first call connects to the cluster."""
@@ -143,7 +143,7 @@ class ReaderProcess:
             )
         if not self._has_started:
             self._has_started = True
-            self._listen(session.reader, session.request_drain, session.peer_reply)
+            self._listen(session.reader, session)
         return end
 
     def stop(self) -> None:
@@ -160,15 +160,30 @@ class ReaderProcess:
             sys.stderr.flush()
             os._exit(0)
 
-    def _listen(
-        self,
-        name: str,
-        request_drain: Callable[[dict[str, Any] | None], bool],
-        peer_reply: Callable[[str, int], PeerReply],
-    ) -> None:
+    def _listen(self, name: str, session: StreamSession | None) -> None:
+        """Opens the control socket; `session` is None before Spark's first call."""
         previous = self._control
         try:
-            self._control = ControlServer(self._driver, name, request_drain, peer_reply, self._status, self._events)
+            if session is None:
+                self._control = ControlServer(
+                    self._driver,
+                    name,
+                    lambda proof: False,
+                    self._reply_not_started,
+                    status=self._status,
+                    events=self._events,
+                )
+            else:
+                self._control = ControlServer(
+                    self._driver,
+                    name,
+                    session.request_drain,
+                    session.peer_reply,
+                    status=self._status,
+                    events=self._events,
+                    batch_finished=session.batch_finished,
+                    idle=session.rejoin_if_idle,
+                )
         except (NetworkError, OSError) as error:
             _log.log(
                 logging.DEBUG if self._is_control_lost else logging.WARNING,

@@ -307,6 +307,34 @@ class StreamSession:
                 self._lock.release()
         return self.drained.is_set()
 
+    def batch_finished(self, end_json: dict[str, Any]) -> None:
+        """Commits the end offset of a batch that Spark has checkpointed, before the next call of Spark does it.
+
+        An end offset of an earlier batch is ignored.
+
+        Raises: BrokerError, NetworkError; the next call of Spark commits again.
+        """
+        with self._lock:
+            if not self._draining.is_set() and end_json == self._last_end:
+                start = self._offsets.decode(end_json)
+                self._checkpointed(start)
+                self._reports.batch_ended()
+                self._commit(start)
+                is_committed = self._positions.is_committed(start, self._existing_owners())
+                self._co_readers.call_ended(has_planned=False, is_committed=is_committed)
+
+    def rejoin_if_idle(self) -> None:
+        """Takes part in a rebalance while no batch is in flight and everything is committed; to be called often.
+
+        The next call of Spark applies the new assignment.
+        """
+        if self._draining.is_set() or not self._ownership.rejoin_needed or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._co_readers.rejoin_if_idle(self._ownership.poll, _REFRESH_MS)
+        finally:
+            self._lock.release()
+
     def peer_reply(self, group_id: str, min_age_ms: int) -> PeerReply:
         """Replies to a co-reader that waits for the group; while no batch is in flight, rejoins the group.
 

@@ -16,7 +16,6 @@ from spark_groupsource.wire.group_events import Cause
 MAX_REASON = 255
 """Kafka's clients send at most this number of characters (`JoinGroupRequest.MAX_REASON`)."""
 
-POLL_EXPIRED = "consumer poll timeout has expired."
 REMOVED_BY_ADMIN = "member was removed by an admin"
 METADATA_CHANGED = "cached metadata has changed"
 SUBSCRIPTION_CHANGED = "subscription has changed"

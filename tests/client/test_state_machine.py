@@ -10,7 +10,6 @@ from spark_groupsource.client.membership.membership_values import (
     Generation,
     Idle,
     Joined,
-    LeaveOnPollTimeout,
     MarkCoordinatorUnknown,
     MemberConfig,
     MemberState,
@@ -173,19 +172,27 @@ def test_session_timeout_marks_the_coordinator_unknown() -> None:
     assert membership.next_action(45_000) == SendHeartbeat()
 
 
-def test_member_leaves_after_max_poll_interval() -> None:
+def test_member_leaves_at_the_request_of_its_owner_only() -> None:
     membership, _ = stable()
-    membership.restart_session_timer(290_000)
-    membership.on_heartbeat_response(0, membership.generation, 290_000)
-    assert membership.next_action(300_000) == LeaveOnPollTimeout()
-    membership.on_poll(299_000)
-    assert membership.next_action(300_000) != LeaveOnPollTimeout()
+    for now_ms in range(3_000, 10_000_000, 3_000):
+        assert membership.next_action(now_ms) == SendHeartbeat()
+        membership.heartbeat_request(now_ms)
+        membership.on_heartbeat_response(0, membership.generation, now_ms)
 
-    request = membership.leave_request("consumer poll timeout has expired.")
-    membership.on_leave("poll")
+    request = membership.leave_request("a test")
+    membership.on_leave("a test")
 
     assert request.members[0].member_id == "m"
     assert membership.is_fenced and membership.state is MemberState.UNJOINED and membership.needs_prepare
+
+
+def test_rebalances_wait_for_the_longest_pause() -> None:
+    membership, _ = stable()
+    announced = []
+    for pause_ms in (299_000, 600_000, 400_000, 2**40):
+        membership.expect_pause(pause_ms)
+        announced.append(membership.join_request([("range", b"")]).rebalance_timeout_ms)
+    assert announced == [300_000, 600_000, 600_000, 2**31 - 1]
 
 
 def test_static_member_does_not_leave() -> None:

@@ -220,7 +220,7 @@ def test_node_that_is_no_longer_the_coordinator_is_left_at_once() -> None:
 
 
 def test_join_ends_after_the_rebalance_timeout() -> None:
-    bench = follower(T0, max_poll_interval_ms=50_000)
+    bench = follower(T0, max_poll_interval_ms=4_200)
     bench.member.request_rejoin("a test")
     bench.script.prepare("JoinGroup", RequestTimeoutError("No response."))
     bench.script.prepare("DescribeGroups", *[lambda request: described(state="PreparingRebalance")] * 9)

@@ -75,17 +75,6 @@ def test_coordinator_that_moved_is_looked_up_again_and_the_member_keeps_its_part
     assert bench.poll() == before and bench.callbacks() == []
 
 
-@pytest.mark.conformance("CC-055")
-def test_poll_restarts_the_poll_timer_while_the_coordinator_is_unknown() -> None:
-    bench = Bench(max_poll_interval_ms=60_000)
-    bench.script.prepare("FindCoordinator", *[ErrorCode.COORDINATOR_NOT_AVAILABLE] * 1_000)
-    for _ in range(5):
-        bench.clock.advance_ms(30_000)
-        bench.poll()
-        # the private field, because the timer has no effect until the member has joined
-        assert bench.member._poll_due_ms == bench.clock.now_ms() + 60_000
-
-
 # -- rebalances -------------------------------------------------------------------------------------------------------
 
 

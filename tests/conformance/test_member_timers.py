@@ -11,7 +11,6 @@ from support.scripted_group import T0, T1, Bench, Script, follower, joined
 from spark_groupsource.client.membership.membership_values import (
     Generation,
     Idle,
-    LeaveOnPollTimeout,
     MarkCoordinatorUnknown,
     MemberConfig,
     SendHeartbeat,
@@ -22,8 +21,8 @@ from spark_groupsource.wire.messages import LeaveGroupResponse
 
 
 def stable_member() -> Membership:
-    """Returns a member with session.timeout.ms=10000 and max.poll.interval.ms=60000, stable since 0."""
-    bench = Bench(start_ms=0, session_timeout_ms=10_000, max_poll_interval_ms=60_000)
+    """Returns a member with session.timeout.ms=10000, stable since 0."""
+    bench = Bench(start_ms=0, session_timeout_ms=10_000)
     bench.settle()
     return bench.member
 
@@ -46,20 +45,8 @@ def test_session_expires_without_a_response() -> None:
     assert member.next_action(10_000) == MarkCoordinatorUnknown()
 
 
-@pytest.mark.conformance("HB-005", "HB-007")
-def test_heartbeat_responses_do_not_restart_the_poll_timer() -> None:
-    member = stable_member()
-    for now_ms in range(3_000, 60_000, 3_000):
-        assert member.next_action(now_ms) == SendHeartbeat()
-        member.heartbeat_request(now_ms)
-        member.on_heartbeat_response(0, member.generation, now_ms)
-    assert member.next_action(60_000) == LeaveOnPollTimeout()
-    member.on_poll(60_000)
-    assert member.next_action(60_000) == SendHeartbeat()
-
-
 @pytest.mark.conformance("HB-006")
-def test_joining_restarts_all_three_timers() -> None:
+def test_joining_restarts_both_timers() -> None:
     member = Membership(MemberConfig("g", ("range",), rebalance_timeout_ms=60_000, session_timeout_ms=10_000), 0)
     script = Script(joined().clock)
     member.prepare(("t",))
@@ -68,8 +55,6 @@ def test_joining_restarts_all_three_timers() -> None:
     member.on_join_response(script.join_response(request, "m1"), member.generation, 59_000)
     assert member.next_action(59_000) == Idle(62_000)
     assert member.next_action(68_999) == SendHeartbeat() and member.next_action(69_000) == MarkCoordinatorUnknown()
-    member.restart_session_timer(118_999)
-    assert member.next_action(118_999) == SendHeartbeat() and member.next_action(119_000) == LeaveOnPollTimeout()
 
 
 # -- leaving ---------------------------------------------------------------------------------------------------------

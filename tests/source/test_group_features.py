@@ -174,27 +174,18 @@ def test_members_are_bounded_by_partitions_and_auto_is_the_parallelism(harness, 
     stop_gracefully(query, 60)
 
 
-def test_member_that_exceeds_max_poll_interval_leaves_and_rejoins(harness, tmp_path):
+def test_query_that_waits_for_its_trigger_commits_and_shares_its_partitions(harness):
+    register(harness.spark)
     harness.produce(40)
-    slow = []
-
-    def write(frame, batch_id):
-        values = [int(row.value) for row in frame.selectExpr("cast(value as string) as value").collect()]
-        (tmp_path / f"batch-{batch_id}").write_text(json.dumps(values))
-        if values and not slow:
-            slow.append(wait_until(lambda: not harness.members(), "the members have left", 30))
-
-    options = {"kafka.max.poll.interval.ms": "9000"}
-    writer = harness.stream(**options).writeStream.foreachBatch(write)
-    query = writer.option("checkpointLocation", str(tmp_path / "cp")).start()
-    harness.queries.append(query)
+    first = harness.start("a", {"processingTime": "1 hour"})
     harness.wait_committed()
+    second = harness.start("b", {"processingTime": "1 second"})
+    wait_until(lambda: len(harness.owners()) == 4, "each of the four members owns a partition")
     harness.produce(40)
-    harness.wait_committed()
-    assert slow and len(harness.members()) == 2
-    stop_gracefully(query, 60)
-    found = sorted(n for path in tmp_path.glob("batch-*") for n in json.loads(path.read_text()))
-    assert found == list(range(80))
+    wait_until(lambda: len(harness.values("b")) == 20, "the second query has read its half", 60, 0.1)
+    stop_gracefully(second, 60)
+    stop_gracefully(first, 60)
+    assert harness.values("a") == list(range(40))
 
 
 def test_starting_offsets_per_topic(harness, topic):

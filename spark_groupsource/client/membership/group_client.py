@@ -42,6 +42,8 @@ _log = logging.getLogger(__name__)
 # interval of heartbeats while another member of this process rejoins: the group is about to rebalance
 _TRIGGERED_HEARTBEAT_MS = 100
 _MAX_WAIT_MS = 100
+# a rebalance waits so many times as long as the longest pause between two polls
+_PAUSE_FACTOR = 2
 _LEAVE_TIMEOUT_MS = 5_000
 # the caller of poll may hold a lock
 _METADATA_WAIT_MS = 2_000
@@ -81,6 +83,8 @@ class GroupClient:
         self._listener = listener
         self._is_started = False
         self._is_closed = False
+        # when the last poll ended
+        self._polled_ms: int | None = None
         self.shared = SharedMembership(settings)
         self._commits = MemberCommits(cluster, self.shared, settings.group_id, self._clock)
         now_ms = self._clock.now_ms()
@@ -96,7 +100,7 @@ class GroupClient:
     # -- membership --------------------------------------------------------------------------------------------------
 
     def poll(self, timeout_ms: int) -> GroupView:
-        """Restarts the poll timer, and joins or rejoins the group where that is needed.
+        """Joins or rejoins the group where that is needed.
 
         The caller must have committed its positions, because partitions may be revoked. Waits until all members are
         settled, at most `timeout_ms`; a rebalance in progress continues after that and a later poll completes it.
@@ -106,12 +110,23 @@ class GroupClient:
         """
         if self._is_closed:
             raise RuntimeError("The group client is closed.")
-        shared = self.shared
         deadline_ms = self._clock.now_ms() + timeout_ms
-        with shared.changed:
-            now_ms = self._clock.now_ms()
-            for member in shared.members:
-                member.membership.on_poll(now_ms)
+        self._expect_pauses()
+        try:
+            return self._poll_until(deadline_ms)
+        finally:
+            self._polled_ms = self._clock.now_ms()
+
+    def _expect_pauses(self) -> None:
+        """Makes rebalances wait for pauses between two polls as long as the one that ends now."""
+        if self._polled_ms is not None:
+            pause_ms = self._clock.now_ms() - self._polled_ms
+            with self.shared.changed:
+                for member in self.shared.members:
+                    member.membership.expect_pause(_PAUSE_FACTOR * pause_ms)
+
+    def _poll_until(self, deadline_ms: int) -> GroupView:
+        shared = self.shared
         self._complete_rebalances()
         self._check_metadata()
         self._start()
@@ -339,7 +354,7 @@ class GroupClient:
             )
         listener = self._listener
         if steps and listener is not None:
-            steps.append(lambda: self._call_listener("assigned", listener.assigned, sorted(gained)))
+            steps.append(lambda: listener.assigned(sorted(gained)))
         _run_all(*steps)
 
     def _notify_listener(self, released: Sequence[ReleasedPartitions]) -> None:
@@ -351,20 +366,8 @@ class GroupClient:
                 _log.info("[group=%s] Partitions %s (%s): %s.", self._settings.group_id, kind, names, f"{count:,}")
         listener = self._listener
         if listener is not None:
-            calls = (("lost", listener.lost, lost), ("revoked", listener.revoked, revoked))
-            _run_all(*(partial(self._call_listener, *call) for call in calls if call[2]))
-
-    def _call_listener(
-        self, name: str, method: Callable[[Sequence[TopicPartition]], None], partitions: Sequence[TopicPartition]
-    ) -> None:
-        """Calls user code, which no timeout ends; max.poll.interval.ms passes meanwhile."""
-        with self.shared.changed:
-            self.shared.listener_call = name
-        try:
-            method(partitions)
-        finally:
-            with self.shared.changed:
-                self.shared.listener_call = ""
+            calls = ((listener.lost, lost), (listener.revoked, revoked))
+            _run_all(*(partial(method, partitions) for method, partitions in calls if partitions))
 
     def _trigger_heartbeats(self) -> None:
         """While one member rejoins, the others send heartbeats early; the responses announce the rebalance."""
@@ -440,7 +443,7 @@ def _create_member(settings: GroupSettings, index: int, now_ms: int) -> LocalMem
         cooperative=all(assignor.cooperative for assignor in assignors),
         group_instance_id=settings.instance_id(index),
         session_timeout_ms=settings.session_timeout_ms,
-        rebalance_timeout_ms=settings.max_poll_interval_ms,
+        rebalance_timeout_ms=settings.rebalance_timeout_ms,
         heartbeat_interval_ms=settings.heartbeat_interval_ms,
     )
     by_name = {assignor.name: assignor for assignor in assignors}

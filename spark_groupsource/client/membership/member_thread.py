@@ -19,7 +19,6 @@ from spark_groupsource.client.membership.membership_values import (
     Generation,
     Idle,
     Joined,
-    LeaveOnPollTimeout,
     MarkCoordinatorUnknown,
     MemberState,
     RepeatCommit,
@@ -34,15 +33,13 @@ from spark_groupsource.errors import (
     BrokerError,
     ErrorCode,
     GenerationMismatchError,
-    GroupSourceError,
     NetworkError,
     RemoteProtocolError,
     error_name,
 )
 from spark_groupsource.model import Subscription, bounded_names
 from spark_groupsource.wire.consumer_protocol import encode_subscription
-from spark_groupsource.wire.group_events import Cause
-from spark_groupsource.wire.member_reasons import POLL_EXPIRED, REJOIN_WITH_MEMBER_ID, UNASSIGNED_PARTITIONS
+from spark_groupsource.wire.member_reasons import REJOIN_WITH_MEMBER_ID, UNASSIGNED_PARTITIONS
 from spark_groupsource.wire.messages import DescribeGroupsRequest, JoinGroupRequest, Request, Response
 
 _log = logging.getLogger(__name__)
@@ -123,8 +120,6 @@ class MemberThread:
             self._send_heartbeat()
         elif isinstance(action, MarkCoordinatorUnknown):
             self._coordinator.mark_unknown("session timed out without receiving a heartbeat response.")
-        elif isinstance(action, LeaveOnPollTimeout):
-            self._leave_on_poll_timeout()
         elif isinstance(action, RepeatCommit):
             self._commits.repeat(self.member)
 
@@ -353,7 +348,7 @@ class MemberThread:
         Kafka's client limits SyncGroup to request.timeout.ms, so an assignor that takes longer never ends a rebalance
         there.
         """
-        rebalance_ms = self.membership.config.rebalance_timeout_ms + _JOIN_GRACE_MS
+        rebalance_ms = self.membership.rebalance_timeout_ms + _JOIN_GRACE_MS
         timeout_ms = max(self._cluster.settings.request_timeout_ms, rebalance_ms)
         return self._coordinator.call_delayed(request, timeout_ms, min_version, answered_in)
 
@@ -434,32 +429,6 @@ class MemberThread:
             self._shared.record_removed(self.member, generation, now)
         elif code in (ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS):
             events.contacted(client_id, now.now_ms)
-
-    def _leave_on_poll_timeout(self) -> None:
-        membership = self.membership
-        interval_ms = membership.config.rebalance_timeout_ms
-        with self._shared.changed:
-            call = self._shared.listener_call
-        remedy = f"shorten {call} of rebalanceListener, which is running" if call else "limit the size of batches"
-        _log.warning(
-            "%s Leaving the group: no batch was planned within kafka.max.poll.interval.ms. Increase it, or %s: %d ms.",
-            self.member.log_prefix,
-            remedy,
-            interval_ms,
-        )
-        # as in Kafka's client, the member resets its generation first: a commit meanwhile fails with this cause
-        with self._shared.changed:
-            request = membership.leave_request(POLL_EXPIRED)
-            if request is not None:
-                self._shared.record_left(self.member, Cause.POLL_EXCEEDED, POLL_EXPIRED, self._clock.timestamp_ms())
-            membership.on_leave(f"no batch was planned within kafka.max.poll.interval.ms={interval_ms}")
-            self._shared.changed.notify_all()
-        if request is not None:
-            try:
-                self._coordinator.call(request, self._cluster.settings.request_timeout_ms, 0)
-            except GroupSourceError as error:
-                # without the request the coordinator removes the member after the session timeout
-                _log.debug("%s LeaveGroup failed: %s", self.member.log_prefix, error)
 
     def _fenced_error(self, code: int, sent: Generation | None = None) -> GenerationMismatchError:
         config = self.membership.config

@@ -51,16 +51,11 @@ class MarkCoordinatorUnknown:
 
 
 @dataclass(frozen=True)
-class LeaveOnPollTimeout:
-    """Leave the group: the owner did not poll within max.poll.interval.ms. Static members only reset."""
-
-
-@dataclass(frozen=True)
 class RepeatCommit:
     """Commit the last offsets again: an earlier request without a response may still arrive."""
 
 
-Action = Idle | SendJoinGroup | SendHeartbeat | MarkCoordinatorUnknown | LeaveOnPollTimeout | RepeatCommit
+Action = Idle | SendJoinGroup | SendHeartbeat | MarkCoordinatorUnknown | RepeatCommit
 
 
 class ReleasedPartitions(NamedTuple):

@@ -70,7 +70,6 @@ class SharedMembership:
         group_topics, snapshot: set by the member that leads the group, if one of these does: topics of the whole group,
             and the metadata on which it computed the assignment.
         is_closing: member threads end.
-        listener_call: the method of the user's rebalance listener that is running, empty if none is.
     """
 
     def __init__(self, settings: GroupSettings) -> None:
@@ -83,7 +82,6 @@ class SharedMembership:
         self.group_topics: frozenset[str] = frozenset()
         self.snapshot: MetadataSnapshot = {}
         self.is_closing = False
-        self.listener_call = ""
 
     def record_left(self, member: LocalMember, cause: Cause, reason: str, at_ms: int) -> None:
         """Records that a member leaves its generation."""

@@ -19,7 +19,6 @@ from spark_groupsource.client.membership.membership_values import (
     Generation,
     Idle,
     Joined,
-    LeaveOnPollTimeout,
     MarkCoordinatorUnknown,
     MemberConfig,
     MemberState,
@@ -59,6 +58,7 @@ from spark_groupsource.wire.messages import (
 )
 
 _FOREVER_MS = 2**62
+_MAX_REBALANCE_TIMEOUT_MS = 2**31 - 1
 
 
 class Membership:
@@ -69,6 +69,7 @@ class Membership:
         owned, owned_since: partitions of the member, and the generation of their assignment.
         loss_cause: why the coordinator no longer accepts that generation.
         repetition: when the last commits are repeated.
+        rebalance_timeout_ms: how long a rebalance waits for this member.
     """
 
     def __init__(self, config: MemberConfig, now_ms: int) -> None:
@@ -83,6 +84,7 @@ class Membership:
         self.owned_since = Generation()
         self.loss_cause = ""
         self.repetition = CommitRepetition()
+        self.rebalance_timeout_ms = config.rebalance_timeout_ms
         self._joined_with_old = False
         self._assignment: Assignment | None = None
         self._attempts = 0
@@ -90,13 +92,12 @@ class Membership:
         self._heartbeat_sent_ms = now_ms
         self._heartbeat_due_ms = now_ms
         self._session_due_ms = now_ms
-        self._poll_due_ms = now_ms + config.rebalance_timeout_ms
 
     # -- the owner ---------------------------------------------------------------------------------------------------
 
-    def on_poll(self, now_ms: int) -> None:
-        """Restarts the poll timer."""
-        self._poll_due_ms = now_ms + self.config.rebalance_timeout_ms
+    def expect_pause(self, pause_ms: int) -> None:
+        """Makes the coordinator wait at least `pause_ms` for this member in the rebalances after the next JoinGroup."""
+        self.rebalance_timeout_ms = min(max(self.rebalance_timeout_ms, pause_ms), _MAX_REBALANCE_TIMEOUT_MS)
 
     def request_rejoin(self, reason: str) -> None:
         """Requests a rebalance; the member joins after the owner has called `prepare`."""
@@ -220,14 +221,12 @@ class Membership:
             return Idle(_FOREVER_MS)
         if now_ms >= self._session_due_ms:
             return MarkCoordinatorUnknown()
-        if now_ms >= self._poll_due_ms:
-            return LeaveOnPollTimeout()
         if now_ms >= self._heartbeat_due_ms:
             return SendHeartbeat()
         if self.state is MemberState.STABLE and self.repetition.is_due(now_ms):
             return RepeatCommit()
         repeat_ms = self.repetition.due_ms if self.state is MemberState.STABLE else _FOREVER_MS
-        return Idle(min(self._heartbeat_due_ms, self._poll_due_ms, self._session_due_ms, repeat_ms))
+        return Idle(min(self._heartbeat_due_ms, self._session_due_ms, repeat_ms))
 
     def session_left_ms(self, now_ms: int) -> int:
         """Returns the time until the session timer expires, at least 1."""
@@ -253,7 +252,7 @@ class Membership:
         return JoinGroupRequest(
             group_id=config.group_id,
             session_timeout_ms=config.session_timeout_ms,
-            rebalance_timeout_ms=config.rebalance_timeout_ms,
+            rebalance_timeout_ms=self.rebalance_timeout_ms,
             member_id=self.generation.member_id,
             group_instance_id=config.group_instance_id,
             protocol_type=PROTOCOL_TYPE,
@@ -281,8 +280,6 @@ class Membership:
         self.is_leader = response.leader == response.member_id
         self.repetition.cancel()
         self._restart_timers(now_ms)
-        # the rebalance may have taken as long as max.poll.interval.ms
-        self.on_poll(now_ms)
         members = tuple((m.member_id, m.group_instance_id, bytes(m.metadata)) for m in response.members)
         return Joined(self.generation, self.is_leader, bool(response.skip_assignment), members)
 

@@ -88,7 +88,7 @@ class CausedGroup:
                 found += [self.subscribe]
             if not is_static:
                 found += [self.kill, self.leave, self.terminate, self.pause, self.restart_all]
-                if any(m.can_obey for m in members):
+                if any(m.has_poll_timer for m in members):
                     found += [self.exceed_poll]
                 if self.world.assignors == ("range",) and libraries != {"spark"}:
                     found += [self.join_stuck, self.join_briefly]
@@ -163,7 +163,7 @@ class CausedGroup:
         return expected
 
     def exceed_poll(self) -> list[Expected]:
-        name, member = self._choose(lambda m: m.can_obey)
+        name, member = self._choose(lambda m: m.has_poll_timer)
         expected = [self._expected("POLL_EXCEEDED", name), Expected("JOINED", member.client_id)]
         before = {m.member_id for m in self._described()}
         member.command(f"slow {self.world.poll_ms / 1_000 + 3}")

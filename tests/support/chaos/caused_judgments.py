@@ -157,14 +157,9 @@ def judge(observed: Sequence[Observed]) -> list[Judged]:
             "history": history,
             "merged": merged_rebalances(each.name, each.log, each.events),
         }
-        expired = {e.generation for e in each.log.reports if e.detail.get("cause") == Cause.POLL_EXCEEDED.value}
         for injection in each.injections:
             window = [r for r in history if injection.from_ms <= r.completed_ms <= injection.to_ms]
             for actual, wanted in paired(injection, window, each.is_cooperative, each.reasons):
-                recent = range(actual.generation - 3, actual.generation)
-                if injection.action == "restart_broker" and not expired.isdisjoint(recent):
-                    # by the report of a member, which could not commit in time, and came back
-                    wanted = [*wanted, Expected("POLL_EXCEEDED", None), Expected("JOINED", None)]
                 for source in SOURCES:
                     if not sources[source]:
                         continue

@@ -101,6 +101,11 @@ class Member:
         return self.library != "console"
 
     @property
+    def has_poll_timer(self) -> bool:
+        """True if it leaves when it has not polled for max.poll.interval.ms, and can be made to do so."""
+        return self.library not in ("console", *OWN)
+
+    @property
     def can_subscribe(self) -> bool:
         """True if its subscription can be changed while it runs."""
         return self.library not in ("console", "spark")

@@ -35,7 +35,7 @@ def main() -> int:
         "kafka.client.id": config["client_id"],
         "kafka.session.timeout.ms": config["session_ms"],
         "kafka.heartbeat.interval.ms": config["heartbeat_ms"],
-        "kafka.max.poll.interval.ms": config["poll_ms"],
+        "kafka.max.poll.interval.ms": config["poll_ms"] // 12,
         "kafka.metadata.max.age.ms": 1_000,
         "kafka.partition.assignment.strategy": ",".join(config["assignors"]),
         "startingOffsets": "earliest",

@@ -72,7 +72,7 @@ class OwnMember:
             assignors=tuple(config["assignors"]),
             session_timeout_ms=config["session_ms"],
             heartbeat_interval_ms=config["heartbeat_ms"],
-            max_poll_interval_ms=config["poll_ms"],
+            max_poll_interval_ms=config["poll_ms"] // 12,
         )
         self._config = config
         self._cluster = ClusterClient(parsed.bootstrap, parsed)

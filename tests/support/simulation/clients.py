@@ -17,7 +17,6 @@ from spark_groupsource.client.membership.membership_values import (
     Generation,
     Idle,
     Joined,
-    LeaveOnPollTimeout,
     MarkCoordinatorUnknown,
     MemberConfig,
     SendHeartbeat,
@@ -84,11 +83,6 @@ class PackageMember(Client):
     def step(self) -> None:
         now_ms, membership = self.simulation.time.now_ms, self.membership
         action = membership.next_action(now_ms)
-        if isinstance(action, LeaveOnPollTimeout):
-            request = membership.leave_request("unpolled")
-            membership.on_leave("unpolled")
-            if request is not None:
-                return self.call("leave", request, self.versions.leave)
         if isinstance(action, MarkCoordinatorUnknown):
             membership.restart_session_timer(now_ms)
         if self._poll(now_ms):
@@ -109,7 +103,6 @@ class PackageMember(Client):
     def _poll(self, now_ms: int) -> bool:
         """Polls as the application does; returns whether a request was sent."""
         membership = self.membership
-        membership.on_poll(now_ms)
         if membership.needs_complete:
             assignment, generation = membership.assignment, membership.generation
             completed = membership.complete(lambda topic: topic in self.topics)
