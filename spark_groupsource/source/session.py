@@ -16,10 +16,11 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import replace
-from typing import Any, Iterable
+from typing import Any, Iterable, Mapping
 from uuid import uuid4
 
 from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.group_offsets import TopicIds
 from spark_groupsource.client.network.retry import retry_level
 from spark_groupsource.clock import Clock, SystemClock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, GenerationMismatchError, NetworkError
@@ -34,7 +35,7 @@ from spark_groupsource.source.log_end_offsets import LogEndOffsets
 from spark_groupsource.source.offset_json import GROUP_KEY, DecodedOffsets, SourceOffset, logged_ranges, nest_positions
 from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets
 from spark_groupsource.source.options import EARLIEST, SourceOptions
-from spark_groupsource.source.ownership import Ownership
+from spark_groupsource.source.ownership import Commits, Ownership
 from spark_groupsource.source.planning import Backlog, plan_tasks
 from spark_groupsource.source.position_epochs import PositionEpochs
 from spark_groupsource.source.rebalance_reports import NoReports, Reports
@@ -162,7 +163,7 @@ class StreamSession:
                 self._commit_positions(dict(self._positions.uncommitted))
 
     def input_partitions(self, start_json: dict[str, Any], end_json: dict[str, Any]) -> list[GroupInputPartition]:
-        """Returns the read tasks of a batch; a logged batch is read again without membership.
+        """Returns the read tasks of a batch; before a logged batch is read again, the group is joined.
 
         Raises: DataLossError, ConfigurationError, BrokerError, NetworkError.
         """
@@ -183,7 +184,7 @@ class StreamSession:
         if is_planned and any(each.end > each.start for each in ranges):
             self._reports.batch_started()
         if not is_planned:
-            ranges = self._replayed(ranges, end)
+            ranges, group = self._replayed(ranges, end)
         settings = self._options.task_settings(self._cluster.settings)
         tasks = plan_tasks(
             ranges,
@@ -227,20 +228,22 @@ class StreamSession:
             "format kafka finish the batch."
         )
 
-    def _replayed(self, ranges: Iterable[OffsetRange], end: SourceOffset) -> list[OffsetRange]:
-        """Returns the ranges of a logged batch, without records that other members have processed since.
+    def _replayed(
+        self, ranges: Iterable[OffsetRange], end: SourceOffset
+    ) -> tuple[list[OffsetRange], GroupSnapshot]:
+        """Returns the ranges of a logged batch without what other members have committed since, and the assignment.
 
         Raises: DataLossError for a topic that was recreated since; without failOnDataLoss its ranges are skipped.
         """
         logged = {r.topic_partition: r for r in ranges if r.end > r.start}
         if not logged:
-            return []
+            return [], GroupSnapshot()
         self._cluster.add_known_partitions(logged, end.topic_ids)
         found = self._lookup.topic_ids({p.topic for p in logged}, refresh=True)
         recreated = {t for t, topic_id in found.items() if end.topic_ids.get(t, topic_id) != topic_id}
         self._data_loss.recreated({p: r.start for p, r in logged.items() if p.topic in recreated})
         existing = {p: r for p, r in logged.items() if p.topic not in recreated}
-        commits = self._ownership.committed(sorted(existing), found)
+        group, commits = self._join_for_replay(existing, found)
         replayed = []
         for p, (_, start, stop) in existing.items():
             commit = commits.get(p)
@@ -250,10 +253,53 @@ class StreamSession:
         if processed:
             names = bounded_names(processed)
             _log.info("%s Other members have committed offsets within the logged batch: %s.", self._entity, names)
-        names = bounded_names(sorted(existing))
+        names = bounded_names(sorted(r.topic_partition for r in replayed if r.end > r.start))
         if self._options.assign is None and names:
-            _log.warning("%s Reading a logged batch again, without membership: %s.", self._entity, names)
-        return replayed
+            _log.warning("%s Reading a logged batch again: %s.", self._entity, names)
+        return replayed, group
+
+    def _join_for_replay(
+        self, logged: Mapping[TopicPartition, OffsetRange], topic_ids: TopicIds
+    ) -> tuple[GroupSnapshot, Commits]:
+        """Joins the group, and waits until other members have committed what they own of a logged batch.
+
+        Their commits are what a later restart finds: a range that is left to another member without them could be lost.
+        A member that commits nothing for max.poll.interval.ms is not waited for.
+
+        Returns: the assignment, empty without a group, and the committed offsets.
+        """
+        group, commits = GroupSnapshot(), self._ownership.committed(sorted(logged), topic_ids)
+        if self._options.group is None or not logged:
+            return group, commits
+        subscribed = frozenset(self._lookup.partitions())
+        awaited: Commits = {}
+        since_ms = self._clock.now_ms()
+        while self._follower.follow(group, is_available_now=False) is not FollowResult.DRAINING:
+            group = GroupSnapshot.of(self._ownership)
+            commits = self._ownership.committed(sorted(logged), topic_ids)
+            previous, awaited = awaited, {
+                p: commits.get(p)
+                for p in sorted(logged.keys() & subscribed - group.owners.keys())
+                if _offset_of(commits.get(p)) < logged[p].end
+            }
+            if not awaited:
+                break
+            names = bounded_names(awaited)
+            if not previous:
+                _log.info("%s Waiting for other members to commit parts of a logged batch: %s.", self._entity, names)
+            if awaited != previous:
+                since_ms = self._clock.now_ms()
+            elif self._clock.now_ms() - since_ms >= self._options.group.max_poll_interval_ms:
+                _log.warning(
+                    "%s Other members own parts of a logged batch and have committed nothing for %d ms; reading them "
+                    "again: %s.",
+                    self._entity,
+                    self._options.group.max_poll_interval_ms,
+                    names,
+                )
+                break
+            self._clock.sleep_ms(_REFRESH_MS)
+        return group, commits
 
     def report_latest(self) -> dict[str, Any] | None:
         """Returns the end offsets of the owned partitions, for the query's progress."""
@@ -524,3 +570,7 @@ class StreamSession:
         """Start of log lines."""
         group = f"group={self._options.group_id} " if self._options.group_id else ""
         return f"[{group}query={self.reader[:8]}]"
+
+
+def _offset_of(commit: OffsetAndMetadata | None) -> int:
+    return -1 if commit is None else commit.offset

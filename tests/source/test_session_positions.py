@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from support.session_fakes import NO_LIMITS, P0, P1, P2, P3, FakeCluster, FakeGroup, Query
 
+from spark_groupsource.client.cluster.group_offsets import NO_IDS
 from spark_groupsource.client.cluster.metadata import LATEST
 from spark_groupsource.errors import (
     BrokerError,
@@ -264,14 +265,70 @@ def test_checkpoint_of_sparks_kafka_source_is_continued():
     assert query.start["@group"]["reader"]
 
 
-def test_replay_reads_the_logged_range_without_membership(caplog):
+def test_replay_joins_the_group_and_reads_what_it_owns(caplog):
     query = Query(RESTART)
     end = {"t": {"0": 9, "1": 8}, "@group": {"acquired": {"t": {"1": 6}}, "generation": 3, "reader": "abc"}}
     with caplog.at_level(logging.WARNING):
         tasks = query.session.input_partitions(RESTART, end)
-    assert [(t.membership, t.ranges) for t in tasks] == [(None, (OffsetRange(P0, 7, 9), OffsetRange(P1, 6, 8)))]
-    assert "Reading a logged batch again, without membership: t-0, t-1." in caplog.text
-    assert query.group.calls == []  # no join
+    assert [t.ranges for t in tasks] == [(OffsetRange(P0, 7, 9), OffsetRange(P1, 6, 8))]
+    assert tasks[0].membership.member_id == "m0" and tasks[0].membership.generation_id == 1
+    assert "Reading a logged batch again: t-0, t-1." in caplog.text
+    assert query.group.calls == ["poll"]
+
+
+class OtherOwner(FakeGroup):
+    """Another member owns t-1 and commits an offset of `steps` at each lookup."""
+
+    steps: tuple[int, ...] = ()
+
+    def committed(self, partitions, topic_ids=NO_IDS):
+        if self.steps and self.joined:
+            self.commits[P1], self.steps = OffsetAndMetadata(self.steps[0]), self.steps[1:]
+        return super().committed(partitions, topic_ids)
+
+
+TWO_PARTITIONS = {"t": {"0": 9, "1": 8}, "@group": {"acquired": {"t": {"1": 6}}, "generation": 3, "reader": "abc"}}
+
+
+def test_replay_waits_until_another_member_has_committed_what_it_owns(caplog):
+    group = OtherOwner(assigned={P0: 0})
+    group.steps = (6, 6, 7, 8)
+    query = Query(RESTART, group=group)
+    with caplog.at_level(logging.INFO):
+        (task,) = query.session.input_partitions(RESTART, TWO_PARTITIONS)
+    assert task.ranges == (OffsetRange(P0, 7, 9),) and group.steps == ()
+    assert "Waiting for other members to commit parts of a logged batch: t-1." in caplog.text
+    assert "Reading a logged batch again: t-0." in caplog.text
+
+
+def test_replay_reads_what_a_member_without_progress_owns(caplog):
+    group = OtherOwner(assigned={P0: 0})
+    group.steps = (6, 7)
+    query = Query(RESTART, group=group, **{"kafka.max.poll.interval.ms": "60000"})
+    begin_ms = query.clock.now_ms()
+    tasks = query.session.input_partitions(RESTART, TWO_PARTITIONS)
+    assert [(t.membership is None, t.ranges) for t in tasks] == [
+        (True, (OffsetRange(P1, 7, 8),)),
+        (False, (OffsetRange(P0, 7, 9),)),
+    ]
+    assert 60_000 <= query.clock.now_ms() - begin_ms < 61_000
+    assert "have committed nothing for 60000 ms; reading them again: t-1." in caplog.text
+
+
+def test_replay_reads_a_partition_that_is_no_longer_subscribed_without_membership():
+    query = Query(RESTART, FakeCluster({P0: (0, 10)}), FakeGroup(assigned={P0: 0}))
+    tasks = query.session.input_partitions(RESTART, TWO_PARTITIONS)
+    assert [(t.membership is None, t.ranges) for t in tasks] == [
+        (True, (OffsetRange(P1, 6, 8),)),
+        (False, (OffsetRange(P0, 7, 9),)),
+    ]
+
+
+def test_drain_ends_the_wait_of_a_replay():
+    query = Query(RESTART, group=FakeGroup(assigned={P0: 0}))
+    query.session.request_drain(None)
+    tasks = query.session.input_partitions(RESTART, TWO_PARTITIONS)
+    assert {r.topic_partition for task in tasks for r in task.ranges} == {P0, P1}
 
 
 def test_replay_begins_where_other_members_have_committed(caplog):
@@ -280,7 +337,7 @@ def test_replay_begins_where_other_members_have_committed(caplog):
     end = {"t": {"0": 10, "1": 8, "2": 6}, "@group": {**RESTART["@group"], "acquired": {"t": {"1": 6, "2": 2}}}}
     with caplog.at_level(logging.INFO):
         tasks = query.session.input_partitions(RESTART, end)
-    assert [task.ranges for task in tasks] == [(OffsetRange(P0, 9, 10), OffsetRange(P2, 2, 6))]
+    assert [task.ranges for task in tasks] == [(OffsetRange(P0, 9, 10),), (OffsetRange(P2, 2, 6),)]
     assert "committed offsets within the logged batch: t-0, t-1." in caplog.text
 
 
