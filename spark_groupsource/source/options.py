@@ -250,6 +250,18 @@ class SourceOptions:
             elsewhere="ignored",
         )
     )
+    on_group_ahead: str = setting(
+        SourceOption(
+            "onGroupAhead",
+            ConfigType.STRING,
+            "follow",
+            "Reaction at a restart when committed offsets are ahead of the checkpoint: follow them, fail, or (ignore) "
+            "read again from the checkpoint, as a stateful query needs it whose checkpoint was restored.",
+            choices=("follow", "fail", "ignore"),
+            queries=STREAM,
+            elsewhere="ignored",
+        )
+    )
     rebalance_listener: str | None = _parsed(
         "rebalanceListener",
         "Class as module:Class whose revoked, assigned and lost methods are called in the reader process.",

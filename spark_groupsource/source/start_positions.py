@@ -62,6 +62,7 @@ class StartPositions:
         self._absent: frozenset[TopicPartition] = frozenset()
         self._reported_absent: frozenset[TopicPartition] = frozenset()
         self._absent_checked_ms = 0
+        self._is_restart = True
         self._spec = options.starting or PositionSpec("startingOffsets", default=LATEST, uses_group=True)
 
     def start_query(self, start: SourceOffset, positions: StreamPositions) -> StreamPositions:
@@ -92,7 +93,7 @@ class StartPositions:
     ) -> ResolvedPositions:
         """Resolves the position of each owned partition after the assignment has changed.
 
-        Raises: DataLossError, ConfigurationError (onGroupReset=fail), BrokerError, NetworkError.
+        Raises: DataLossError, ConfigurationError (onGroupReset=fail, onGroupAhead=fail), BrokerError, NetworkError.
         """
         deleted = self._report_deleted(owned, start, previous)
         self._log_ends.reset()
@@ -108,7 +109,7 @@ class StartPositions:
             owned, start, current, commits, self._ownership.last_commits, is_same_group=self._is_same_group(start)
         )
         decided.update(self._react_to_resets(decided, checkpoint))
-        self._log_followed(decided, checkpoint)
+        decided.update(self._react_to_commits_ahead(decided, checkpoint))
         acquired: Offsets = {
             p: position.offset
             for p, position in decided.items()
@@ -242,14 +243,45 @@ class StartPositions:
             return {}
         return {p: StartPosition(PositionSource.CHECKPOINT, checkpoint[p]) for p in reset}
 
-    def _log_followed(self, decided: Mapping[TopicPartition, StartPosition], checkpoint: Offsets) -> None:
+    def _react_to_commits_ahead(
+        self, decided: Mapping[TopicPartition, StartPosition], checkpoint: Offsets
+    ) -> dict[TopicPartition, StartPosition]:
+        """Returns the positions that replace committed offsets ahead of the checkpoint, according to onGroupAhead.
+
+        During a run they are those of members that have owned the partitions meanwhile, which are always followed.
+
+        Raises: ConfigurationError.
+        """
+        is_restart, self._is_restart = self._is_restart, False
         ahead = [p for p, position in decided.items() if position.source is PositionSource.COMMIT_AHEAD]
-        if ahead:
-            _log.info(
-                "[group=%s] Committed offsets are ahead of the checkpoint and followed: %s.",
-                self._options.group_id,
-                bounded_names(f"{p} ({decided[p].offset} > {checkpoint[p]})" for p in ahead),
+        if not ahead:
+            return {}
+        reaction, group_id = self._options.on_group_ahead, self._options.group_id
+        ranges = bounded_names(f"{p} ({decided[p].offset} > {checkpoint[p]})" for p in ahead)
+        if not is_restart:
+            _log.info("[group=%s] Committed offsets are ahead of the checkpoint and followed: %s.", group_id, ranges)
+            return {}
+        if reaction == "fail":
+            raise ConfigurationError(
+                f"Committed offsets of group {group_id} are ahead of the checkpoint (onGroupAhead=fail): {ranges}. Set "
+                "onGroupAhead to follow to leave out the records between them, or to ignore to read again from the "
+                "checkpoint."
             )
+        if reaction == "ignore":
+            _log.warning(
+                "[group=%s] Committed offsets are ahead of the checkpoint; reading again from the checkpoint "
+                "(onGroupAhead=ignore): %s.",
+                group_id,
+                ranges,
+            )
+            return {p: StartPosition(PositionSource.CHECKPOINT, checkpoint[p]) for p in ahead}
+        _log.warning(
+            "[group=%s] Committed offsets are ahead of the checkpoint and followed: this query does not read the "
+            "records between them, which the state of a stateful query lacks then (onGroupAhead=follow): %s.",
+            group_id,
+            ranges,
+        )
+        return {}
 
     def _resolve_initial(
         self, partitions: list[TopicPartition], positions: StreamPositions, commits: Commits

@@ -240,8 +240,8 @@ OTHER_TESTS = {
 """Option or rule without a row above -> its test."""
 
 BEYOND_SPARK = {
-    "group.id", "members", "maxOutage", "onGroupReset", "rebalanceLog", "rebalanceListener", "maxBytesPerTrigger",
-    "splitBetweenQueries", *(option.name for option in VALUE_OPTIONS.values()),
+    "group.id", "members", "maxOutage", "onGroupAhead", "onGroupReset", "rebalanceLog", "rebalanceListener",
+    "maxBytesPerTrigger", "splitBetweenQueries", *(option.name for option in VALUE_OPTIONS.values()),
 }  # fmt: skip
 
 

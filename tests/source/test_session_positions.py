@@ -265,6 +265,35 @@ def test_checkpoint_of_sparks_kafka_source_is_continued():
     assert query.start["@group"]["reader"]
 
 
+@pytest.mark.parametrize("reaction, expected", [("follow", (9, 10)), ("ignore", (7, 10))])
+def test_restored_checkpoint_behind_the_group(reaction, expected, caplog):
+    group = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(9)})
+    query = Query(RESTART, group=group, onGroupAhead=reaction)
+    assert query.trigger() == {P0: expected}
+    assert f"(onGroupAhead={reaction}): t-0 (9 > 7)." in caplog.text
+    query.cluster.logs[P0] = (0, 12)
+    query.clock.advance_ms(500)
+    assert query.trigger() == {P0: (10, 12)} and query.committed() == {P0: 10}
+
+
+def test_restored_checkpoint_behind_the_group_fails_with_on_group_ahead_fail():
+    group = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(9)})
+    with pytest.raises(ConfigurationError, match=r"ahead of the checkpoint \(onGroupAhead=fail\): t-0 \(9 > 7\)"):
+        Query(RESTART, group=group, onGroupAhead="fail").trigger()
+
+
+def test_commits_of_other_members_are_followed_during_a_run():
+    query = Query(RESTART, group=FakeGroup(assigned={P0: 0}), onGroupAhead="fail")
+    assert query.trigger() == {P0: (7, 10)}
+    query.group.rebalance({P1: 0})
+    query.trigger()
+    query.group.commits[P0] = OffsetAndMetadata(11)
+    query.group.rebalance({P0: 0})
+    query.cluster.logs[P0] = (0, 12)
+    query.clock.advance_ms(500)
+    assert query.trigger() == {P0: (11, 12)}
+
+
 def test_replay_joins_the_group_and_reads_what_it_owns(caplog):
     query = Query(RESTART)
     end = {"t": {"0": 9, "1": 8}, "@group": {"acquired": {"t": {"1": 6}}, "generation": 3, "reader": "abc"}}
