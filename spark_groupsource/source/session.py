@@ -377,7 +377,7 @@ class StreamSession:
         if self._draining.is_set() or not self._ownership.rejoin_needed or not self._lock.acquire(blocking=False):
             return
         try:
-            self._co_readers.rejoin_if_idle(self._ownership.poll, _REFRESH_MS)
+            self._co_readers.rejoin_if_idle(self._poll_between_batches, _REFRESH_MS)
         finally:
             self._lock.release()
 
@@ -391,9 +391,15 @@ class StreamSession:
         if self._draining.is_set() or not self._lock.acquire(timeout=_REFRESH_MS / 1000):
             return PeerReply.BUSY
         try:
-            return self._co_readers.reply(min_age_ms, self._ownership.poll)
+            return self._co_readers.reply(min_age_ms, self._poll_between_batches)
         finally:
             self._lock.release()
+
+    def _poll_between_batches(self, timeout_ms: int) -> bool:
+        """Polls the group while no batch is planned or in flight; the next call of Spark applies the assignment."""
+        if self._positions.checkpoint is not None and self._is_before_rebalance():
+            self._commit(self._positions.checkpoint, repeated=True)
+        return not self._positions.uncommitted and self._ownership.poll(timeout_ms)
 
     def _leave_drained(self) -> None:
         for _ in range(2):
@@ -422,7 +428,9 @@ class StreamSession:
         return frozenset(self._ownership.owners()) - self._log_ends.deleted
 
     def _commit(self, start: SourceOffset, *, repeated: bool = False) -> None:
-        offsets = self._positions.to_commit(start, self._existing_owners(), repeated=repeated)
+        # positions of an assignment that was received between two batches are not resolved yet
+        is_resolved = self._assignment is not None and self._assignment.generation_id == self._ownership.generation_id
+        offsets = self._positions.to_commit(start, self._existing_owners(), repeated=repeated and is_resolved)
         if offsets:
             self._commit_positions(offsets)
         else:

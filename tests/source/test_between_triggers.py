@@ -49,12 +49,13 @@ def test_idle_reader_takes_part_in_a_rebalance() -> None:
     assert query.group.calls == [], "nothing to rejoin"
     query.group.rebalance({P0: 0})
     query.session.rejoin_if_idle()
-    assert query.group.calls == ["poll"] and query.group.owners() == {P0: 0}
+    assert query.group.calls == [("commit", {P0: 10, P1: 10, P2: 10}), "poll"], "everything is committed again before"
+    assert query.group.owners() == {P0: 0}
     query.cluster.logs = {P0: (0, 12), P1: (0, 12), P2: (0, 12)}
     assert query.trigger() == {P0: (10, 12)}
 
 
-def test_partition_that_has_been_away_continues_where_the_other_member_stopped() -> None:
+def query_whose_partition_has_been_away() -> Query:
     query = running()
     query.session.batch_finished(query.start)
     for assigned in ({P0: 0}, {P0: 0, P1: 0, P2: 0}):
@@ -62,6 +63,17 @@ def test_partition_that_has_been_away_continues_where_the_other_member_stopped()
         query.session.rejoin_if_idle()
         if P1 not in assigned:
             query.group.commits[P1] = query.group.commits[P1]._replace(offset=11, metadata="another query")
+    return query
+
+
+def test_drain_commits_nothing_behind_a_partition_that_has_been_away() -> None:
+    query = query_whose_partition_has_been_away()
+    assert query.session.request_drain(query.start)
+    assert query.committed() == {P0: 10, P1: 11, P2: 10} and query.group.calls[-1] == "leave"
+
+
+def test_partition_that_has_been_away_continues_where_the_other_member_stopped() -> None:
+    query = query_whose_partition_has_been_away()
     query.cluster.logs = {P0: (0, 12), P1: (0, 12), P2: (0, 12)}
     assert query.trigger() == {P0: (10, 12), P1: (11, 12), P2: (10, 12)}
     assert query.committed() == {P0: 10, P1: 11, P2: 10}
