@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -30,6 +32,14 @@ def report_finished_batches(spark: SparkSession) -> None:
         listener = BatchListener()
         spark.streams.addListener(listener)
         _added[spark] = listener
+        atexit.register(_remove, spark, listener)
+
+
+def _remove(spark: SparkSession, listener: BatchListener) -> None:
+    """Removes the listener before this process ends: Spark would report that it cannot call it."""
+    # the session, its JVM or the connection to it may have ended
+    with suppress(Exception):
+        spark.streams.removeListener(listener)
 
 
 class BatchListener(StreamingQueryListener):
