@@ -114,51 +114,6 @@ def plain_slices(buffer: Buffer, header: BatchHeader) -> Iterator[list[KeyValue]
     yield found
 
 
-def first_key(data: bytes) -> bytes:
-    """Returns the key of the first of encoded records. Raises: IndexError or ValueError for an unusual record."""
-    key, *_ = _field(data, _record_start(data, 0)[-1])
-    if key is None:
-        raise ValueError("a record without key")
-    return key
-
-
-def value_places(data: bytes, header: BatchHeader) -> list[tuple[bytes, int, int]]:
-    """Returns the key of each record, and where its value begins and ends.
-
-    Raises: IndexError or ValueError as `plain_slices`, and for a record without key or value.
-    """
-    if header.record_count > header.last_offset_delta + 1:
-        raise ValueError("more records than offsets")
-    found: list[tuple[bytes, int, int]] = []
-    at, last_delta, last_size, is_consecutive = 0, -1, 0, True
-    while at < len(data):
-        index, start = len(found), at
-        length, end, timestamp_at, delta_at, delta, key_at = _record_start(data, at)
-        key, key_begin, key_length, value_at = _field(data, key_at)
-        value, begin, value_length, at = _field(data, value_at)
-        if key is None or value is None:
-            raise ValueError("no key, or a tombstone")
-        if data[at] or at + 1 != end or (length | key_length | value_length | delta) & 1:
-            raise ValueError("headers, or lengths that do not match")
-        if not last_delta < delta <= header.last_offset_delta << 1:
-            raise ValueError("an invalid offset")
-        is_consecutive &= delta == index << 1
-        found.append((key, begin, begin + len(value)))
-        at, last_delta, size = end, delta, end - start
-        left = header.record_count - len(found)
-        if size == last_size and is_consecutive and left >= MIN_RUN:
-            places = (start, timestamp_at, delta_at, key_at, value_at, end)
-            run, is_consecutive = _run(data, places, len(found), left)
-            for moved in range(size, (run + 1) * size, size):
-                place = begin + moved
-                found.append((data[key_begin + moved : key_begin + moved + len(key)], place, place + len(value)))
-            at, last_delta = end + run * size, delta + (run << 1)
-        last_size = size
-    if len(found) != header.record_count or at != len(data):
-        raise ValueError("another number of records")
-    return found
-
-
 def _long_varint(data: bytes, low: int, at: int) -> tuple[int, int]:
     """Returns a varint of two or three bytes, the second of which is at `at`, and the position after it."""
     high = data[at]

@@ -2,26 +2,21 @@
 
 Records are read first; the last one of each key is applied before the next batch whose order counts, and at the end.
 The log has each offset as often as it was committed since the last compaction, and to apply a record takes several
-times as long as to read it. A group commits the same partitions again and again, so a batch with the keys of an earlier
-one replaces it as a whole: only the last values of such keys are read one by one.
+times as long as to read it.
 """
 
 from __future__ import annotations
 
 from typing import Callable, Iterable, Iterator, Optional
 
-from spark_groupsource.records.batch_forms import BatchForm, BatchForms
-from spark_groupsource.records.decode import records_bytes
 from spark_groupsource.records.header import CONTROL_FLAG, TRANSACTIONAL_FLAG
-from spark_groupsource.records.key_values import KeyValue, key_value_slices
+from spark_groupsource.records.key_values import key_value_slices
 from spark_groupsource.storage.segment_scan import StoredBatch
 
 # at most about 10 ms, and a slice of a batch; the unit is the time to read a record of a batch, about 0.5 us. Shorter
 # slices would load slower: the broker waits between two of them
 _SLICE_WORK, _BATCH_WORK, _APPLY_WORK = 10_000, 12, 6
 _MAX_READ = 50_000
-_MAX_DEFERRED = 20_000
-_RECORDS_PER_STEP = 500
 _ORDERED_FLAGS = CONTROL_FLAG | TRANSACTIONAL_FLAG
 
 
@@ -42,10 +37,6 @@ class LogReplay:
         # keys of tombstones in `_read`, also if a value follows: a tombstone removes pending offsets of transactions
         self._removed: set[bytes] = set()
         self._has_transactions = False
-        # the last batch of each form, later than `_read` and in their order; without a form, the records of a batch
-        self._deferred: dict[object, tuple[BatchForm, bytes] | list[KeyValue]] = {}
-        self._deferred_records = 0
-        self._forms = BatchForms()
         self._batch: Iterator[int] = iter(())  # the rest of the last batch; yields the work that was done
         self._applying: Iterator[tuple[bytes, bytes | None]] | None = None
 
@@ -60,27 +51,19 @@ class LogReplay:
                 return False
             header = stored.header
             is_ordered = bool(header.attributes & _ORDERED_FLAGS)
-            if is_ordered or self._applying is not None or len(self._read) > _MAX_READ:
-                work = self._apply_earlier(work, is_ordered)
+            if self._applying is not None or len(self._read) > _MAX_READ or (is_ordered and self._read):
+                work += _APPLY_WORK * self._apply_read((_SLICE_WORK - work) // _APPLY_WORK)
                 if work >= _SLICE_WORK or self._applying is not None:
                     return False
             if is_ordered:
                 self._has_transactions = True
-                self._batch = self._in_order(stored)
-            else:
-                self._read_batch(stored)
+            self._batch = self._in_order(stored) if is_ordered else self._read_records(stored)
             self.next_offset = header.next_offset
             work = self._continue(work + _BATCH_WORK)
-        if self._deferred and work < _SLICE_WORK:
-            self._batch = self._take_apart()
-            work = self._continue(work)
         if work >= _SLICE_WORK:
             return False
         self._apply_read((_SLICE_WORK - work) // _APPLY_WORK)
-        if self._read:
-            return False
-        self._forms = BatchForms()  # a loaded shard keeps its replay, and needs no forms
-        return True
+        return not self._read
 
     def _continue(self, work: int) -> int:
         """Continues with the last batch until it or the slice ends; returns the work of the slice."""
@@ -91,59 +74,13 @@ class LogReplay:
             work += done
         return work
 
-    def _apply_earlier(self, work: int, is_ordered: bool) -> int:
-        """Applies what was read before a batch whose order counts, or too much of it; returns the work of the slice."""
-        if self._deferred and (is_ordered or len(self._read) > _MAX_READ):
-            self._batch = self._take_apart()
-            work = self._continue(work)
-            if work >= _SLICE_WORK:
-                return work
-        if self._applying is not None or len(self._read) > _MAX_READ or (is_ordered and self._read):
-            work += _APPLY_WORK * self._apply_read((_SLICE_WORK - work) // _APPLY_WORK)
-        return work
-
-    def _read_batch(self, stored: StoredBatch) -> None:
-        """Reads a batch that repeats an earlier one at once, and another one with `_batch`."""
-        payload = records_bytes(stored.buffer, stored.header)
-        form = self._forms.find(payload, stored.header)
-        if form is None:
-            self._batch = self._read_records(stored)
-            return
-        if self._deferred.pop(form, None) is None:
-            self._deferred_records += form.count
-        self._deferred[form] = form, payload
-        if self._deferred_records > _MAX_DEFERRED:
-            self._batch = self._take_apart()
-
     def _read_records(self, stored: StoredBatch) -> Iterator[int]:
+        """Adds the records of a batch to `_read`, later than those that it has."""
         for found in key_value_slices(stored.buffer, stored.header):
-            if not self._deferred:
-                self._add(found)
-            else:
-                self._deferred[object()] = found
-                self._deferred_records += len(found)
+            self._read.update((key, value) for key, value in found if key is not None)
+            if self._has_transactions:
+                self._removed.update(key for key, value in found if value is None and key is not None)
             yield 1 + len(found)
-        if self._deferred_records > _MAX_DEFERRED:
-            yield from self._take_apart()
-
-    def _take_apart(self) -> Iterator[int]:
-        """Moves the deferred records into `_read`, in their order, before anything else is read or applied."""
-        every, self._deferred, self._deferred_records = self._deferred, {}, 0
-        records = 0
-        for deferred in every.values():
-            found = deferred if isinstance(deferred, list) else deferred[0].pairs(deferred[1])
-            self._add(found)
-            records += len(found)
-            if records >= _RECORDS_PER_STEP:
-                yield records
-                records = 0
-        yield 1 + records
-
-    def _add(self, found: list[KeyValue]) -> None:
-        """Adds records to `_read`, later than those that it has."""
-        self._read.update((key, value) for key, value in found if key is not None)
-        if self._has_transactions:
-            self._removed.update(key for key, value in found if value is None and key is not None)
 
     def _in_order(self, stored: StoredBatch) -> Iterator[int]:
         for _ in self._apply_ordered(stored):
