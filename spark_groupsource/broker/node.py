@@ -19,8 +19,6 @@ from spark_groupsource.broker.dynamic_config import DynamicSettings
 from spark_groupsource.broker.fetch.delayed_fetch import FetchManager
 from spark_groupsource.broker.leaders import Leaders, save_first_epoch
 from spark_groupsource.broker.log_maintenance import LogMaintenance
-from spark_groupsource.broker.repeated_produce import PreparedProduce
-from spark_groupsource.broker.repeated_requests import RepeatedRequests
 from spark_groupsource.broker.requests import SendResponse
 from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.broker.state_budget import PARTITION_BYTES, StateBudget
@@ -85,7 +83,6 @@ class Broker:
         self.partitions = LogManager(data, config.topic, report)
         self.timers = Timers()
         self.budget = _state_budget(config)
-        self.repeated_produces: RepeatedRequests[PreparedProduce] = RepeatedRequests(self.budget.is_full, True)
         self.budget.add_part(self._state_bytes)
         self.partitions.producer_count.is_budget_full = self.budget.is_full
         self.fetch_manager = FetchManager(
@@ -114,8 +111,7 @@ class Broker:
         self.cleaner = LogCleaner(self.partitions, data, self.timers, clock, config.log_cleaner_backoff_ms, report)
 
     def _state_bytes(self) -> int:
-        partitions = len(self.partitions) * PARTITION_BYTES
-        return partitions + self.partitions.producer_count.total_bytes + self.repeated_produces.size_bytes
+        return len(self.partitions) * PARTITION_BYTES + self.partitions.producer_count.total_bytes
 
     @property
     def cluster_id(self) -> str:

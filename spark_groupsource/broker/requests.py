@@ -6,7 +6,6 @@ import uuid
 from enum import Enum
 from typing import Any, Callable, Final, Generator, NamedTuple, Union
 
-from spark_groupsource.wire.frames import AnyResponse
 from spark_groupsource.wire.messages import ApiMessage
 
 TopicId = uuid.UUID
@@ -51,7 +50,7 @@ class ResponseAction(Enum):
 DELAYED: Final = ResponseAction.DELAYED
 NO_RESPONSE: Final = ResponseAction.NO_RESPONSE
 
-SendResponse = Callable[[int, "AnyResponse | None"], None]
+SendResponse = Callable[[int, "ApiMessage | None"], None]
 """Sends the response of the request with this token, None where the client expects none. Ignores unknown tokens."""
 
 Steps = Generator[Union[None, Callable[[], Any]], Any, "ApiMessage | ResponseAction"]

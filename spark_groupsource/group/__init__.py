@@ -1,8 +1,7 @@
 """Group coordinator as a state machine that performs no I/O."""
 
-from spark_groupsource.group.commit_forms import CommitForm
 from spark_groupsource.group.commit_records import CommitRecords, LogRecord
-from spark_groupsource.group.committed_offsets import accepted_commit_response, group_fetch_error, metadata_length
+from spark_groupsource.group.committed_offsets import group_fetch_error
 from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.group.error_responses import error_response, verification_error
 from spark_groupsource.group.group_shard import GroupShard, ShardState
@@ -15,7 +14,6 @@ from spark_groupsource.group.outcome import (
     SetTimer,
     StoreAssignment,
 )
-from spark_groupsource.group.repeated_offsets import commit_columns
 from spark_groupsource.group.request_splitting import merge_responses, split_request
 from spark_groupsource.group.requests import GroupRequest
 from spark_groupsource.group.states import GroupState
@@ -24,7 +22,6 @@ from spark_groupsource.model import coordinator_partition
 
 __all__ = [
     "CancelTimer",
-    "CommitForm",
     "CommitRecords",
     "GroupConfig",
     "GroupLogLine",
@@ -42,13 +39,10 @@ __all__ = [
     "SetTimer",
     "StoreAssignment",
     "SyncTimer",
-    "accepted_commit_response",
-    "commit_columns",
     "error_response",
     "coordinator_partition",
     "group_fetch_error",
     "merge_responses",
-    "metadata_length",
     "split_request",
     "verification_error",
 ]

@@ -24,19 +24,13 @@ class LogRecord(NamedTuple):
 
 
 class CommitRecords(Sequence[LogRecord]):
-    """The records of offsets without expiration time and topic id, which are committed outside of transactions.
+    """The records of offsets without expiration time and topic id, which are committed outside of transactions."""
 
-    Attributes: `encoded`, all of them as in a batch, if that is known.
-    """
+    __slots__ = ("group_id", "offsets")
 
-    __slots__ = ("encoded", "group_id", "offsets")
-
-    def __init__(
-        self, group_id: str, offsets: Sequence[Tuple[TopicPartition, OffsetValue]], encoded: bytes | None = None
-    ) -> None:
+    def __init__(self, group_id: str, offsets: Sequence[Tuple[TopicPartition, OffsetValue]]) -> None:
         self.group_id = group_id
         self.offsets = offsets
-        self.encoded = encoded
 
     def __len__(self) -> int:
         return len(self.offsets)

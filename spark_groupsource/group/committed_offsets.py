@@ -14,12 +14,10 @@ from __future__ import annotations
 
 from typing import AbstractSet, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, overload
 
-from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group.classic_group import ClassicGroup
-from spark_groupsource.group.commit_forms import CommitForm
-from spark_groupsource.group.member_sessions import renew_session, session_timer
-from spark_groupsource.group.outcome import Outcome, OutcomeBuilder, Reply, RequestContext, SetTimer, StoreOffsets
+from spark_groupsource.group.member_sessions import renew_session
+from spark_groupsource.group.outcome import OutcomeBuilder, RequestContext, StoreOffsets
 from spark_groupsource.group.requests import OffsetFetchTopic
 from spark_groupsource.group.responses import CommitResults, commit_response, transactional_commit_response
 from spark_groupsource.group.states import DEAD, EMPTY, STABLE, GroupAction, GroupOperation
@@ -90,7 +88,7 @@ def _store(
         partitions: list[tuple[int, ErrorCode]] = []
         for entry in topic.partitions:
             number, metadata = entry.partition_index, entry.committed_metadata or ""
-            if metadata and metadata_length(metadata) > most_bytes:
+            if metadata and _metadata_length(metadata) > most_bytes:
                 partitions.append((number, ErrorCode.OFFSET_METADATA_TOO_LARGE))
                 continue
             fields = (
@@ -106,7 +104,7 @@ def _store(
     return results
 
 
-def metadata_length(metadata: str) -> int:
+def _metadata_length(metadata: str) -> int:
     """Returns the length that offset.metadata.max.bytes limits."""
     # Kafka compares offset.metadata.max.bytes with the length of a Java string
     return len(metadata) if metadata.isascii() else len(metadata.encode("utf-16-le", "surrogatepass")) // 2
@@ -146,28 +144,6 @@ def check_commit(group: ClassicGroup | None, request: OffsetCommitRequest, api_v
     return new_tuple(CommitCheck, (rule.error, rule.action is GroupAction.ACCEPT and rule.renews_session))
 
 
-def repeat_commit(
-    group: ClassicGroup | None, form: CommitForm, offsets: Sequence[int], context: RequestContext, instant: Instant,
-    most_bytes: int,
-) -> Outcome | None:  # fmt: skip
-    """Decides on a commit that differs from that of `form` in its offsets, as `commit_offsets` does.
-
-    Args: `most_bytes`, the longest metadata. The stored offsets have the partitions and metadata of `form`.
-
-    Returns: None if the commit has an error.
-    """
-    request = form.request
-    error, renews_session = check_commit(group, request, context.api_version)
-    if error is not ErrorCode.NONE or form.longest_metadata > most_bytes:
-        return None
-    timers: tuple[SetTimer, ...] = ()
-    if renews_session and group is not None:
-        timers = (session_timer(group, request.member_id, instant),)
-    records = form.commit(offsets, instant.timestamp_ms)
-    replies = (new_tuple(Reply, (context.token, form.response)),)
-    return new_tuple(Outcome, (records, replies, timers, (), (), _STORE_OFFSETS, None, True))
-
-
 def _check_transactional(group: ClassicGroup | None, request: TxnOffsetCommitRequest) -> ErrorCode:
     if group is None:
         return ErrorCode.NONE if request.generation_id < 0 else ErrorCode.ILLEGAL_GENERATION
@@ -181,11 +157,6 @@ def _check_transactional(group: ClassicGroup | None, request: TxnOffsetCommitReq
     if error is ErrorCode.NONE and request.generation_id != group.generation_id:
         return ErrorCode.ILLEGAL_GENERATION
     return error
-
-
-def accepted_commit_response(request: OffsetCommitRequest) -> OffsetCommitResponse:
-    """Returns the response to a commit without errors."""
-    return commit_error_response(request, ErrorCode.NONE)
 
 
 @overload

@@ -26,7 +26,6 @@ from spark_groupsource.group import (
     sync_group,
 )
 from spark_groupsource.group.classic_group import ClassicGroup
-from spark_groupsource.group.commit_forms import CommitForm
 from spark_groupsource.group.commit_records import CommitRecords, LogRecord
 from spark_groupsource.group.coordinator_config import GroupConfig
 from spark_groupsource.group.error_responses import append_error, error_response
@@ -42,7 +41,6 @@ from spark_groupsource.group.outcome import (
     StoreReplacement,
 )
 from spark_groupsource.group.rebalance_events import Trigger
-from spark_groupsource.group.repeated_offsets import RepeatedOffsets
 from spark_groupsource.group.requests import GroupRequest
 from spark_groupsource.group.responses import join_error_response, leave_response, sync_error_response
 from spark_groupsource.group.shard_groups import ShardGroups
@@ -140,18 +138,6 @@ class GroupShard(ShardGroups):
             self.handlers[request.API_KEY](builder, request, context)
         return builder.outcome()
 
-    def repeat_commit(
-        self, form: CommitForm, offsets: Sequence[int], context: RequestContext, instant: Instant
-    ) -> Outcome | None:
-        """Decides on a commit that differs from that of `form` in its offsets, as `handle`.
-
-        None: `handle` has to, for example because other partitions or metadata are stored.
-        """
-        group_id, most_bytes = form.request.group_id, self.config.offset_metadata_max_bytes
-        if self.state is not ShardState.ACTIVE or not self.store.has_columns(group_id, form.columns):
-            return None
-        return committed_offsets.repeat_commit(self.group(group_id), form, offsets, context, instant, most_bytes)
-
     def expire(self, timer: GroupTimer, instant: Instant) -> Outcome:
         """Handles an expired timer; a timer of a removed group or member has no effect."""
         builder = self._builder(instant)
@@ -229,10 +215,7 @@ class GroupShard(ShardGroups):
     def replay_appended(self, outcome: Outcome, records: Sequence[LogRecord]) -> None:
         """Replays `records` of `outcome` after their append."""
         if isinstance(records, CommitRecords):
-            if isinstance(records.offsets, RepeatedOffsets):
-                self.store.replay_repeated(records.group_id, records.offsets)
-            else:
-                self.store.replay_commit(records.group_id, records.offsets)
+            self.store.replay_commit(records.group_id, records.offsets)
             return
         producer_id = -1 if outcome.producer is None else outcome.producer.producer_id
         for record in records:

@@ -11,7 +11,6 @@ from typing import AbstractSet, Iterable, Iterator, Mapping
 
 from spark_groupsource.group.members import text_bytes
 from spark_groupsource.group.pending_transactional_offsets import PendingTransactionalOffsets
-from spark_groupsource.group.repeated_offsets import CommitColumns, RepeatedCommits, RepeatedOffsets
 from spark_groupsource.model import TopicPartition, new_tuple
 from spark_groupsource.wire.group_records import (
     GroupKey,
@@ -30,43 +29,23 @@ FIRST_OFFSET_BYTES = 600
 _NO_OFFSETS: Mapping[TopicPartition, OffsetValue] = {}
 
 
-@dataclass(eq=False)
+@dataclass
 class GroupStore:
     """Stored groups and committed offsets.
 
     Attributes:
         groups: group id -> stored group.
+        offsets: group id -> partition -> committed offset; has no group without offsets.
         unknown_records: number of skipped records with a key of an unknown type.
         pending: offsets committed in open transactions.
         size_bytes: approximate memory of groups and offsets, without pending ones.
     """
 
     groups: dict[str, GroupValue] = field(default_factory=dict)
+    offsets: dict[str, dict[TopicPartition, OffsetValue]] = field(default_factory=dict)
     unknown_records: int = 0
     pending: PendingTransactionalOffsets = field(default_factory=PendingTransactionalOffsets)
     size_bytes: int = 0
-    _offsets: dict[str, dict[TopicPartition, OffsetValue]] = field(default_factory=dict)
-    # newer than those in `_offsets`, of the same partitions
-    _repeated: RepeatedCommits = field(default_factory=RepeatedCommits)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, GroupStore) and self._content() == other._content()
-
-    def _content(self) -> tuple[object, ...]:
-        return self.groups, self.offsets, self.unknown_records, self.pending, self.size_bytes
-
-    @property
-    def offsets(self) -> Mapping[str, Mapping[TopicPartition, OffsetValue]]:
-        """Group id -> partition -> committed offset; has no group without offsets."""
-        for group_id in self._repeated.group_ids():
-            self._update(group_id)
-        return self._offsets
-
-    def _update(self, group_id: str) -> None:
-        """Creates the offsets of the last repeated commit of a group, before they are read or changed."""
-        commit = self._repeated.pop(group_id)
-        if commit is not None:
-            self._offsets[group_id].update(commit)
 
     def replay(self, key: bytes, value: bytes | None) -> None:
         """Replays one record: the last record of a key wins, a tombstone removes the key.
@@ -99,24 +78,6 @@ class GroupStore:
                 self.pending.supersede(OffsetKey(group_id, *topic_partition))
         self._put_all(group_id, dict(offsets))
 
-    def has_columns(self, group_id: str, columns: CommitColumns) -> bool:
-        """Returns whether a group has offsets of all partitions of a repeated commit, with the same metadata."""
-        if self._repeated.has_columns(group_id, columns):
-            return True
-        known = list(map(self.offsets_of(group_id).get, columns.partitions))
-        return tuple(None if value is None else value.metadata for value in known) == columns.metadata
-
-    def replay_repeated(self, group_id: str, commit: RepeatedOffsets) -> None:
-        """As `replay_commit`, of a commit for which the group `has_columns`."""
-        if self.pending:
-            self.replay_commit(group_id, commit)
-            return
-        if not self._repeated.has_columns(group_id, commit.columns):
-            self._update(group_id)
-        self._repeated.put(group_id, commit)
-        for other_id in self._repeated.surplus():
-            self._update(other_id)
-
     def replay_transactional(self, producer_id: int, key: bytes, value: bytes | None) -> None:
         """Replays one record of a transaction: an offset is pending until `end_transaction`, a tombstone is not.
 
@@ -135,11 +96,9 @@ class GroupStore:
                 self._put_all(group_id, values)
 
     def _put_all(self, group_id: str, values: Mapping[TopicPartition, OffsetValue]) -> None:
-        if self._repeated:
-            self._update(group_id)
-        stored = self._offsets.get(group_id)
+        stored = self.offsets.get(group_id)
         if stored is None:
-            stored = self._offsets[group_id] = {}
+            stored = self.offsets[group_id] = {}
             self.size_bytes += FIRST_OFFSET_BYTES
         # column by column for speed: a transaction may have thousands of offsets
         known = list(map(stored.get, values))
@@ -162,23 +121,19 @@ class GroupStore:
             return
         if self.pending:
             self.pending.remove(key)
-        if self._repeated:
-            self._update(group_id)
-        stored = self._offsets.get(group_id)
+        stored = self.offsets.get(group_id)
         if stored is not None:
             known = stored.pop(topic_partition, None)
             if known is not None:
                 self.size_bytes -= offset_bytes(topic_partition, known.metadata)
             if not stored:
-                del self._offsets[group_id]
+                del self.offsets[group_id]
                 self.size_bytes -= FIRST_OFFSET_BYTES
 
     def _put(self, group_id: str, topic_partition: TopicPartition, value: OffsetValue) -> None:
-        if self._repeated:
-            self._update(group_id)
-        stored = self._offsets.get(group_id)
+        stored = self.offsets.get(group_id)
         if stored is None:
-            stored = self._offsets[group_id] = {}
+            stored = self.offsets[group_id] = {}
             self.size_bytes += FIRST_OFFSET_BYTES
         known = stored.get(topic_partition)
         if known is None:
@@ -189,9 +144,7 @@ class GroupStore:
 
     def offsets_of(self, group_id: str) -> Mapping[TopicPartition, OffsetValue]:
         """Returns the committed offsets of a group, without pending ones."""
-        if self._repeated:
-            self._update(group_id)
-        return self._offsets.get(group_id, _NO_OFFSETS)
+        return self.offsets.get(group_id, _NO_OFFSETS)
 
     def partitions_of(self, group_id: str) -> AbstractSet[TopicPartition]:
         """Returns the partitions for which a group has a committed or a pending offset."""
@@ -201,16 +154,16 @@ class GroupStore:
 
     def contains(self, group_id: str) -> bool:
         """Returns whether the group has a record, a committed offset or a pending offset."""
-        return group_id in self.groups or group_id in self._offsets or bool(self.pending.partitions_of(group_id))
+        return group_id in self.groups or group_id in self.offsets or bool(self.pending.partitions_of(group_id))
 
     def group_ids(self) -> Iterator[str]:
         """Iterates over every group that `contains` accepts, once."""
         yield from self.groups
-        for group_id in self._offsets:
+        for group_id in self.offsets:
             if group_id not in self.groups:
                 yield group_id
         for group_id in self.pending.group_ids():
-            if group_id not in self.groups and group_id not in self._offsets:
+            if group_id not in self.groups and group_id not in self.offsets:
                 yield group_id
 
 

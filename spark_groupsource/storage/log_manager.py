@@ -141,14 +141,6 @@ class LogManager:
         """Returns a partition, also an offline one, if it exists."""
         return self._partitions.get(topic_partition)
 
-    def find_all(self, keys: Iterable[tuple[str, int]]) -> list[Partition | None]:
-        """As `find`, for many partitions."""
-        return list(map(self._partitions.get, keys))  # type: ignore[arg-type]
-
-    def entries(self, names: Iterable[str]) -> list[TopicEntry | None]:
-        """Returns the entry of each topic; while it is the same one, the topic has the same partitions."""
-        return list(map(self._topics.get, names))
-
     def offline_reason(self, topic_partition: TopicPartition) -> str:
         """Why a partition is offline, empty when it is online."""
         return self._partitions[topic_partition].offline_reason

@@ -12,7 +12,7 @@ import logging
 import struct
 import uuid
 from bisect import bisect_right
-from typing import Callable, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, Mapping, NamedTuple
 
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import new_tuple
@@ -66,10 +66,6 @@ class TransactionVerifier(NamedTuple):
 
     verify: Callable[[BatchHeader], None]
     adds_partitions: bool = False
-
-
-PartitionOffsets = Tuple[int, int, int]
-"""Log end offset, last stable offset and log start offset."""
 
 
 def _ignore_roll(base_offset: int) -> None:
@@ -185,7 +181,7 @@ class Partition:
         return self.offsets[1]
 
     @property
-    def offsets(self) -> PartitionOffsets:
+    def offsets(self) -> tuple[int, int, int]:
         """Log end offset, last stable offset and log start offset, with few calls."""
         log = self.log
         end, log_start = log.log_end_offset, log.log_start_offset
@@ -426,24 +422,3 @@ class Partition:
     def _write_snapshot(self, offset: int, durable: bool = False) -> None:
         # a roll flushes it later: without a valid snapshot, the log is replayed from an earlier one
         replace_file(self.log.directory / f"{offset:020d}.snapshot", self._producers.encode(), durable=durable)
-
-
-def readable_offsets(partitions: Sequence[Partition | None]) -> list[PartitionOffsets] | None:
-    """Returns the offsets of partitions, None if one of them is missing, offline or has corrupt records.
-
-    The attribute `offsets` of each, without calls: a fetch of 100 partitions takes a tenth less time.
-    """
-    found: list[PartitionOffsets] = []
-    add = found.append
-    for partition in partitions:
-        if partition is None or partition.offline_reason:
-            return None
-        log = partition.log
-        if log.corrupt_ranges.ranges:
-            return None
-        if partition._producers.ongoing:
-            add(partition.offsets)
-        else:
-            end = log.active.next_offset  # the log end offset
-            add((end, end, log.log_start_offset))
-    return found

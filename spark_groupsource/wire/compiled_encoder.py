@@ -55,19 +55,9 @@ def compiled_encoder(message_class: type[ApiMessage], version: int) -> Encode | 
 
     For other messages it raises `UnusualMessage`, struct.error, AttributeError, TypeError or OverflowError.
     """
-    return _compiled(message_class, version, message_class.flexible_version_q(version))
-
-
-@lru_cache(maxsize=None)
-def compiled_element_encoder(message_class: type[ApiMessage], element_class: Any, version: int) -> Encode | None:
-    """Returns the generated encoder of an element of an array of a message, as `compiled_encoder`."""
-    return _compiled(element_class, version, message_class.flexible_version_q(version))
-
-
-def _compiled(struct_class: Any, version: int, is_flexible: bool) -> Encode | None:
-    source = _Source(version, is_flexible, _NAMES)
+    source = _Source(version, message_class.flexible_version_q(version), _NAMES)
     try:
-        source.add_struct(struct_class._struct, "m", 1, 0)
+        source.add_struct(message_class._struct, "m", 1, 0)
     except UnusualMessage:
         return None
     source.flush(1)

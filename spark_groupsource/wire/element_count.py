@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Callable, Iterator
 
-from spark_groupsource.wire.frames import EncodedResponse
 from spark_groupsource.wire.messages import BaseField
 
 _BYTES_PER_ELEMENT = 1_000  # take as long
@@ -19,8 +18,6 @@ def has_more_elements(message: Any, limit: int) -> bool:
     Takes time in proportion to `limit`.
     """
     message_class: Any = type(message)  # mypy does not accept a class as Hashable
-    if message_class is EncodedResponse:
-        return bool(message.size_bytes > limit * _BYTES_PER_ELEMENT)
     count = _counter(message_class)
     if count is None:
         return False
@@ -32,8 +29,6 @@ def has_more_elements(message: Any, limit: int) -> bool:
 
 def data_bytes(message: Any) -> int:
     """Returns the bytes of record sets and other data in `message`."""
-    if isinstance(message, EncodedResponse):
-        return message.size_bytes
     message_class: Any = type(message)
     return _data_bytes(message, _arrays_of_class(message_class))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Any, Callable, NamedTuple, Optional, Sequence, TypeVar, Union
+from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError, UnsupportedVersionError
 from spark_groupsource.model import new_tuple
@@ -122,36 +122,12 @@ def constant_response(response: MessageT) -> MessageT:
 def _constant_frame(response: ApiMessage, bodies: dict[int, bytes], version: int, correlation_id: int) -> bytes:
     body = bodies.get(version)
     if body is None:
-        body = bodies[version] = response_body(response, version)
+        body = bodies[version] = bytes(encode_large_response(response, version, 0)[_RESPONSE_HEAD.size :])
     return _RESPONSE_HEAD.pack(len(body) + _LENGTH.size, correlation_id) + body
 
 
-def response_body(response: ApiMessage, version: int) -> bytes:
-    """Returns the encoding of a response without length and correlation id."""
-    return bytes(encode_large_response(response, version, 0)[_RESPONSE_HEAD.size :])
-
-
-class EncodedResponse(NamedTuple):
-    """A response at the version of its request, encoded, without length and correlation id.
-
-    It has `size_bytes`, in parts.
-    """
-
-    parts: Sequence[bytes]
-    size_bytes: int
-
-    def with_head(self, correlation_id: int) -> list[bytes]:
-        """Returns the parts of the whole frame."""
-        return [_RESPONSE_HEAD.pack(self.size_bytes + _LENGTH.size, correlation_id), *self.parts]
-
-
-AnyResponse = Union[ApiMessage, EncodedResponse]
-
-
-def encode_response(response: AnyResponse, version: int, correlation_id: int) -> bytes | bytearray:
+def encode_response(response: ApiMessage, version: int, correlation_id: int) -> bytes | bytearray:
     """Encodes a response at `version`, with length and header. Does not change `response`."""
-    if isinstance(response, EncodedResponse):
-        return b"".join(response.with_head(correlation_id))
     constant = _CONSTANTS.get(id(response))
     if constant is not None:
         return _constant_frame(*constant, version, correlation_id)
@@ -170,14 +146,12 @@ def encode_response(response: AnyResponse, version: int, correlation_id: int) ->
 
 
 def encode_large_response(
-    response: AnyResponse, version: int, correlation_id: int, data_bytes: int = 0
+    response: ApiMessage, version: int, correlation_id: int, data_bytes: int = 0
 ) -> bytearray:
     """As `encode_response`, in one buffer, which takes less memory while a message of many elements is encoded.
 
     Args: `data_bytes`, bytes of its record sets and other data, if they are many: the buffer is then not copied.
     """
-    if isinstance(response, EncodedResponse):
-        return bytearray().join(response.with_head(correlation_id))
     message_class: Any = type(response)
     write_body, has_tags = _body_writer(message_class, version)
     # without the header object of the library, which takes longer to create than a Heartbeat takes to handle

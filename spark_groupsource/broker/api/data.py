@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import Callable, Sequence
+from typing import Sequence
 
 from spark_groupsource.broker.api.authorization import readable_topics
 from spark_groupsource.broker.api.inline_steps import run_inline
@@ -19,7 +19,6 @@ from spark_groupsource.storage.leader_epoch_cache import UNKNOWN_EPOCH_END
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.segment_index import TimestampAndOffset
 from spark_groupsource.storage.steps import StorageSteps, portions
-from spark_groupsource.wire.frames import EncodedResponse
 from spark_groupsource.wire.messages import (
     ApiMessage,
     DeleteRecordsRequest,
@@ -65,14 +64,6 @@ def fetch(broker: Broker, context: ApiRequestContext, request: FetchRequest) -> 
         context.token, context.node_id, request, context.api_version, context.listener, readable_topics(broker, context)
     )
     return run_inline(steps, _INLINE_NS)
-
-
-def repeated_fetch(
-    broker: Broker, context: ApiRequestContext, body: memoryview, decode: Callable[[], FetchRequest]
-) -> EncodedResponse | None:
-    """Returns the response to a fetch that a connection repeats; None: see `fetch`."""
-    client = (context.connection_id, context.api_version)
-    return broker.fetch_manager.repeated(client, context.node_id, body, decode)
 
 
 def list_offsets(

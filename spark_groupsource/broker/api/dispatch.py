@@ -29,15 +29,11 @@ from spark_groupsource.errors import RemoteProtocolError, UnsupportedVersionErro
 from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.decoder import TooManyElementsError
-from spark_groupsource.wire.frames import AnyResponse, RequestHeader, decode_request, read_request_header
+from spark_groupsource.wire.frames import RequestHeader, decode_request, read_request_header
 from spark_groupsource.wire.messages import ApiMessage
 
 # each handler takes the request class of its API, so the request is Any here
 Handler = Callable[[Broker, ApiRequestContext, Any], "ApiMessage | ResponseAction | Steps"]
-RepeatedHandler = Callable[
-    [Broker, ApiRequestContext, memoryview, Callable[[], Any]], "AnyResponse | ResponseAction | None"
-]
-"""(broker, context, body, function that decodes it) -> result of the handler; None: the request is no repetition."""
 # an element has at least 2 bytes, and takes up to 700 with that of the response
 _LARGE_FRAME_BYTES = 16_384
 _UPDATES = frozenset(
@@ -81,8 +77,7 @@ class ServedApi(NamedTuple):
     """The served versions of one API and its handler.
 
     Attributes: `note`, why the range starts and ends there, compared with Apache Kafka 4.3; empty if it is Kafka's;
-    `advertised_since`, the first version that ApiVersions names if it is below `min_version`; `repeated`, handles
-    requests that a connection repeats, without decoding them.
+    `advertised_since`, the first version that ApiVersions names if it is below `min_version`.
     """
 
     min_version: int
@@ -90,7 +85,6 @@ class ServedApi(NamedTuple):
     handler: Handler
     note: str = ""
     advertised_since: int | None = None
-    repeated: RepeatedHandler | None = None
 
     @property
     def advertised(self) -> tuple[int, int]:
@@ -144,15 +138,7 @@ class RequestDispatcher:
 
         Raises: RemoteProtocolError if the body is invalid.
         """
-        repeated = self.served[header.api_key].repeated
         try:
-            # which checks no ACLs
-            if repeated is not None and self._broker.authorizer is None and context.connection_id > 0:
-                decode = partial(decode_request, frame, header, position, INLINE_ELEMENTS)
-                result = repeated(self._broker, context, frame[position:], decode)
-                if result is not None:
-                    self._respond(context.token, result)
-                    return
             request = decode_request(frame, header, position, INLINE_ELEMENTS)
         except TooManyElementsError:
             steps = self._large_request(context, frame, header, position)

@@ -19,7 +19,7 @@ from spark_groupsource.storage.catalog import INTERNAL_TOPICS
 from spark_groupsource.storage.log_validator import RejectedBatchError, ValidatedBatch, check_format
 from spark_groupsource.storage.partition import AppendResult, Partition, TransactionVerifier
 from spark_groupsource.storage.producer_state import NO_PRODUCER_ID
-from spark_groupsource.storage.steps import StorageSteps, run_steps
+from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.wire.fast_structs import constructor
 from spark_groupsource.wire.messages import ApiMessage, ProduceRequest, ProduceResponse
 
@@ -31,7 +31,7 @@ _STEP_NS = 2_000_000  # the first record of a partition also creates its files
 
 _ALL_REPLICAS = -1
 _TOPIC_IDS_SINCE = 13
-ZSTD_SINCE = 7
+_ZSTD_SINCE = 7
 _ABORTABLE_SINCE = 11
 _ADDS_PARTITIONS_SINCE = 12
 _VERIFICATION_ERRORS = {
@@ -63,14 +63,6 @@ def produce(
     """
     steps = _produce_steps(broker, context, request, _rejection(request))
     return run_inline(steps, _INLINE_NS if request.acks else _INLINE_UNACKNOWLEDGED_NS)
-
-
-def reject(
-    broker: Broker, context: ApiRequestContext, request: ProduceRequest, error: ApiError
-) -> ApiMessage | ResponseAction:
-    """Returns the response with an error for all partitions; nothing is appended. Raises: as `produce`."""
-    response: ApiMessage | ResponseAction = run_steps(_produce_steps(broker, context, request, error))
-    return response
 
 
 def _produce_steps(
@@ -157,7 +149,7 @@ def _append(
     """Verifies, validates and appends the batch of one partition, with Kafka's order of checks. Raises: ApiError."""
     partition = _partition(broker, context, topic, data.index)
     records = data.records or b""
-    header = check_format(records, context.api_version >= ZSTD_SINCE)
+    header = check_format(records, context.api_version >= _ZSTD_SINCE)
     timestamp_ms = broker.clock.timestamp_ms()
     verifier = None
     if header.is_transactional and header.producer_id != NO_PRODUCER_ID:
@@ -165,7 +157,7 @@ def _append(
         broker.leaders.check_leader(context.node_id, partition.topic_partition)
         partition.check_online()
         partition.verify_transaction(header, timestamp_ms, verifier)
-    check_append(broker, context.node_id, request.acks, partition)
+    _check_append(broker, context.node_id, request.acks, partition)
     found = partition.validate(records, header, timestamp_ms)
     if isinstance(found, ValidatedBatch):
         batch = found
@@ -175,7 +167,7 @@ def _append(
         if _partition(broker, context, topic, data.index) is not partition:
             text = f"Partition {partition.topic_partition} was recreated."
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
-        check_append(broker, context.node_id, request.acks, partition)
+        _check_append(broker, context.node_id, request.acks, partition)
     # verified again, because a transaction may have ended between two steps
     return partition.append_validated(batch, broker.clock.timestamp_ms(), verifier), partition
 
@@ -215,10 +207,10 @@ def _partition(
     broker: Broker, context: ApiRequestContext, topic: ProduceRequest.TopicProduceData, number: int
 ) -> Partition:
     """Raises: ApiError for an unknown partition."""
-    return broker.partitions.partition(topic_name(broker, context, topic), number)
+    return broker.partitions.partition(_topic_name(broker, context, topic), number)
 
 
-def check_append(broker: Broker, node_id: int, acks: int, partition: Partition) -> None:
+def _check_append(broker: Broker, node_id: int, acks: int, partition: Partition) -> None:
     """Checks that this node may append to a partition. Raises: ApiError."""
     topic_partition = partition.topic_partition
     if acks not in (-1, 0, 1):
@@ -231,7 +223,7 @@ def check_append(broker: Broker, node_id: int, acks: int, partition: Partition) 
         broker.leaders.check_in_sync(topic_partition, partition.log.config.min_insync_replicas)
 
 
-def topic_name(broker: Broker, context: ApiRequestContext, topic: ProduceRequest.TopicProduceData) -> str:
+def _topic_name(broker: Broker, context: ApiRequestContext, topic: ProduceRequest.TopicProduceData) -> str:
     """Returns the name of a requested topic. Raises: ApiError for an unknown topic id."""
     if context.api_version < _TOPIC_IDS_SINCE:
         return topic.name
@@ -241,7 +233,7 @@ def topic_name(broker: Broker, context: ApiRequestContext, topic: ProduceRequest
 def _response_name(broker: Broker, context: ApiRequestContext, topic: ProduceRequest.TopicProduceData) -> str:
     """Returns the name of a topic that may be unknown."""
     try:
-        return topic_name(broker, context, topic)
+        return _topic_name(broker, context, topic)
     except ApiError:
         return topic.name or str(topic.topic_id)
 

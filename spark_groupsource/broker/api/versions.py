@@ -25,8 +25,6 @@ from spark_groupsource.broker.api import (
     users,
 )
 from spark_groupsource.broker.api.dispatch import ServedApi
-from spark_groupsource.broker.api.repeated_commit import repeated_commit
-from spark_groupsource.broker.api.repeated_produce import repeated_produce
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.errors import ErrorCode
@@ -124,12 +122,11 @@ SERVED: Mapping[ApiKey, ServedApi] = MappingProxyType(
             "As Kafka, advertises 0-13 and rejects 0-2: librdkafka before 2.16 compresses only if 0 is advertised "
             "(KAFKA-18659).",
             advertised_since=0,
-            repeated=repeated_produce,
         ),
-        ApiKey.FETCH: ServedApi(4, 18, data.fetch, repeated=data.repeated_fetch),
+        ApiKey.FETCH: ServedApi(4, 18, data.fetch),
         ApiKey.LIST_OFFSETS: ServedApi(1, 11, data.list_offsets),
         ApiKey.METADATA: ServedApi(0, 13, topics.metadata),
-        ApiKey.OFFSET_COMMIT: ServedApi(2, 10, groups.offset_commit, repeated=repeated_commit),
+        ApiKey.OFFSET_COMMIT: ServedApi(2, 10, groups.offset_commit),
         ApiKey.OFFSET_FETCH: ServedApi(1, 10, groups.offset_fetch),
         ApiKey.FIND_COORDINATOR: ServedApi(0, 6, groups.find_coordinator),
         ApiKey.JOIN_GROUP: ServedApi(0, 9, groups.group_request),

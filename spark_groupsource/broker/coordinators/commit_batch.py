@@ -12,15 +12,11 @@ from functools import lru_cache
 from struct import Struct
 from typing import Callable, NamedTuple
 
-from spark_groupsource.group import CommitForm, CommitRecords, accepted_commit_response, commit_columns, metadata_length
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.group import CommitRecords
 from spark_groupsource.records.encode import Record, assemble_batch, encode_batch
-from spark_groupsource.records.header import HEADER_BYTES
 from spark_groupsource.records.varint import encode_varint
-from spark_groupsource.wire.byte_pattern import pattern_of
 from spark_groupsource.wire.decoder import MAX_STRING_BYTES
-from spark_groupsource.wire.group_records import OFFSET_VALUE_VERSION, OffsetValue, offset_key_head
-from spark_groupsource.wire.messages import OffsetCommitRequest
+from spark_groupsource.wire.group_records import OFFSET_VALUE_VERSION, offset_key_head
 
 _ONE_BYTE_DELTAS = 64
 _DELTAS = tuple(b"\0\0" + encode_varint(delta) for delta in range(512))  # after attributes and timestamp delta
@@ -28,7 +24,6 @@ _PARTITION_BYTES, _OFFSET_AND_EPOCH_BYTES, _TIMESTAMP_BYTES = 4, 12, 8
 _VERSION = _LENGTH = Struct(">h")
 # bounds of the memory of names and metadata, which clients choose
 _MAX_CACHED_LENGTH, _CACHED_LAYOUTS = 512, 1_024
-_MAX_FORM_LENGTH = 16_384  # characters of names and metadata in all records of a form
 
 
 class _Layout(NamedTuple):
@@ -43,8 +38,6 @@ class _Layout(NamedTuple):
 
 def commit_batch(records: CommitRecords, timestamp_ms: int) -> bytes:
     """Returns the batch of the records of a commit, as `encode_batch` does."""
-    if records.encoded is not None:
-        return assemble_batch(records.encoded, len(records), timestamp_ms)
     if len(records) > len(_DELTAS):
         return _encoded(records, timestamp_ms)
     payload: list[bytes] = []
@@ -63,32 +56,6 @@ def commit_batch(records: CommitRecords, timestamp_ms: int) -> bytes:
         # the last number is that of the headers
         add(pack(before_partition, partition, before_offset, offset, leader_epoch, after_epoch, commit_timestamp_ms, 0))
     return assemble_batch(b"".join(payload), len(records), timestamp_ms)
-
-
-def commit_form(request: OffsetCommitRequest) -> CommitForm | None:
-    """Returns the form of a commit with topic names.
-
-    None if it names a partition twice, or none, or the records are large: each of them has the name of the group.
-    """
-    rows = [(topic.name, row) for topic in request.topics for row in topic.partitions]
-    partitions = tuple(TopicPartition(name, row.partition_index) for name, row in rows)
-    leader_epochs = tuple(row.committed_leader_epoch for _, row in rows)
-    metadata = tuple(row.committed_metadata or "" for _, row in rows)
-    size = sum(len(request.group_id) + len(name) for name, _ in rows) + sum(map(len, metadata))
-    if not partitions or len(set(partitions)) < len(partitions) or size > _MAX_FORM_LENGTH:
-        return None
-    encoded = []
-    for number in (0, -1):
-        values = [OffsetValue(number, epoch, text, number) for epoch, text in zip(leader_epochs, metadata)]
-        records = CommitRecords(request.group_id, list(zip(partitions, values)))
-        encoded.append(commit_batch(records, 0)[HEADER_BYTES:])
-    pattern = pattern_of(encoded, _TIMESTAMP_BYTES)
-    if pattern is None:
-        return None
-    response = accepted_commit_response(request)
-    longest = max(map(metadata_length, metadata))
-    columns = commit_columns(partitions, leader_epochs, metadata)
-    return CommitForm(request, columns, pattern, response, longest)
 
 
 def _encoded(records: CommitRecords, timestamp_ms: int) -> bytes:

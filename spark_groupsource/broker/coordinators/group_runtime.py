@@ -21,12 +21,10 @@ from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.coordinators.commit_batch import commit_batch
 from spark_groupsource.broker.coordinators.group_event_log import GroupEventLog
 from spark_groupsource.broker.coordinators.offset_removal import OffsetRemoval
-from spark_groupsource.broker.coordinators.repeated_commit import PreparedCommit
-from spark_groupsource.broker.coordinators.reply_tokens import FanOut, PartToken, RepeatedToken, ShardToken
+from spark_groupsource.broker.coordinators.reply_tokens import FanOut, PartToken, ShardToken
 from spark_groupsource.broker.coordinators.services import CoordinatorServices, report_unexpected
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorShard, CoordinatorTopic, ShardRegistry
 from spark_groupsource.broker.coordinators.state_size import GroupStateSize
-from spark_groupsource.broker.repeated_requests import RepeatedRequests
 from spark_groupsource.broker.requests import ApiRequestContext, SendResponse
 from spark_groupsource.broker.timed_steps import BackgroundSteps, PeriodicSteps
 from spark_groupsource.errors import ApiError, ErrorCode
@@ -134,8 +132,6 @@ class GroupRuntime:
             lambda: (shard.state_machine for shard in self.shards.loaded_shards()),
             services.budget,
         )
-        self.repeated_commits: RepeatedRequests[PreparedCommit] = RepeatedRequests(services.budget.is_full)
-        services.budget.add_part(lambda: self.repeated_commits.size_bytes)
         self._full_reported_ms: int | None = None
         self._complete_response: dict[int, Callable[[Any], None]] = {}
         # by the partition of the shard that still has to remove their offsets
@@ -226,23 +222,6 @@ class GroupRuntime:
         if complete_response is not None:
             self._complete_response[context.token] = complete_response
         self._handle(context, request, context.token)
-
-    def repeat_commit(self, context: ApiRequestContext, prepared: PreparedCommit, offsets: Sequence[int]) -> bool:
-        """Commits offsets if `handle` would accept them without further checks; returns whether it did."""
-        shard, shards = self.shards.find_loaded(prepared.shard), self.shards
-        if shard is None or self._removing or self._deleting or shards.partition_count != prepared.shard_count:
-            return False
-        if not shards.is_leader(context.node_id, prepared.shard):
-            return False
-        shard_context = self._shard_context(context, new_tuple(RepeatedToken, (context.token, prepared)))
-        try:
-            outcome = shard.state_machine.repeat_commit(prepared.form, offsets, shard_context, self._clock.instant())
-        except Exception as error:  # `handle` responds
-            report_unexpected(self._services.report, f"partition={OFFSETS_TOPIC}-{prepared.shard}", error)
-            return False
-        if outcome is not None:
-            self._apply(shard, outcome)
-        return outcome is not None
 
     def handle_part(self, context: ApiRequestContext, request: GroupRequest) -> ApiMessage:
         """Returns the response to a part of a request: a commit, fetch or deletion of offsets, or groups to describe.
@@ -472,9 +451,6 @@ class GroupRuntime:
             if complete_response is not None:
                 complete_response(response)
             self._send(token, response)
-            return
-        if isinstance(token, RepeatedToken):
-            self._send(token.token, token.response(response))
             return
         if isinstance(token, PartToken):
             token.responses.append(response)

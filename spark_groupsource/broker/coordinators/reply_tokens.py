@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from spark_groupsource.broker.coordinators.repeated_commit import PreparedCommit
 from spark_groupsource.group import GroupRequest
-from spark_groupsource.wire.frames import AnyResponse
 from spark_groupsource.wire.messages import ApiMessage
 
 
@@ -31,15 +29,3 @@ class PartToken(NamedTuple):
     """Token of one part of a request that is handled in steps."""
 
     responses: list[ApiMessage]
-
-
-class RepeatedToken(NamedTuple):
-    """Token of a repeated commit, whose response is known unless the append fails."""
-
-    token: int
-    prepared: PreparedCommit
-
-    def response(self, found: ApiMessage) -> AnyResponse:
-        """Returns what is sent for a response of the coordinator."""
-        prepared = self.prepared
-        return prepared.encoded if found is prepared.form.response else prepared.complete(found)

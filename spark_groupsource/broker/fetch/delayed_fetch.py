@@ -26,10 +26,8 @@ from spark_groupsource.broker.fetch.partition_reads import (
     unknown_entry,
 )
 from spark_groupsource.broker.fetch.purgatory import DelayedFetchPurgatory
-from spark_groupsource.broker.fetch.repeated_fetch import PreparedFetch, prepare_fetch
 from spark_groupsource.broker.fetch.sessions import CachedPartition, FetchContext, FetchSessionCache, PartitionEntries
-from spark_groupsource.broker.leaders import Leader, Leaders
-from spark_groupsource.broker.repeated_requests import Client, RepeatedRequests
+from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ResponseAction, SendResponse, in_a_slice
 from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.broker.state_budget import DELAYED_PARTITION_BYTES, SESSION_PARTITION_BYTES, StateBudget
@@ -40,7 +38,6 @@ from spark_groupsource.storage.log_manager import LogManager
 from spark_groupsource.storage.steps import StorageSteps, run_steps
 from spark_groupsource.timers import Timers
 from spark_groupsource.wire.fast_structs import constructor
-from spark_groupsource.wire.frames import EncodedResponse
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
 _TopicData = FetchResponse.FetchableTopicResponse
@@ -106,7 +103,6 @@ class FetchManager:
         self._timers = timers.queue(self._expire)
         self._clock = clock
         self._max_bytes = config.fetch_max_bytes
-        self._repeated: RepeatedRequests[PreparedFetch] = RepeatedRequests(budget.is_full)
         self.available_bytes: Callable[[], int] = lambda: self._max_bytes
         self.may_exceed: Callable[[], bool] = lambda: True
         self._send = send
@@ -128,8 +124,7 @@ class FetchManager:
 
     def _state_bytes(self) -> int:
         cached = sum(cache.partition_count for cache in self._sessions.values())
-        delayed_bytes = self._delayed_partitions * DELAYED_PARTITION_BYTES
-        return cached * SESSION_PARTITION_BYTES + delayed_bytes + self._repeated.size_bytes
+        return cached * SESSION_PARTITION_BYTES + self._delayed_partitions * DELAYED_PARTITION_BYTES
 
     def fetch(
         self, token: int, node_id: int, request: FetchRequest, api_version: int, listener: str = "PLAINTEXT",
@@ -173,38 +168,6 @@ class FetchManager:
         purgatory.watch(token, result.partitions, missing_bytes)
         self._timers.set(token, now_ms + request.max_wait_ms)
         return DELAYED
-
-    def repeated(
-        self, client: Client, node_id: int, body: memoryview, decode: Callable[[], FetchRequest]
-    ) -> EncodedResponse | None:
-        """Returns the response to a full fetch that a client repeats, which may read all topics; None: see `fetch`.
-
-        `decode` returns the request that `body` encodes.
-        """
-        leader = self._leaders.only_leader()
-        if leader is None or leader.node_id != node_id or self._clock.now_ms() < self._next_large_read_ms:
-            return None
-        known: Leader = leader
-
-        def prepare() -> PreparedFetch | None:
-            with suppress(ApiError):  # `fetch` reports it
-                return prepare_fetch(decode(), client[1], body, known, self._partitions, self._max_bytes)
-            return None
-
-        found = self._repeated.find(client, body, prepare)
-        if found is None:
-            return None
-        prepared, positions = found
-        if prepared.leader is not leader or self._partitions.entries(prepared.names) != prepared.topics:
-            self._repeated.drop(client)
-            return None
-        available, may_exceed = self.available_bytes(), self.may_exceed()
-        response = prepared.respond(positions, self._partitions, self._reads, available, may_exceed)
-        if response is None:
-            return None
-        encoded, size = response
-        self._pause_after(size)
-        return encoded
 
     def _pause_after(self, size: int) -> None:
         """Lets others be first after a large read."""

@@ -34,7 +34,6 @@ from spark_groupsource.model import new_tuple
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.element_count import data_bytes, has_more_elements
 from spark_groupsource.wire.frames import (
-    AnyResponse,
     RequestHeader,
     decode_request,
     encode_frame,
@@ -201,7 +200,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- called by the server ---
 
-    def send_response(self, response: AnyResponse | None) -> None:
+    def send_response(self, response: ApiMessage | None) -> None:
         """Sends the response of the request in progress (None: no response) and continues with the next request."""
         version, correlation_id = self._header
         if self._transport is None:
@@ -220,7 +219,7 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._send_frame(frame)
 
-    def _encode_large(self, response: AnyResponse, version: int, correlation_id: int) -> bytearray:
+    def _encode_large(self, response: ApiMessage, version: int, correlation_id: int) -> bytearray:
         """Is called in the worker thread."""
         if self._transport is None:
             return bytearray()  # closed while other responses were encoded

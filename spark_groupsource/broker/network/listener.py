@@ -20,7 +20,7 @@ from spark_groupsource.clock import Clock
 from spark_groupsource.log_text import describe_error
 from spark_groupsource.model import Node
 from spark_groupsource.net import Address, Socket, is_loopback, listen
-from spark_groupsource.wire.frames import AnyResponse
+from spark_groupsource.wire.messages import ApiMessage
 
 _BACKLOG = 1024
 _ACCEPTED_AT_ONCE = 16
@@ -53,7 +53,7 @@ class ResponseRouter:
         self._connections[self._last_token] = connection
         return self._last_token
 
-    def send(self, token: int, response: AnyResponse | None) -> None:
+    def send(self, token: int, response: ApiMessage | None) -> None:
         """Sends the response of a request, once. Ignores closed connections."""
         connection = self._connections.pop(token, None)
         complete = self._completions.pop(token, None) if self._completions else None
