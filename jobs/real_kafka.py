@@ -190,14 +190,6 @@ class RealKafka:
         if not self._await_ready():
             raise UnavailableError(f"Kafka did not restart. Last lines of its log:\n{self.log[-2000:]}")
 
-    def hand_over(self, target: Path) -> None:
-        """Stops the broker and moves its log directory to `target`, which must not exist."""
-        process, self._process = self._process, None
-        if process is not None:
-            stop_process(process, STOP_TIMEOUT_S)
-        shutil.move(self.data_directory, target)
-        self.stop()
-
     def tool(self, main_class: str, *arguments: str, timeout_s: float = TOOL_TIMEOUT_S) -> ToolRun:
         """See `run_tool`."""
         return run_tool(main_class, *arguments, timeout_s=timeout_s)

@@ -45,8 +45,7 @@ class EmbeddedBroker:
 
     Args: `data_dir`, None for a temporary directory that `stop` removes; `port`, 0 for any free port; `config`,
     settings by Kafka's names; `brokers`, number of nodes with consecutive ids, from ``node.id``, and consecutive ports:
-    partition leaders and coordinators are distributed over the nodes, which share the data directory; `adopt`, whether
-    to adopt `data_dir`, a copy of a stopped Apache Kafka broker's log directory (this cannot be undone); `add_scram`,
+    partition leaders and coordinators are distributed over the nodes, which share the data directory; `add_scram`,
     users, each ``SCRAM-SHA-256=[name=USER,password=PASSWORD]``; `topics`, name -> number of partitions, or the
     records of a topic with one partition (see `produce`), for topics that do not exist yet.
 
@@ -63,16 +62,11 @@ class EmbeddedBroker:
         port: int = 0,
         config: Mapping[str, str] | None = None,
         brokers: int = 1,
-        adopt: bool = False,
         add_scram: Collection[str] = (),
         topics: Mapping[str, int | Iterable[Any]] | None = None,
     ) -> None:
         if brokers < 1:
             raise ConfigurationError(f"Argument brokers must be at least 1, got {brokers}.")
-        if adopt and data_dir is None:
-            text = "Argument adopt requires data_dir. Set it to a copy of the Kafka broker's log directory."
-            raise ConfigurationError(text)
-        self._adopt = adopt
         self._add_scram = tuple(add_scram)
         self._brokers = brokers
         self._given_dir = None if data_dir is None else Path(data_dir)
@@ -268,7 +262,6 @@ class EmbeddedBroker:
             clock,
             self._note,
             self._brokers,
-            self._adopt,
             self._add_scram,
             listen_option="port",
         )

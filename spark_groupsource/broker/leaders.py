@@ -31,15 +31,6 @@ class Leader(NamedTuple):
     epoch: int
 
 
-def save_first_epoch(directory: Path, epoch: int) -> None:
-    """Makes the first leader epoch in `directory` higher than `epoch`, the last one of an adopted broker.
-
-    Raises: StorageError.
-    """
-    stored = {"version": 1, "nodes": [], "first_epoch": epoch, "moved": []}
-    replace_file(directory / _FILE, json.dumps(stored).encode())
-
-
 class Leaders:
     """The leader of every partition among `node_ids`. Initially all nodes are in `running`.
 

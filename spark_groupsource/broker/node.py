@@ -17,7 +17,7 @@ from spark_groupsource.broker.coordinators.transaction_runtime import Transactio
 from spark_groupsource.broker.credentials import CredentialStore
 from spark_groupsource.broker.dynamic_config import DynamicSettings
 from spark_groupsource.broker.fetch.delayed_fetch import FetchManager
-from spark_groupsource.broker.leaders import Leaders, save_first_epoch
+from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.broker.log_maintenance import LogMaintenance
 from spark_groupsource.broker.requests import SendResponse
 from spark_groupsource.broker.running_nodes import RunningNodes
@@ -127,7 +127,7 @@ class Broker:
 
         Raises: StorageError.
         """
-        self.data.open(self.config.node_id, save_leader_epoch=partial(save_first_epoch, self.data.path))
+        self.data.open(self.config.node_id)
         try:
             self.credentials.open(self.data.path, self._add_scram)
             if self.authorizer is not None:

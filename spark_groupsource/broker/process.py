@@ -85,15 +85,13 @@ def serve_forever(
     ready: Callable[[str], None],
     report: WriteLines | None = None,
     brokers: int = 1,
-    adopt: bool = False,
     add_scram: Collection[str] = (),
 ) -> None:
     """Runs a broker in this thread until SIGTERM or SIGINT, then stops it cleanly.
 
     Args: `config`, settings by Kafka's names; `ready`, called with ``host:port`` when clients can connect; `report`,
     called in a separate thread with log lines and their levels, by default the logger; `brokers`, number of nodes, at
-    consecutive ports; `adopt`, whether to adopt a Kafka broker's directory; `add_scram`, users in the format of
-    ``--add-scram``.
+    consecutive ports; `add_scram`, users in the format of ``--add-scram``.
 
     Raises: ConfigurationError, StorageError: the broker cannot start.
     """
@@ -101,7 +99,7 @@ def serve_forever(
     trim_heap = _tune_process()
 
     async def run(write_line: ReportWriter) -> None:
-        server = BrokerServer(Path(data_dir), address, parsed, SystemClock(), write_line, brokers, adopt, add_scram)
+        server = BrokerServer(Path(data_dir), address, parsed, SystemClock(), write_line, brokers, add_scram)
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

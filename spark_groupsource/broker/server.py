@@ -60,7 +60,6 @@ class BrokerServer:
         clock: Clock,
         write_line: Reporter,
         node_count: int = 1,
-        adopt: bool = False,
         add_scram: Collection[str] = (),
         listen_option: str = "--listen",
     ) -> None:
@@ -72,7 +71,7 @@ class BrokerServer:
         self._scheduler = Scheduler(self._schedule_timers)
         self._limits = ConnectionLimits(config.queued_max_request_bytes)
         router = ResponseRouter(self._scheduler)
-        data = DataDirectory(data_dir, adopt, report)
+        data = DataDirectory(data_dir, report)
         self.broker = Broker(config, data, clock, router.send, report, node_count, add_scram)
         dispatcher = RequestDispatcher(
             self.broker, SERVED, router.send, router.run_steps, router.complete_with

@@ -68,12 +68,6 @@ _ATOMIC_WRITE_BYTES = 4_096  # to a pipe (PIPE_BUF of Linux): no other process w
     type=click.Path(dir_okay=False, path_type=Path),
     help="File with values of --add-scram, one per line.",
 )
-@click.option(
-    "--adopt",
-    is_flag=True,
-    help="Adopt a --data-dir that is a copy of a stopped Apache Kafka broker's log directory: topics with their ids, "
-    "records, groups and committed offsets. The directory is converted; Kafka can no longer use it.",
-)
 def broker(
     listen: str,
     data_dir: Path,
@@ -83,7 +77,6 @@ def broker(
     flush: str | None,
     add_scram: tuple[str, ...],
     add_scram_file: Path | None,
-    adopt: bool,
 ) -> None:
     """Runs a broker until SIGTERM or Ctrl-C.
 
@@ -112,7 +105,6 @@ def broker(
         ready=lambda addresses: print(f"listening on {addresses}", flush=True),
         report=write_lines,
         brokers=brokers,
-        adopt=adopt,
         add_scram=add_scram,
     )
 

@@ -22,7 +22,7 @@ from spark_groupsource.storage.metadata_files import corrupt_file, read_json
 from spark_groupsource.wire.group_events import GROUP_EVENTS_TOPIC
 
 # Kafka's block size (`ProducerIdsBlock.PRODUCER_ID_BLOCK_SIZE`): a crash wastes at most one block.
-PRODUCER_ID_BLOCK_SIZE = 1000
+_PRODUCER_ID_BLOCK_SIZE = 1000
 _FILE, _JOURNAL = "topics.json", "topics.journal"
 # above it, and above the size of the snapshot, a new snapshot is written
 _MAX_JOURNAL_BYTES = 1_048_576
@@ -115,14 +115,9 @@ class TopicCatalog:
     def exists(self) -> bool:
         return self._path.exists()
 
-    def create(self, topics: Mapping[str, TopicEntry], next_producer_id: int = 0) -> None:
-        """Writes a new catalog.
-
-        Raises: StorageError.
-        """
+    def create(self) -> None:
+        """Writes a catalog without topics. Raises: StorageError."""
         self._journal.clear()
-        self._next_producer_id = self._allocated_until = next_producer_id
-        self.topics = dict(topics)
         self._write_snapshot()
 
     def read(self) -> None:
@@ -180,7 +175,7 @@ class TopicCatalog:
         Raises: StorageError; no id of the block is then allocated.
         """
         if self._next_producer_id >= self._allocated_until:
-            self._change(_Change(allocated_until=self._next_producer_id + PRODUCER_ID_BLOCK_SIZE))
+            self._change(_Change(allocated_until=self._next_producer_id + _PRODUCER_ID_BLOCK_SIZE))
         self._next_producer_id += 1
         return self._next_producer_id - 1
 

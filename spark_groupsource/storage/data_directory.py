@@ -11,16 +11,12 @@ Files beside the partition directories:
 * ``broker-settings.json``: settings that were altered at run time, by node;
 * ``recovery-point-offset-checkpoint``: offsets below which the logs are on the disk, in Kafka's format;
 * ``.kafka_cleanshutdown``: marks a clean shutdown, as in Kafka; absent while a broker runs, and after a crash.
-
-The directory of an Apache Kafka broker has the same partitions and checkpoints, but no catalog. Adoption writes the
-catalog and marks the directory.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import logging
 import os
 import shutil
 import threading
@@ -33,7 +29,6 @@ from typing import Callable, Collection, Mapping
 from spark_groupsource.config_def import INT64_MAX
 from spark_groupsource.errors import StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.adoption import read_kafka_directory
 from spark_groupsource.storage.catalog import TopicCatalog, TopicEntry
 from spark_groupsource.storage.checkpoints import (
     CLEANER_OFFSETS,
@@ -45,7 +40,6 @@ from spark_groupsource.storage.checkpoints import (
     write_offset_checkpoint,
 )
 from spark_groupsource.storage.directory_owner import (
-    FORMAT_KEY,
     DirectoryLock,
     prepare_directory,
     read_meta_properties,
@@ -69,23 +63,22 @@ removed, or after the partition was."""
 class DataDirectory:
     """The data directory `path` of one broker, from `open` to `close`.
 
-    With `adopt`, the directory of an Apache Kafka broker is adopted; `report` receives the log lines.
+    Args: `report` receives the log lines.
 
     Attributes:
         had_clean_shutdown: whether the last broker closed every log.
         recovery_points: partition -> offset below which its log is on the disk.
     """
 
-    def __init__(self, path: Path, adopt: bool = False, report: Reporter = lambda line, level=0: None) -> None:
+    def __init__(self, path: Path, report: Reporter = lambda line, level=0: None) -> None:
         self.path = path
-        self._adopt = adopt
         self._report = report
         self.cluster_id = ""
         self.log_start_offsets: dict[TopicPartition, int] = {}
         self.cleaner_offsets: dict[TopicPartition, int] = {}
         self.recovery_points: Mapping[TopicPartition, int] = {}
         self.had_clean_shutdown = True
-        self._has_own_recovery_points = True
+        self._has_recovery_points = True
         self.broker_settings: dict[str, dict[str, str]] = {}
         self._catalog = TopicCatalog(path)
         self._checkpoints = threading.Lock()
@@ -97,25 +90,17 @@ class DataDirectory:
         """Topic name -> topic."""
         return self._catalog.topics
 
-    def open(
-        self,
-        node_id: int,
-        new_id: Callable[[], uuid.UUID] = uuid.uuid4,
-        save_leader_epoch: Callable[[int], None] = lambda epoch: None,
-    ) -> None:
+    def open(self, node_id: int, new_id: Callable[[], uuid.UUID] = uuid.uuid4) -> None:
         """Locks the directory, creates it if it is missing or empty, and reads its files.
-
-        `save_leader_epoch` is called with the largest leader epoch of an adopted directory, before the directory is
-        marked as adopted; the epoch must be durable when it returns.
 
         Raises: StorageError when another broker holds the directory, when it belongs to another owner, and when it
             cannot be used.
         """
-        has_content = prepare_directory(self.path, self._adopt)
+        has_content = prepare_directory(self.path)
         self._lock.acquire()
         try:
             if has_content:
-                self._read(node_id, save_leader_epoch)
+                self._read(node_id)
             else:
                 self._create(node_id, new_id)
         except BaseException:
@@ -259,7 +244,7 @@ class DataDirectory:
         if not (has_gaps or is_compacted):
             return 0
         recovery_point = self.recovery_points.get(topic_partition, 0)
-        return INT64_MAX if not self._has_own_recovery_points or (has_gaps and not recovery_point) else recovery_point
+        return INT64_MAX if not self._has_recovery_points or (has_gaps and not recovery_point) else recovery_point
 
     def set_recovery_points(
         self, offsets: Mapping[TopicPartition, int], is_current: IsCurrent = lambda topic_partition: True
@@ -327,14 +312,11 @@ class DataDirectory:
         properties = {"version": "1", "cluster.id": self.cluster_id, "node.id": str(node_id)}
         write_meta_properties(self.path, properties)
         write_offset_checkpoint(self.path / RECOVERY_POINTS, {})
-        self._catalog.create({})
+        self._catalog.create()
         sync_directory(self.path.absolute().parent)
 
-    def _read(self, node_id: int, save_leader_epoch: Callable[[int], None]) -> None:
+    def _read(self, node_id: int) -> None:
         properties = read_meta_properties(self.path)
-        if FORMAT_KEY not in properties:
-            self._has_own_recovery_points = False  # Kafka compacts above its recovery points
-            properties = self._adopt_kafka_directory(properties, node_id, save_leader_epoch)
         self.cluster_id = properties.get("cluster.id", "")
         if properties.get("node.id") != str(node_id):
             raise StorageError(
@@ -344,7 +326,7 @@ class DataDirectory:
         if self._catalog.exists or any(entry.is_dir() for entry in self.path.iterdir()):
             self._catalog.read()
         else:
-            self._catalog.create({})  # a crash interrupted the first start
+            self._catalog.create()  # a crash interrupted the first start
         self.log_start_offsets = read_offset_checkpoint(self.path / LOG_START_OFFSETS)
         self.cleaner_offsets = read_offset_checkpoint(self.path / CLEANER_OFFSETS)
         self._read_broker_settings()
@@ -358,40 +340,12 @@ class DataDirectory:
 
     def _read_recovery_points(self) -> dict[TopicPartition, int]:
         try:
-            self._has_own_recovery_points &= (self.path / RECOVERY_POINTS).exists()
+            self._has_recovery_points = (self.path / RECOVERY_POINTS).exists()
             return read_offset_checkpoint(self.path / RECOVERY_POINTS)
         except StorageError as error:
-            self._has_own_recovery_points = False
+            self._has_recovery_points = False
             self._report(f"[broker] After an unclean shutdown, every segment is recovered: {error}")
             return {}
-
-    def _adopt_kafka_directory(
-        self, properties: dict[str, str], node_id: int, save_leader_epoch: Callable[[int], None]
-    ) -> dict[str, str]:
-        """Writes the catalog of a Kafka broker's directory; the mark is written last, so a crash repeats the adoption.
-
-        Raises: StorageError.
-        """
-        starts, cleaned = self.path / LOG_START_OFFSETS, self.path / CLEANER_OFFSETS
-        content = read_kafka_directory(
-            self.path, read_offset_checkpoint(starts), read_offset_checkpoint(cleaned), self._report
-        )
-        self._catalog.create({topic.name: topic for topic in content.topics}, content.next_producer_id)
-        write_offset_checkpoint(starts, content.log_start_offsets)
-        write_offset_checkpoint(cleaned, content.cleaner_offsets)
-        save_leader_epoch(content.leader_epoch)
-        former = properties.get("node.id", properties.get("broker.id", "unknown"))
-        properties = {**properties, "node.id": str(node_id)}
-        write_meta_properties(self.path, properties)
-        for path in self.path.glob("*/*.deleted"):
-            path.unlink()  # files that Kafka has scheduled for deletion (file.delete.delay.ms)
-        count = sum(topic.partition_count for topic in content.topics)
-        self._report(
-            f"[broker] Adopted data directory {self.path} of Kafka broker {former}, cluster "
-            f"{properties.get('cluster.id', '')}: {len(content.topics)} topics, {count} partitions.",
-            logging.INFO,
-        )
-        return properties
 
 
 def _without(

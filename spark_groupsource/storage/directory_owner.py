@@ -15,8 +15,8 @@ from spark_groupsource.storage.files import replace_file
 from spark_groupsource.storage.metadata_files import read_bytes
 
 META_PROPERTIES = "meta.properties"
-FORMAT_KEY = "groupsource.format"
-FORMAT = "1"
+_FORMAT_KEY = "groupsource.format"
+_FORMAT = "1"
 _LOCK = ".lock"
 # entries that any owner of a directory may have
 _NEUTRAL_NAMES = frozenset({_LOCK, f"{META_PROPERTIES}.tmp", "lost+found"})
@@ -56,11 +56,10 @@ class DirectoryLock:
             self._descriptor = None
 
 
-def prepare_directory(path: Path, adopt: bool) -> bool:
+def prepare_directory(path: Path) -> bool:
     """Creates the directory if it is missing, for this user only; returns whether it has content.
 
-    A directory of another owner is not changed. With `adopt` it must be the directory of a Kafka broker, or one that
-    was adopted before.
+    A directory of another owner is not changed.
 
     Raises: StorageError when the directory cannot be used or belongs to another owner.
     """
@@ -70,8 +69,6 @@ def prepare_directory(path: Path, adopt: bool) -> bool:
     except OSError as error:
         raise StorageError(f"Data directory {path} cannot be used: {error.strerror}. Choose another.") from error
     if not names:
-        if adopt:
-            raise StorageError(f"Data directory {path} is empty: nothing to adopt. Name a Kafka broker's directory.")
         return False
     if META_PROPERTIES not in names:
         example = ", ".join(sorted(names)[:3])
@@ -80,15 +77,13 @@ def prepare_directory(path: Path, adopt: bool) -> bool:
             "Choose an empty or a new directory."
         )
     properties = read_meta_properties(path)
-    if FORMAT_KEY in properties:
-        if properties[FORMAT_KEY] != FORMAT:
-            raise StorageError(
-                f"Data directory {path} belongs to a newer groupsource broker. Choose an empty or a new directory."
-            )
-    elif not adopt:
+    if _FORMAT_KEY not in properties:
         raise StorageError(
-            f"Data directory {path} belongs to an Apache Kafka broker. Choose an empty or a new directory, or stop "
-            "that broker, copy its directory and start on the copy with --adopt (adopt=True), which cannot be undone."
+            f"Data directory {path} belongs to an Apache Kafka broker. Choose an empty or a new directory."
+        )
+    if properties[_FORMAT_KEY] != _FORMAT:
+        raise StorageError(
+            f"Data directory {path} belongs to a newer groupsource broker. Choose an empty or a new directory."
         )
     return True
 
@@ -105,5 +100,5 @@ def write_meta_properties(directory: Path, properties: Mapping[str, str]) -> Non
 
     Raises: StorageError.
     """
-    marked = {**properties, FORMAT_KEY: FORMAT}
+    marked = {**properties, _FORMAT_KEY: _FORMAT}
     replace_file(directory / META_PROPERTIES, "".join(f"{key}={value}\n" for key, value in marked.items()).encode())

@@ -265,7 +265,7 @@ def test_a_foreign_directory_is_an_error_and_unchanged(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_kafka_directory_is_an_error_without_adopt_and_unchanged(tmp_path):
+def test_a_kafka_directory_is_an_error_and_unchanged(tmp_path):
     (tmp_path / "meta.properties").write_text("version=1\ncluster.id=abc\nnode.id=1\n")
     with pytest.raises(StorageError, match="belongs to an Apache Kafka broker. Choose"):
         EmbeddedBroker(tmp_path).start()

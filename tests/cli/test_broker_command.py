@@ -193,22 +193,6 @@ def test_flush_conflicts_with_the_setting_that_it_sets(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_kafka_directory_is_adopted_with_the_option_only(tmp_path: Path) -> None:
-    path = tmp_path / "copy"
-    (path / "t-0").mkdir(parents=True)
-    (path / "t-0" / f"{0:020d}.log").touch()
-    (path / "meta.properties").write_text("version=1\nnode.id=4\ncluster.id=abc\n")
-    error = startup_error("--listen", "127.0.0.1:0", "--data-dir", str(path))
-    assert "belongs to an Apache Kafka broker" in error and "--adopt" in error
-    for _ in range(2):  # an adopted directory is opened as it is
-        with running_broker(path, "--adopt") as (address, _):
-            run = run_client("topics", "list", "--bootstrap-server", address)
-            assert (run.stdout, run.exit_code) == ("t\n", 0), run
-    missing = str(tmp_path / "missing")
-    assert "nothing to adopt" in startup_error("--listen", "127.0.0.1:0", "--adopt", "--data-dir", missing)
-
-
-@pytest.mark.slow
 def test_sasl_authentication_of_a_scram_user(tmp_path: Path) -> None:
     settings = tmp_path / "client.properties"
     settings.write_text(

@@ -15,7 +15,7 @@ from support.power_loss import Disk, write_state
 
 from spark_groupsource.errors import StorageError
 from spark_groupsource.storage import catalog
-from spark_groupsource.storage.catalog import PRODUCER_ID_BLOCK_SIZE, TopicCatalog, TopicEntry
+from spark_groupsource.storage.catalog import TopicCatalog, TopicEntry
 from spark_groupsource.storage.log_manager import TopicPlan
 from spark_groupsource.storage.steps import run_steps
 
@@ -36,7 +36,9 @@ def reopened(directory: Path) -> TopicCatalog:
 
 def test_changes_are_appended_and_a_start_writes_a_snapshot(tmp_path):
     first = TopicCatalog(tmp_path)
-    first.create({"old": entry("old", 2)})
+    first.create()
+    first.put([entry("old", 2)])
+    first.compact()
     snapshot, journal = tmp_path / "topics.json", tmp_path / "topics.journal"
     written = snapshot.read_bytes()
     sizes = []
@@ -49,7 +51,7 @@ def test_changes_are_appended_and_a_start_writes_a_snapshot(tmp_path):
     assert first.next_producer_id() == 0
     assert first.deleting == {"old-1"} and len(first.topics) == 50
     second = reopened(tmp_path)
-    assert content(second) == content(first) and second.next_producer_id() == PRODUCER_ID_BLOCK_SIZE
+    assert content(second) == content(first) and second.next_producer_id() == 1_000
     second.compact()
     assert journal.stat().st_size == 0 and content(reopened(tmp_path)) == content(first)
 
@@ -57,7 +59,7 @@ def test_changes_are_appended_and_a_start_writes_a_snapshot(tmp_path):
 def test_changes_that_a_snapshot_has_already_can_be_applied_again(tmp_path):
     """A crash between the new snapshot and the removal of the journal."""
     first = TopicCatalog(tmp_path)
-    first.create({})
+    first.create()
     first.put([entry("t", 2), entry("u")])
     first.remove(["t"])
     first.forget_deleted(["t-0", "t-1"])
@@ -71,7 +73,7 @@ def test_changes_that_a_snapshot_has_already_can_be_applied_again(tmp_path):
 
 def test_the_end_of_a_change_that_was_not_acknowledged_is_ignored(tmp_path):
     found = TopicCatalog(tmp_path)
-    found.create({})
+    found.create()
     found.put([entry("t")])
     size = (tmp_path / "topics.journal").stat().st_size
     known = content(found)
@@ -85,7 +87,7 @@ def test_the_end_of_a_change_that_was_not_acknowledged_is_ignored(tmp_path):
 
 def test_damage_before_the_last_change_is_an_error(tmp_path):
     found = TopicCatalog(tmp_path)
-    found.create({})
+    found.create()
     found.put([entry("t")])
     found.put([entry("u")])
     journal = tmp_path / "topics.journal"
@@ -97,7 +99,7 @@ def test_damage_before_the_last_change_is_an_error(tmp_path):
 @pytest.mark.parametrize("failing", ("pwrite", "fdatasync"))
 def test_a_change_that_failed_is_not_found_by_a_start(tmp_path, monkeypatch, failing):
     found = TopicCatalog(tmp_path)
-    found.create({})
+    found.create()
     found.put([entry("t")])
 
     def fail(*arguments):
@@ -118,7 +120,7 @@ def test_a_power_loss_keeps_every_acknowledged_change(tmp_path, monkeypatch):
     with FileOperations(tmp_path / "data", operations.append) as files:
         (tmp_path / "data").mkdir()
         found = TopicCatalog(tmp_path / "data")
-        found.create({})
+        found.create()
         for number in range(40):
             files.mark(content(found))
             found.put([entry(f"{number}-{item}") for item in range(number % 4 + 1)])
