@@ -34,6 +34,7 @@ from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.source.schema import SelectedColumns
 from spark_groupsource.source.task_partition import GroupInputPartition
 from spark_groupsource.source.task_reader import read_task
+from spark_groupsource.storage.steps import run_steps
 
 if TYPE_CHECKING:
     from spark_groupsource.broker.node import Broker
@@ -136,7 +137,7 @@ def peaks(shapes: list[Shape], is_compiled: bool = False) -> Iterator[tuple[Shap
             command = [sys.executable, __file__, "--read", broker.bootstrap_servers, topic, *counts]
             printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             yield shape, len(data), float(printed)
-            broker.call(lambda running: running.delete_topic(topic))
+            broker.call(lambda running: run_steps(running.delete_topic_steps(topic)))
 
 
 def figures(context: Context) -> Iterator[Figure]:

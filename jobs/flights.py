@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SCHEMA_FILE = Path(__file__).resolve().parent.parent / "conf" / "flights.avsc"
-ROWS = 336_776
 
 
 class Flight(NamedTuple):

@@ -194,10 +194,6 @@ class RealKafka:
         """See `run_tool`."""
         return run_tool(main_class, *arguments, timeout_s=timeout_s)
 
-    def popen(self, main_class: str, *arguments: str) -> subprocess.Popen[str]:
-        """See `popen_tool`."""
-        return popen_tool(main_class, *arguments)
-
     def _spawn(self, properties: Path) -> None:
         assert self._directory is not None
         log = (self._directory / "broker.log").open("a")

@@ -129,11 +129,13 @@ def group() -> str:
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lets readers run in the process of the tests: without signal handlers, connections closed afterwards."""
-    from spark_groupsource.source import reader_process, task_reader
+    from support.task_connections import close_connections
+
+    from spark_groupsource.source import reader_process
 
     monkeypatch.setattr(reader_process, "install_signal_handlers", lambda terminate: None)
     yield
-    task_reader.close_connections()
+    close_connections()
 
 
 @pytest.fixture(scope="session")

@@ -244,12 +244,8 @@ class Broker:
             text = "The broker's memory of groups, transactions, producers and partitions is used. Delete some of them."
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)
 
-    def delete_topic(self, name: str) -> None:
-        """Deletes a topic and its committed offsets, and completes its delayed fetches. Raises: ApiError."""
-        run_steps(self.delete_topic_steps(name))
-
     def delete_topic_steps(self, name: str) -> StorageSteps[None]:
-        """As `delete_topic`, in steps. Raises: ApiError."""
+        """Deletes a topic with its files and committed offsets, in steps. Raises: ApiError."""
         if name == OFFSETS_TOPIC:
             text = f"Topic {name} stores the committed offsets of all groups. Delete groups instead."
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)

@@ -29,7 +29,6 @@ from spark_groupsource.wire.messages import (
     DeleteTopicsRequest,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
-    LeaveGroupRequest,
     ListGroupsRequest,
     OffsetDeleteRequest,
     Request,
@@ -319,29 +318,6 @@ def delete_offsets(cluster: ClusterClient, group_id: str, partitions: Iterable[T
     _check(deleted.group, f"Deleting offsets of group '{group_id}'")
     for tp, code in deleted.partitions.items():
         _check(code, f"Deleting the offset of {tp} of group '{group_id}'")
-
-
-def remove_members(
-    cluster: ClusterClient,
-    group_id: str,
-    member_ids: Sequence[str] = (),
-    *,
-    group_instance_ids: Sequence[str] = (),
-    reason: str = "removed by an operator",
-) -> None:
-    """Removes members from a group: dynamic members by member id, static members by instance id."""
-    row = LeaveGroupRequest.MemberIdentity
-    text = reason[:255]
-    request = LeaveGroupRequest(
-        group_id=group_id,
-        members=[row(member_id=m, group_instance_id=None, reason=text) for m in member_ids]
-        + [row(member_id="", group_instance_id=i, reason=text) for i in group_instance_ids],
-    )
-    response = cluster.call_coordinator(group_id, request, min_version=3)
-    _check(response.error_code, f"Removing members of group '{group_id}'")
-    for member in response.members:
-        name = member.member_id or member.group_instance_id
-        _check(member.error_code, f"Removing member '{name}' from group '{group_id}'")
 
 
 def _member(

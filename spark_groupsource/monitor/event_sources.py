@@ -9,7 +9,6 @@ from typing import Any
 
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.monitor.group_history import read_groups
 from spark_groupsource.monitor.offsets_log import Corruption, fetch_batches, log_ranges
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.records.decode import decode_records
@@ -40,16 +39,6 @@ def group_events(cluster: ClusterClient, groups: NameSelection | None = None) ->
                 except CorruptRecordError as error:
                     _log.warning("[topic=%s] %s", GROUP_EVENTS_TOPIC, error)
     return found
-
-
-def application_events(cluster: ClusterClient, groups: NameSelection | None = None) -> dict[str, list[GroupEvent]]:
-    """Returns what applications of this package reported of the selected groups in the metadata of their commits.
-
-    On any Kafka, as far back as `__consumer_offsets` is not compacted.
-
-    Raises: BrokerError, NetworkError.
-    """
-    return {group: log.reports for group, log in read_groups(cluster, groups).items() if log.reports}
 
 
 def file_events(path: str | Path) -> list[GroupEvent]:

@@ -158,14 +158,6 @@ def read_groups(cluster: ClusterClient, selection: NameSelection | None) -> dict
     return GroupLogReader(cluster, selection).read()
 
 
-def group_records(cluster: ClusterClient, selection: NameSelection | None) -> dict[str, list[GroupRecord]]:
-    """Returns the records of the selected groups in the order of the log, with the commits between them.
-
-    Raises: BrokerError, NetworkError.
-    """
-    return {group: log.records for group, log in read_groups(cluster, selection).items() if log.records}
-
-
 def _last_in(reader: OffsetsTopicReader, window: OffsetRange, groups: set[str]) -> dict[str, GroupValue | None]:
     found: dict[str, GroupValue | None] = {}
     for key, value in reader.records(window):

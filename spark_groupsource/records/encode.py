@@ -10,7 +10,6 @@ from typing import NamedTuple, Sequence
 
 import google_crc32c
 
-from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.records.compression import compress
 from spark_groupsource.records.decode import CONTROL_KEY_LAYOUT
 from spark_groupsource.records.header import (
@@ -31,7 +30,6 @@ from spark_groupsource.records.header import (
     BatchHeader,
     Buffer,
     crc_of,
-    iter_batches,
 )
 from spark_groupsource.records.varint import encode_varint, wrap_int64, write_varint
 
@@ -192,32 +190,14 @@ def control_key(control_type: int) -> bytes:
     return CONTROL_KEY_LAYOUT.pack(0, control_type)
 
 
-def assign_offsets(
-    buffer: bytearray, base_offset: int, leader_epoch: int, log_append_time_ms: int | None = None
-) -> int:
-    """Assigns consecutive offsets from `base_offset` to the batches in `buffer`, in place, as a broker does on append.
-
-    The checksum covers neither base offset nor leader epoch. With `log_append_time_ms` the timestamp type and the
-    largest timestamp change, and the checksum is computed again.
-
-    Returns: the offset after the last record.
-
-    Raises: CorruptRecordError if the buffer does not end with a complete batch.
-    """
-    position = 0
-    for header in iter_batches(buffer):
-        assign_offset(buffer, header, base_offset, leader_epoch, log_append_time_ms)
-        base_offset += header.last_offset_delta + 1
-        position = header.position + header.size
-    if position != len(buffer):
-        raise CorruptRecordError(f"The record batch at byte {position} is incomplete: {len(buffer) - position} bytes.")
-    return base_offset
-
-
 def assign_offset(
     buffer: bytearray, header: BatchHeader, base_offset: int, leader_epoch: int, log_append_time_ms: int | None = None
 ) -> None:
-    """Assigns the offset and leader epoch of one batch; see `assign_offsets`."""
+    """Assigns offset and leader epoch of one batch in `buffer`, in place, as a broker does on append.
+
+    The checksum covers neither. With `log_append_time_ms` the timestamp type and the largest timestamp change, and the
+    checksum is computed again.
+    """
     PREFIX_LAYOUT.pack_into(buffer, header.position, base_offset, header.batch_length)
     _EPOCH.pack_into(buffer, header.position + EPOCH_AT, leader_epoch)
     if log_append_time_ms is not None:

@@ -101,12 +101,6 @@ def _cluster(partition: GroupInputPartition) -> ClusterClient:
     return cluster
 
 
-def close_connections() -> None:
-    """Closes the cached connections of this process."""
-    for cluster in list(_clusters.values()):
-        _discard(cluster)
-
-
 def _discard(cluster: ClusterClient) -> None:
     if _clusters.get(cluster.settings) is cluster:
         del _clusters[cluster.settings]

@@ -202,17 +202,13 @@ class LogManager:
         except ConfigurationError as error:
             raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from error
 
-    def create_topic(self, name: str, partition_count: int, settings: Mapping[str, str | None]) -> TopicEntry:
-        """Creates a topic; durable on return.
-
-        Raises: ApiError.
-        """
-        return run_steps(self.create_topic_steps(name, partition_count, settings))
-
     def create_topic_steps(
         self, name: str, partition_count: int, settings: Mapping[str, str | None]
     ) -> CreationSteps:
-        """As `create_topic`, in steps."""
+        """Creates a topic in steps; durable at the end.
+
+        Raises: ApiError.
+        """
         (created,) = yield from self.create_topics_steps([TopicPlan(name, partition_count, settings)])
         if isinstance(created, ApiError):
             raise created
@@ -336,15 +332,6 @@ class LogManager:
             )
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)
 
-    def delete_topic(self, name: str) -> tuple[TopicPartition, ...]:
-        """Deletes a topic and its files; returns its partitions.
-
-        Raises: ApiError.
-        """
-        deleted = run_steps(self.remove_topic_steps(name))
-        run_steps(self.delete_files_steps(name))
-        return deleted
-
     def remove_topic_steps(self, name: str) -> StorageSteps[tuple[TopicPartition, ...]]:
         """Removes a topic, durable at the end, and returns its partitions; must be followed by `delete_files_steps`.
 
@@ -380,16 +367,6 @@ class LogManager:
             self._report(f"[topic={name}] Files of the deleted topic remain until the next start: {error}")
         finally:
             self._changing.discard(name)
-
-    def delete_records(self, topic_partition: TopicPartition, before_offset: int) -> int:
-        """Raises the log start offset to `before_offset` (-1: high watermark) and returns it; durable on return.
-
-        Raises: ApiError.
-        """
-        offset = self.new_log_start_offset(topic_partition, before_offset)
-        for error in run_steps(self.checkpoints.log_start_offsets_steps({topic_partition: offset})).values():
-            raise error
-        return self.partition(*topic_partition).log.log_start_offset
 
     def new_log_start_offset(self, topic_partition: TopicPartition, before_offset: int) -> int:
         """Returns the log start offset after deletion of the records before `before_offset` (-1: high watermark).

@@ -71,23 +71,13 @@ class ValidatedBatch(NamedTuple):
     header: BatchHeader
 
 
-def validate_batch(
-    log: PartitionLog, records: Buffer, timestamp_ms: int, allow_zstd: bool
-) -> StorageSteps[ValidatedBatch]:
-    """Validates the only batch of `records` by the settings of `log`, at `timestamp_ms` (epoch ms).
-
-    The result has the codec of the topic and the largest timestamp of its records.
-
-    Raises: ApiError.
-    """
-    found = begin_validation(log, records, check_format(records, allow_zstd), timestamp_ms)
-    return found if isinstance(found, ValidatedBatch) else (yield from found)
-
-
 def begin_validation(
     log: PartitionLog, records: Buffer, header: BatchHeader, timestamp_ms: int
 ) -> ValidatedBatch | StorageSteps[ValidatedBatch]:
-    """Validates a batch as `validate_batch`; returns the remaining steps if its records take more than about 1 ms.
+    """Validates the only batch of `records` by the settings of `log`, at `timestamp_ms` (epoch ms).
+
+    The result has the codec of the topic and the largest timestamp of its records. Returns the remaining steps if its
+    records take more than about 1 ms.
 
     Args: `header`, the result of `check_format`.
 

@@ -27,13 +27,6 @@ def new_struct(struct_class: Callable[P, StructT], *_: P.args, **fields: P.kwarg
     return value  # type: ignore[no-any-return]
 
 
-def new_message(message_class: Callable[P, StructT], *_: P.args, **fields: P.kwargs) -> StructT:
-    """As `new_struct`, for a request or response."""
-    message: Any = new_struct(message_class, *_, **fields)
-    message._header = message._min_version = message._max_version = None
-    return message  # type: ignore[no-any-return]
-
-
 def constructor(struct_class: Callable[P, StructT], *names: str) -> Callable[..., StructT]:
     """Returns a generated function that creates a struct or message from the values of these fields.
 

@@ -220,11 +220,6 @@ def read_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
     return new_tuple(RequestHeader, (api_key, api_version, correlation_id, client_id)), position
 
 
-def is_supported(api_key: int, api_version: int) -> bool:
-    """Returns True if requests of this API and version can be decoded."""
-    return _HEADER_FORMS[api_key, api_version] is not None
-
-
 def decode_request(
     frame: memoryview, header: RequestHeader, position: int, max_elements: int | None = None
 ) -> Request[Any]:
@@ -233,7 +228,7 @@ def decode_request(
     Bytes after the body are ignored, as in Kafka: librdkafka 2.16 sends three after a Metadata request for all topics.
 
     Raises: TooManyElementsError if the body has more than `max_elements` array elements and tagged fields;
-    RemoteProtocolError if it is invalid; UnsupportedVersionError unless `is_supported`.
+    RemoteProtocolError if it is invalid; UnsupportedVersionError for another API or version.
     """
     api_key, version = header.api_key, header.api_version
     if _HEADER_FORMS[api_key, version] is None:

@@ -15,6 +15,7 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.storage import segment
 from spark_groupsource.storage.partition import Partition
+from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.wire.messages import FetchRequest, ProduceRequest
 
 NOW = 1_700_000_000_000
@@ -112,7 +113,7 @@ def test_a_rejected_batch_is_not_appended(clients, kind, version):
 def test_a_topic_id_is_not_that_of_the_recreated_topic(clients, version):
     produce(clients, GOOD, version)
     request = produce_request(clients, GOOD, version)
-    clients.broker.delete_topic("a")
+    run_steps(clients.broker.delete_topic_steps("a"))
     clients.broker.create_topic("a", TOPICS["a"], {})
     assert sent(clients, request, version) is (ErrorCode.NONE if version == 12 else ErrorCode.UNKNOWN_TOPIC_ID)
 
@@ -173,7 +174,7 @@ def test_partitions_of_a_deleted_topic_are_not_kept(clients):
     for _ in range(3):
         produce(clients, GOOD)
         clients.call(fetch_request(1_000), 11)
-    clients.broker.delete_topic("a")
+    run_steps(clients.broker.delete_topic_steps("a"))
     gc.collect()
     kept = [each.topic_partition for each in gc.get_objects() if isinstance(each, Partition)]
     assert TopicPartition("b", 0) in kept and TopicPartition("a", 0) not in kept

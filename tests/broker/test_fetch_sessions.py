@@ -17,6 +17,7 @@ from spark_groupsource.broker.fetch import sessions as fetch_sessions
 from spark_groupsource.broker.fetch.delayed_fetch import _new_session_id as new_session_id
 from spark_groupsource.broker.fetch.sessions import MIN_EVICTION_MS, CachedPartition, FetchSessionCache, next_epoch
 from spark_groupsource.errors import ErrorCode
+from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
 PartitionData = FetchResponse.FetchableTopicResponse.PartitionData
@@ -62,17 +63,29 @@ def sessions(slots=2):
     return FetchSessionCache(slots, count(1).__next__)
 
 
+def ids_of(cache):
+    return list(cache._sessions)  # private: a request with an id changes the order of eviction
+
+
+def new_context(cache, *arguments):
+    return run_steps(cache.new_context_steps(*arguments))
+
+
+def respond(cache, *arguments):
+    return run_steps(cache.respond_steps(*arguments))
+
+
 def create_session(cache, size, now_ms=0, version=NAMES):
     """Creates a session of `size` partitions; returns its id, 0 if none is created."""
-    fetch = cache.new_context(request(*parts(size)), version, now_ms)
-    return cache.update_and_respond(fetch, [(partition, entry()) for partition in fetch.partitions], now_ms).session_id
+    fetch = new_context(cache, request(*parts(size)), version, now_ms)
+    return respond(cache, fetch, [(partition, entry()) for partition in fetch.partitions], now_ms).session_id
 
 
 def send_next(cache, session, now_ms, *more, forget=()):
     """Sends the next request of a session; returns its error."""
-    fetch = cache.new_context(request(*more, session=session, forget=forget), NAMES, now_ms)
+    fetch = new_context(cache, request(*more, session=session, forget=forget), NAMES, now_ms)
     if not fetch.error_code:
-        cache.update_and_respond(fetch, [], now_ms)
+        respond(cache, fetch, [], now_ms)
     return fetch.error_code
 
 
@@ -117,13 +130,13 @@ def test_a_session_keeps_the_epochs_of_a_partition_until_a_request_changes_them(
         return [(each.current_leader_epoch, each.last_fetched_epoch) for each in fetch.partitions]
 
     cache = sessions()
-    first = cache.new_context(with_epochs(5, 4), NAMES, 0)
+    first = new_context(cache, with_epochs(5, 4), NAMES, 0)
     assert epochs(first) == [(5, 4), (-1, -1)]
-    session_id = cache.update_and_respond(first, [(each, entry()) for each in first.partitions], 0).session_id
-    kept = cache.new_context(request(session=(session_id, 1)), NAMES, 0)
+    session_id = respond(cache, first, [(each, entry()) for each in first.partitions], 0).session_id
+    kept = new_context(cache, request(session=(session_id, 1)), NAMES, 0)
     assert epochs(kept) == [(5, 4), (-1, -1)]
-    cache.update_and_respond(kept, [], 0)
-    changed = cache.new_context(with_epochs(6, -1, session=(session_id, 2)), NAMES, 0)
+    respond(cache, kept, [], 0)
+    changed = new_context(cache, with_epochs(6, -1, session=(session_id, 2)), NAMES, 0)
     assert epochs(changed) == [(6, -1), (-1, -1)]
 
 
@@ -131,7 +144,7 @@ def test_session_epochs_wrap_around_to_1():
     assert [next_epoch(epoch) for epoch in (0, 1, INT32_MAX - 1, INT32_MAX)] == [1, 2, INT32_MAX, 1]
     cache = sessions()
     session_id = create_session(cache, 1)
-    cache.get(session_id).epoch = INT32_MAX
+    cache._sessions[session_id].epoch = INT32_MAX  # private: it takes as many requests
     assert send_next(cache, (session_id, INT32_MAX), 0) == ErrorCode.NONE
     assert send_next(cache, (session_id, 1), 0) == ErrorCode.NONE
 
@@ -165,7 +178,7 @@ def test_session_ids_are_unique():
 def test_session_errors_of_a_request(session, version, error):
     cache = sessions()
     assert create_session(cache, 2) == 1
-    assert cache.new_context(request(session=session), version, 0).error_code == error
+    assert new_context(cache, request(session=session), version, 0).error_code == error
 
 
 @pytest.mark.parametrize("epoch, left", [(0, 1), (-1, 0)])
@@ -173,9 +186,9 @@ def test_session_errors_of_a_request(session, version, error):
 def test_a_full_fetch_closes_its_session(epoch, left):
     cache = sessions()
     first = create_session(cache, 2)
-    fetch = cache.new_context(request(*parts(1), session=(first, epoch)), NAMES, 0)
-    included = cache.update_and_respond(fetch, [(each, entry()) for each in fetch.partitions], 0)
-    assert (len(cache), bool(included.session_id), included.session_id == first) == (left, bool(left), False)
+    fetch = new_context(cache, request(*parts(1), session=(first, epoch)), NAMES, 0)
+    included = respond(cache, fetch, [(each, entry()) for each in fetch.partitions], 0)
+    assert (len(ids_of(cache)), bool(included.session_id), included.session_id == first) == (left, bool(left), False)
     assert send_next(cache, (first, 1), 0) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
@@ -184,27 +197,27 @@ def test_a_session_without_partitions_is_closed():
     cache = sessions()
     session_id = create_session(cache, 2)
     assert send_next(cache, (session_id, 1), 0, forget=[("t", 0)]) == ErrorCode.NONE
-    fetch = cache.new_context(request(session=(session_id, 2), forget=[("t", 1)]), NAMES, 0)
-    assert cache.update_and_respond(fetch, [], 0).session_id == 0
-    assert len(cache) == 0
+    fetch = new_context(cache, request(session=(session_id, 2), forget=[("t", 1)]), NAMES, 0)
+    assert respond(cache, fetch, [], 0).session_id == 0
+    assert len(ids_of(cache)) == 0
 
 
 def test_a_request_overtaken_by_a_later_one_gets_invalid_session_epoch():
     cache = sessions()
     session_id = create_session(cache, 1)
-    first = cache.new_context(request(session=(session_id, 1)), NAMES, 0)
-    second = cache.new_context(request(session=(session_id, 2)), NAMES, 0)
+    first = new_context(cache, request(session=(session_id, 1)), NAMES, 0)
+    second = new_context(cache, request(session=(session_id, 2)), NAMES, 0)
     found = [(partition, entry(records=b"r")) for partition in second.partitions]
-    assert cache.update_and_respond(first, found, 0)[:2] == (ErrorCode.INVALID_FETCH_SESSION_EPOCH, session_id)
-    assert cache.update_and_respond(second, found, 0) == (ErrorCode.NONE, session_id, found)
+    assert respond(cache, first, found, 0)[:2] == (ErrorCode.INVALID_FETCH_SESSION_EPOCH, session_id)
+    assert respond(cache, second, found, 0) == (ErrorCode.NONE, session_id, found)
 
 
 def test_a_session_evicted_during_a_delayed_fetch_gets_a_response():
     cache = sessions(slots=1)
     session_id = create_session(cache, 1)
-    fetch = cache.new_context(request(session=(session_id, 1)), NAMES, 0)
+    fetch = new_context(cache, request(session=(session_id, 1)), NAMES, 0)
     assert create_session(cache, 1, LATER_MS) != 0
-    assert cache.update_and_respond(fetch, [], LATER_MS).session_id == session_id
+    assert respond(cache, fetch, [], LATER_MS).session_id == session_id
     assert send_next(cache, (session_id, 2), LATER_MS) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
@@ -231,7 +244,7 @@ def test_eviction_of_sessions(uses, size, now_ms, left):
     for session_id, used_ms in uses.items():
         assert send_next(cache, (session_id, 1), used_ms) == ErrorCode.NONE
     create_session(cache, size, now_ms)
-    assert sorted(cache.session_ids) == left
+    assert sorted(ids_of(cache)) == left
 
 
 @pytest.mark.conformance("FS-003")
@@ -241,7 +254,7 @@ def test_a_session_with_added_partitions_is_evicted_by_its_new_size():
     assert send_next(cache, (small, 1), LATER_MS) == send_next(cache, (large, 1), LATER_MS) == ErrorCode.NONE
     assert send_next(cache, (small, 2), LATER_MS, *parts(4)) == ErrorCode.NONE
     assert create_session(cache, 3, LATER_MS)
-    assert small in cache.session_ids and large not in cache.session_ids
+    assert small in ids_of(cache) and large not in ids_of(cache)
 
 
 def test_zero_slots_create_no_sessions():
@@ -256,7 +269,7 @@ def test_the_total_number_of_session_partitions_is_bounded(monkeypatch):
     assert create_session(cache, 1) == 0
     assert send_next(cache, (first, 1), 0, ("u", 0, 0)) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     assert send_next(cache, (second, 1), 0, ("u", 0, 0)) == ErrorCode.NONE
-    assert len(cache) == 1
+    assert len(ids_of(cache)) == 1
     assert create_session(cache, 5, LATER_MS), "unused sessions are evicted"
 
 

@@ -63,7 +63,7 @@ def batch_sizes(broker: EmbeddedBroker, start: int) -> list[int]:
 
 
 def delete_topic(broker: EmbeddedBroker) -> None:
-    broker.call(lambda b: b.delete_topic("t"))
+    broker.call(lambda b: run_steps(b.delete_topic_steps("t")))
 
 
 def expire(broker: EmbeddedBroker) -> None:

@@ -17,6 +17,7 @@ from spark_groupsource.errors import ErrorCode
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.storage.log_validator import check_format
+from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import ListOffsetsRequest
 
@@ -113,7 +114,7 @@ def test_a_partition_deleted_during_validation_gets_no_records():
             context = ApiRequestContext(1, 0, 9, "client", "host", b.controller_id)
             steps = run_inline(_produce_steps(b, context, produce_request("t", data)), 0)
             next(steps)
-            b.delete_topic("t")
+            run_steps(b.delete_topic_steps("t"))
             b.create_topic("t", 1, {})
             try:
                 while True:

@@ -135,10 +135,12 @@ def test_handshakes_wait_while_others_are_in_progress(peers: list[Peer]) -> None
     queue.remove(peers[0])
     queue.remove(peers[1])
     # alternately the oldest and the newest, whichever was not next before
-    assert [peer.steps for peer in peers] == [2, 1, 1, 0, 1] and queue.in_progress == 2
+    assert [peer.steps for peer in peers] == [2, 1, 1, 0, 1]
     queue.remove(peers[3])  # it disconnects while it waits
     queue.remove(peers[2])
-    assert peers[3].steps == 0 and queue.in_progress == 1
+    peers[0].send()
+    peers[1].send()
+    assert [peer.steps for peer in peers] == [3, 1, 1, 0, 1]  # one was free
 
 
 def test_stalled_handshakes_are_closed_while_others_wait(peers: list[Peer]) -> None:
@@ -158,4 +160,4 @@ def test_stalled_handshakes_are_closed_while_others_wait(peers: list[Peer]) -> N
     peers[0].send()
     for now_ms in (10_000, 20_000):
         list(queue.close_stalled(now_ms))
-    assert peers[0].steps == 2 and queue.in_progress == 1  # no other one waits
+    assert peers[0].steps == 2  # no other one waits

@@ -15,6 +15,7 @@ from support.waiting import wait_until
 from spark_groupsource.broker.coordinators.transaction_runtime import TransactionTimer
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.errors import ErrorCode
+from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.transactions import transaction_shard
 from spark_groupsource.transactions.states import (
     COMPLETE_ABORT,
@@ -217,7 +218,7 @@ def test_an_illegal_transition_is_an_error_response(broker, connection, topic, g
 
 def test_a_deleted_topic_needs_no_marker(connection, topic, group, broker):
     producer = begun(connection, topic, group)
-    broker.call(lambda b: b.delete_topic(topic))
+    broker.call(lambda b: run_steps(b.delete_topic_steps(topic)))
     assert producer.end(True) is NONE
     assert broker.call(lambda b: state_of(b, group)).status is COMPLETE_COMMIT
 

@@ -19,6 +19,7 @@ from spark_groupsource.errors import ErrorCode
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
+from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.wire.messages import (
     AlterConfigsRequest,
     DeleteRecordsRequest,
@@ -190,7 +191,7 @@ def test_a_topic_can_be_deleted_during_its_compaction(tmp_path):
             for item in range(30):
                 put(connection, name, b"k%d" % item, b"x" * 200)
             broker.call(lambda b: (b.cleaner.start_next_pass(), b.cleaner.resume_pass()))
-            broker.call(lambda b, name=name: b.delete_topic(name))
+            broker.call(lambda b, name=name: run_steps(b.delete_topic_steps(name)))
         create_topic(connection, "last", cleanup_policy="compact", segment_bytes="1024")
         for item in range(30):
             put(connection, "last", b"k", b"x" * 200)

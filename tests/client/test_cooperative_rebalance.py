@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.clients import POLL_MS, group_client, open_cluster, polling, settle
+from support.removed_members import remove_members
 from support.scripted_group import T0, follower
 from support.topics import create_topic
 from support.waiting import wait_until
@@ -116,7 +117,7 @@ def test_removed_member_does_not_retain_partitions(client: ClusterClient, topic:
         ours.shared.members[0].membership.request_rejoin("a test")
         view = ours.poll(200)
         assert view.retains_partitions and view.members[0].retains_partitions
-        admin.remove_members(client, group, [view.members[0].member_id])
+        remove_members(client, group, [view.members[0].member_id])
         with pytest.raises(GenerationMismatchError, match="UNKNOWN_MEMBER_ID"):
             task(client, group, view).check_now()
         wait_until(lambda: not ours.view.retains_partitions, "the member is notified")

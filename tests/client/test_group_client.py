@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.clients import POLL_MS, advertise, fake_broker, group_client, open_cluster, polling, settle
+from support.removed_members import remove_members
 from support.scripted_group import Bench, joined
 from support.topics import create_topic
 from support.waiting import wait_until
@@ -163,7 +164,7 @@ def test_listener_of_an_eager_member_is_called_for_all_partitions(
         (mine,) = ours.view.partitions
         assert {o.offset for o in ours.committed([TopicPartition(topic, n) for n in range(2)]).values() if o} == {5}
 
-        admin.remove_members(client, group, [ours.view.members[0].member_id])
+        remove_members(client, group, [ours.view.members[0].member_id])
         wait_until(lambda: ours.rejoin_needed, "the heartbeat is rejected")
         with polling(other):
             settle(ours, 1)
@@ -177,7 +178,7 @@ def test_removed_member_cannot_commit(client: ClusterClient, topic: str, group: 
     with group_client(client, group, topic, heartbeat_interval_ms=9_000) as ours:
         view = ours.poll(POLL_MS)
         member_id = view.members[0].member_id
-        admin.remove_members(client, group, [member_id])
+        remove_members(client, group, [member_id])
         with pytest.raises(GenerationMismatchError) as raised:
             ours.commit({tp: OffsetAndMetadata(1) for tp in view.partitions})
         error = raised.value
@@ -235,7 +236,7 @@ def test_static_members_keep_their_partitions_over_a_restart(
         assert [m.partitions for m in after.members] == [m.partitions for m in before.members]
         assert after.generation_id == before.generation_id
         second.commit({tp: OffsetAndMetadata(1) for tp in after.partitions})
-    admin.remove_members(client, group, group_instance_ids=["i-0", "i-1"])
+    remove_members(client, group, group_instance_ids=["i-0", "i-1"])
 
 
 def test_replaced_static_member_is_fenced(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:
@@ -251,7 +252,7 @@ def test_replaced_static_member_is_fenced(client: ClusterClient, topic: str, gro
         first.close()
         second.commit({tp: OffsetAndMetadata(1) for tp in view.partitions})
         assert second.poll(POLL_MS).is_stable, "the first process has not taken the place of the second"
-    admin.remove_members(client, group, group_instance_ids=["i-0"])
+    remove_members(client, group, group_instance_ids=["i-0"])
 
 
 def test_new_partitions_make_the_leader_rebalance(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:

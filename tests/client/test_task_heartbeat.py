@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from support.clients import POLL_MS, group_client, open_cluster, polling, settle
+from support.removed_members import remove_members
 from support.topics import create_topic
 from support.waiting import wait_until
 
-from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.membership.fencing import find_generation
 from spark_groupsource.client.membership.group_client import GroupClient, MemberView
@@ -59,7 +59,7 @@ def test_error_of_a_removed_member_names_both_generations(
     with group_client(client, group, topic) as ours:
         member = ours.poll(POLL_MS).members[0]
         with heartbeat(client, group, member) as task_heartbeat:
-            admin.remove_members(client, group, [member.member_id])
+            remove_members(client, group, [member.member_id])
             error = wait_until(lambda: failure(task_heartbeat), "the heartbeat is rejected")
             assert error is not None
             assert (error.generation_id, error.current_generation) == (1, 2)

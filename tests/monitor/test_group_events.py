@@ -19,7 +19,8 @@ from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata
 from spark_groupsource.monitor.event_rebalances import rebalances_from_events
-from spark_groupsource.monitor.event_sources import application_events, file_events, group_events
+from spark_groupsource.monitor.event_sources import file_events, group_events
+from spark_groupsource.monitor.group_history import read_groups
 from spark_groupsource.monitor.rebalance import Cause, Origin, Rebalance
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.source.rebalance_reports import RebalanceReports
@@ -132,7 +133,7 @@ def test_reports_of_our_members_on_any_kafka(cluster: Any, topic: str, group: st
             commit(first, reports, 2)
             # the same report is not repeated
             assert reports.pending() == ""
-        events = application_events(client, NameSelection((group,)))[group]
+        events = read_groups(client, NameSelection((group,)))[group].reports
         last = list(rebalances_from_events(events))[-1]
         assert (last.generation, last.origins["phases"]) == (view.generation_id, Origin.SEEN)
         assert last.phases.join_ms is not None and last.phases.first_record_ms is not None

@@ -16,7 +16,7 @@ from spark_groupsource.records.decode import (
     records_bytes,
     records_payload,
 )
-from spark_groupsource.records.encode import Record, assign_offsets, control_key, encode_batch, encode_single
+from spark_groupsource.records.encode import Record, assign_offset, control_key, encode_batch, encode_single
 from spark_groupsource.records.header import HEADER_BYTES, check_crc, iter_batches, iter_headers, last_batch
 from spark_groupsource.records.varint import read_varint, write_varint
 
@@ -205,10 +205,11 @@ def test_varints_without_an_end_are_rejected():
 
 
 @pytest.mark.parametrize("log_append_time_ms", [None, NOW + 5])
-def test_assign_offsets_sets_offset_epoch_and_append_time(log_append_time_ms):
+def test_assign_offset_sets_offset_epoch_and_append_time(log_append_time_ms):
     records = [Record(b"k", b"v", NOW, (("h", b"1"),)), Record(None, None, NOW + 1)]
     log = bytearray(encode_batch(records, codec=3) + encode_batch(records))
-    assert assign_offsets(log, 100, 7, log_append_time_ms) == 104
+    for base_offset, header in zip((100, 102), iter_batches(log)):
+        assign_offset(log, header, base_offset, 7, log_append_time_ms)
     found = []
     for header in iter_batches(log):
         check_crc(log, header)
@@ -217,11 +218,6 @@ def test_assign_offsets_sets_offset_epoch_and_append_time(log_append_time_ms):
         found += [(record.offset, record.timestamp_ms, record.value) for record in decode_records(log, header)]
     times = (NOW, NOW + 1) if log_append_time_ms is None else (log_append_time_ms, log_append_time_ms)
     assert found == [(100 + i, times[i % 2], (b"v", None)[i % 2]) for i in range(4)]
-
-
-def test_offsets_are_assigned_to_complete_batches_only():
-    with pytest.raises(CorruptRecordError, match="is incomplete"):
-        assign_offsets(bytearray(ONE + ONE[:-1]), 0, 0)
 
 
 def test_empty_batches_and_decreasing_deltas_are_not_encoded():

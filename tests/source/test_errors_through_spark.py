@@ -35,7 +35,7 @@ NOW = {"availableNow": True}
 HOOKS = '''
 import confluent_kafka
 import confluent_kafka.admin
-from spark_groupsource.client.admin import describe_groups, remove_members
+from spark_groupsource.client.admin import describe_groups
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 

@@ -11,10 +11,11 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Producer
 from support.direct_readers import BatchQuery, StreamQuery
+from support.removed_members import remove_members
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.client.admin import delete_offsets, describe_groups, remove_members
+from spark_groupsource.client.admin import delete_offsets, describe_groups
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import ConfigurationError

@@ -6,11 +6,11 @@ import signal
 import pyarrow.dataset
 import pytest
 from support.query_harness import PARTITIONS, QueryHarness
+from support.removed_members import remove_members
 from support.spark_features import needs_admission_control
 from support.waiting import wait_until
 
 from spark_groupsource import stop_gracefully
-from spark_groupsource.client.admin import remove_members
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.source.admission_control import HAS_ADMISSION_CONTROL
 from spark_groupsource.source.control_socket import control_sockets

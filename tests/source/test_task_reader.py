@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 from support.clients import open_cluster
+from support.task_connections import close_connections
 from support.topics import create_topic, delete_topic, produce
 
 from spark_groupsource.client.records.fetcher import FetchedBlock
@@ -163,7 +164,7 @@ def test_connections_of_a_worker_use_the_brokers_of_the_reader_process(fetch):
         list(read_task(pickle.loads(pickle.dumps(partition)), SelectedColumns(("offset",))))
         assert added == [(known,)]
     finally:
-        task_reader.close_connections()
+        close_connections()
 
 
 def test_task_of_a_batch_read_carries_what_the_planner_knows(monkeypatch, embedded, topic):
@@ -186,7 +187,7 @@ def test_task_of_a_batch_read_carries_what_the_planner_knows(monkeypatch, embedd
         with pytest.raises(DataLossError, match=f"PARTITIONS_DELETED.*{topic}-0 was deleted and recreated"):
             list(reader.read(pickle.loads(pickle.dumps(task))))
     finally:
-        task_reader.close_connections()
+        close_connections()
 
 
 def test_tasks_exempt_what_is_alive_from_collection_ever_less_often(monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 from support.examples import scaled
 from support.file_operations import FileOperations
 from support.log_broker import LogBroker, append, read
+from support.log_requests import create_topic, delete_topic
 from support.power_loss import Disk, write_state
 
 from spark_groupsource.errors import StorageError
@@ -170,11 +171,11 @@ def test_topics_of_one_request_are_written_once_and_their_files_by_the_first_rec
 
 def test_topics_that_were_deleted_leave_no_files_and_no_checkpoints(tmp_path):
     broker = LogBroker(tmp_path)
-    broker.logs.create_topic("t", 300, {})
+    create_topic(broker.logs, "t", 300, {})
     for number in (0, 150, 299):
         append(broker.logs.partition("t", number), b"x")
     broker.logs.checkpoint_recovery_points()
     assert len(broker.data.recovery_points) == 3
-    broker.logs.delete_topic("t")
+    delete_topic(broker.logs, "t")
     assert not [path for path in tmp_path.iterdir() if path.is_dir()] and not broker.data.recovery_points
     broker.stop()

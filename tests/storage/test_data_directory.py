@@ -6,6 +6,7 @@ import os
 import uuid
 
 import pytest
+from support.log_requests import create_topic, delete_records, delete_topic
 from support.partition_logs import batch, values_from
 from support.reported_lines import ReportedLines
 
@@ -126,23 +127,23 @@ def test_a_topic_recreated_after_a_failed_deletion_is_kept_by_restarts(tmp_path,
     data = DataDirectory(tmp_path, report=reports)
     data.open(1)
     manager = LogManager(data, TopicConfig(), reports)
-    manager.create_topic(NAME, 2, {})
+    create_topic(manager, NAME, 2, {})
     manager.partition(NAME, 0).append(batch(b"old"), 1_000)
-    manager.delete_records(TopicPartition(NAME, 0), 1)
+    delete_records(manager, TopicPartition(NAME, 0), 1)
 
     def fail(*arguments, **options):
         raise OSError(5, "Input/output error", str(tmp_path / f"{NAME}-0"))
 
     with monkeypatch.context() as broken:
         broken.setattr(os, failing, fail)
-        manager.delete_topic(NAME)
+        delete_topic(manager, NAME)
         assert NAME not in manager.topics
         assert "remain until the next start" in reports[-1] and "Input/output error" in reports[-1]
         if failing == "rename":
             with pytest.raises(ApiError, match="cannot be renamed") as refused:
-                manager.create_topic(NAME, 2, {})
+                create_topic(manager, NAME, 2, {})
             assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
-    manager.create_topic(NAME, 2, {})
+    create_topic(manager, NAME, 2, {})
     assert manager.partition(NAME, 0).append(batch(b"new"), 1_000).base_offset == 0
     for _ in range(2):
         data.close(manager.close_all())
@@ -158,7 +159,7 @@ def test_a_topic_recreated_after_a_failed_deletion_is_kept_by_restarts(tmp_path,
 def test_a_topic_whose_removal_cannot_be_stored_remains(tmp_path, monkeypatch):
     data = opened(tmp_path)
     manager = LogManager(data, TopicConfig(), print)
-    manager.create_topic("t", 1, {})
+    create_topic(manager, "t", 1, {})
 
     def fail(*arguments):
         raise OSError(28, "No space left on device")
@@ -166,9 +167,9 @@ def test_a_topic_whose_removal_cannot_be_stored_remains(tmp_path, monkeypatch):
     with monkeypatch.context() as full:
         full.setattr(os, "pwrite", fail)
         with pytest.raises(ApiError, match="No space left on device"):
-            manager.delete_topic("t")
+            delete_topic(manager, "t")
     assert manager.partition("t", 0).append(batch(b"x"), 1_000).base_offset == 0
-    manager.delete_topic("t")
+    delete_topic(manager, "t")
     assert list(tmp_path.glob("t-*")) == []
     data.close(manager.close_all())
 
@@ -209,19 +210,19 @@ def test_corrupt_recovery_points_are_reported_and_count_as_unflushed(tmp_path):
 def test_records_above_the_log_end_cannot_be_deleted(tmp_path):
     data = opened(tmp_path)
     manager = LogManager(data, TopicConfig(), print)
-    manager.create_topic("t", 1, {})
+    create_topic(manager, "t", 1, {})
     manager.partition("t", 0).append(batch(b"x"), 1_000)
     with pytest.raises(ApiError) as refused:
-        manager.delete_records(TopicPartition("t", 0), 2)
+        delete_records(manager, TopicPartition("t", 0), 2)
     assert refused.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
-    assert manager.delete_records(TopicPartition("t", 0), -1) == 1
+    assert delete_records(manager, TopicPartition("t", 0), -1) == 1
     data.close(manager.close_all())
 
 
 def test_an_error_in_one_log_leaves_the_deletion_of_records_in_the_others(tmp_path, monkeypatch):
     data = opened(tmp_path)
     manager = LogManager(data, TopicConfig(), print)
-    manager.create_topic("t", 3, {})
+    create_topic(manager, "t", 3, {})
     for number in range(3):
         manager.partition("t", number).append(batch(b"x"), 1_000)
     first, delete_records = manager.partition("t", 0).log, PartitionLog.delete_records

@@ -9,6 +9,7 @@ import pytest
 from support.examples import scaled
 from support.file_operations import FileOperations
 from support.log_broker import NOW, SMALL, LogBroker, append, read
+from support.log_requests import create_topic, delete_records
 
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
@@ -51,7 +52,7 @@ class FullDisk:
 
 
 def requests(disk: FullDisk) -> None:
-    disk.request(lambda broker: broker.logs.create_topic("t", 1, SMALL))
+    disk.request(lambda broker: create_topic(broker.logs, "t", 1, SMALL))
     for number in range(8):
         values = [b"plain %d" % number + b"." * 60, b"aborted %d" % number, b"committed %d" % number]
         ids = {"producer_id": 1, "producer_epoch": 0, "transactional": True}
@@ -68,7 +69,7 @@ def requests(disk: FullDisk) -> None:
         disk.request(lambda broker: send(values[2], broker, base_sequence=2 * number + 1, **ids))
         disk.request(lambda broker: end(True, broker))
         disk.broker.logs.checkpoint_recovery_points()
-    disk.request(lambda broker: broker.logs.delete_records(TopicPartition("t", 0), 1))
+    disk.request(lambda broker: delete_records(broker.logs, TopicPartition("t", 0), 1))
 
 
 def check(disk: FullDisk, *, maybe_twice: bool) -> None:
@@ -103,13 +104,13 @@ def test_a_full_disk_fails_one_request_and_damages_nothing(tmp_path: Path) -> No
 def test_a_disk_that_fills_during_a_checkpoint_is_reported(tmp_path: Path) -> None:
     with FileOperations(tmp_path, lambda operation: None) as files:
         broker = LogBroker(tmp_path)
-        broker.logs.create_topic("t", 1, {})
+        create_topic(broker.logs, "t", 1, {})
         append(broker.partition("t"), b"x")
         files.free_bytes = 0
         assert not broker.logs.checkpoint_recovery_points()
         assert "Storing recovery points failed" in broker.reports[-1] and "No space left" in broker.reports[-1]
         with pytest.raises(ApiError, match="No space left"):
-            broker.logs.delete_records(TopicPartition("t", 0), 1)
+            delete_records(broker.logs, TopicPartition("t", 0), 1)
         assert broker.partition("t").log.log_start_offset == 0
         files.free_bytes = None
         assert broker.logs.checkpoint_recovery_points()

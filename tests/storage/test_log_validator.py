@@ -17,7 +17,7 @@ from spark_groupsource.records.header import BatchHeader, check_crc, iter_batche
 from spark_groupsource.records.varint import write_varint
 from spark_groupsource.storage.files import FileCache
 from spark_groupsource.storage.log import PartitionLog
-from spark_groupsource.storage.log_validator import RejectedBatchError, validate_batch
+from spark_groupsource.storage.log_validator import RejectedBatchError, ValidatedBatch, begin_validation, check_format
 from spark_groupsource.storage.partition import Partition
 from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.storage.topic_config import TopicConfig
@@ -57,7 +57,8 @@ def with_payload(data: bytes, payload: bytes, **fields) -> bytes:
 
 def validated(data, config=TopicConfig(), now=NOW) -> tuple[bytes, BatchHeader]:
     log = PartitionLog(Path("/nonexistent"), TopicPartition("t", 0), config, FileCache(), print)
-    found, header = run_steps(validate_batch(log, data, now, True))
+    result = begin_validation(log, data, check_format(data), now)
+    found, header = result if isinstance(result, ValidatedBatch) else run_steps(result)
     assert next(iter_batches(found)) == header
     check_crc(found, header)
     return bytes(found), header
@@ -350,7 +351,8 @@ def test_a_batch_that_expands_is_validated_in_small_steps():
     data = bomb(one * count, count)
     assert len(data) < 50_000
     log = PartitionLog(Path("/nonexistent"), TopicPartition("t", 0), TopicConfig(), FileCache(), print)
-    steps = validate_batch(log, data, NOW, True)
+    steps = begin_validation(log, data, check_format(data), NOW)
+    assert not isinstance(steps, ValidatedBatch)
     for _ in range(20):
         assert next(steps) is None
     steps.close()

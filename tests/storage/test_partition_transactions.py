@@ -8,6 +8,7 @@ import tracemalloc
 
 import pytest
 from support.log_broker import LogBroker, append, read
+from support.log_requests import create_topic, delete_records
 from support.partition_logs import batch, values_from
 from support.transaction_logs import NOW, LoggedTransactions, write_transactions
 
@@ -251,14 +252,14 @@ def test_a_transaction_index_that_cannot_be_written_takes_the_partition_offline(
 
 def test_aborted_transactions_of_deleted_segments_are_not_found(tmp_path):
     broker = LogBroker(tmp_path)
-    broker.logs.create_topic("t", 1, {})
+    create_topic(broker.logs, "t", 1, {})
     partition = broker.partition("t")
     for number in range(10):
         append(partition, b"x", producer_id=1, producer_epoch=0, base_sequence=number, transactional=True)
         partition.append_transaction_marker(1, 0, False, 0, NOW)
         if number in (2, 6):
             partition.log.roll()
-    broker.logs.delete_records(partition.topic_partition, 15)
+    delete_records(broker.logs, partition.topic_partition, 15)
     assert [row.last_offset for row in partition.transaction_index.overlapping(15, 100)] == [15, 17, 19]
     assert len(partition.transaction_index) == 3 and read(partition) == []
     broker.crash()

@@ -13,6 +13,7 @@ import pytest
 from support.examples import scaled
 from support.file_operations import FileOperations
 from support.log_broker import NOW, SMALL, LogBroker, append, read
+from support.log_requests import create_topic, delete_records, delete_topic
 from support.power_loss import Disk, Operation, write_state
 
 from spark_groupsource.model import TopicPartition
@@ -73,7 +74,7 @@ def run_transactions(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
     """Two producers, one of which aborts its transactions, over several segments."""
     flushes = LateFlushes()
     broker.logs.files.run_in_background = flushes  # type: ignore[method-assign]
-    broker.logs.create_topic("t", 1, SMALL)
+    create_topic(broker.logs, "t", 1, SMALL)
     mark(("topic", "t"))
     partition = broker.partition("t")
     for number in range(12):
@@ -95,7 +96,7 @@ def run_transactions(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
 def run_compaction(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
     flushes = LateFlushes()
     broker.logs.files.run_in_background = flushes  # type: ignore[method-assign]
-    broker.logs.create_topic("c", 1, {**SMALL, "cleanup.policy": "compact"})
+    create_topic(broker.logs, "c", 1, {**SMALL, "cleanup.policy": "compact"})
     mark(("topic", "c"))
     partition = broker.partition("c")
     append(partition, ONCE, ONCE)  # every cleaned segment has it
@@ -115,10 +116,10 @@ def run_compaction(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
 def run_topics(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
     """Topics that are deleted and created again, and records that are deleted."""
     for number in range(3):
-        broker.logs.create_topic("brief", 1, SMALL)  # no checkpoint has it
+        create_topic(broker.logs, "brief", 1, SMALL)  # no checkpoint has it
         append(broker.partition("brief"), b"old")
-        broker.logs.delete_topic("brief")
-        broker.logs.create_topic("again", 2, SMALL)
+        delete_topic(broker.logs, "brief")
+        create_topic(broker.logs, "again", 2, SMALL)
         mark(("topic", "again"))
         partition = broker.partition("again")
         for item in range(8):
@@ -129,9 +130,9 @@ def run_topics(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
         end = partition.log.log_end_offset
         partition.log.roll()
         mark(("topic", "again"))
-        broker.logs.delete_records(TopicPartition("again", 0), end)
+        delete_records(broker.logs, TopicPartition("again", 0), end)
         mark(("deleting", "again"))
-        broker.logs.delete_topic("again")
+        delete_topic(broker.logs, "again")
 
 
 RUNS = {"transactions": run_transactions, "compaction": run_compaction, "topics": run_topics}
@@ -152,7 +153,7 @@ def test_a_new_transaction_index_is_in_its_directory_before_its_segment_is_trust
     operations: list[Operation] = []
     with FileOperations(tmp_path, operations.append):
         broker = LogBroker(tmp_path, True)
-        broker.logs.create_topic("t", 1, {})
+        create_topic(broker.logs, "t", 1, {})
         partition = broker.partition("t")
         append(partition, b"first")  # flushes the directory with the files of the segment
         append(partition, b"aborted", producer_id=1, producer_epoch=0, base_sequence=0, transactional=True)
@@ -195,7 +196,7 @@ def check(path: Path, known: Acknowledged, flush: bool) -> None:
         append(partition, b"next", b"key")
         assert read(partition)[-1:] == [b"next"] or partition.last_stable_offset < partition.log.log_end_offset
     for name in {"again", "brief"} - set(broker.logs.topics):
-        broker.logs.create_topic(name, 1, SMALL)
+        create_topic(broker.logs, name, 1, SMALL)
         append(broker.partition(name), b"new")
         assert read(broker.partition(name)) == [b"new"], "a deleted topic is created again"
     broker.crash()

@@ -7,12 +7,12 @@ import pickle
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql.types import LongType, StructField, StructType
+from support.task_connections import close_connections
 from support.topics import create_topic
 
 from spark_groupsource.errors import BrokerError, ConfigurationError
 from spark_groupsource.source import dead_letters
 from spark_groupsource.source.datasource import GroupDataSource
-from spark_groupsource.source.task_reader import close_connections
 
 SCHEMA = StructType([StructField("offset", LongType()), StructField("id", LongType())])
 JSON = {"value.format": "json", "value.flatten": "true", "value.schema": "id bigint", "mode": "DROPMALFORMED"}

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "jobs")]
 
 from kafka_jars import KAFKA_VERSION  # noqa: E402
-from real_kafka import RealKafka  # noqa: E402
+from real_kafka import RealKafka, popen_tool  # noqa: E402
 
 from spark_groupsource.wire import group_records as records  # noqa: E402
 
@@ -51,7 +51,7 @@ def ours():
 def run_members(kafka):
     """Creates groups of a Java, a librdkafka and a kafka-python client, resets offsets and deletes a group."""
     create_topic(kafka, "orders", 3)
-    java = kafka.popen(
+    java = popen_tool(
         "org.apache.kafka.tools.VerifiableConsumer", "--bootstrap-server", kafka.bootstrap_servers, "--topic", "orders",
         "--group-id", "java-group", "--group-instance-id", "static-1", "--reset-policy", "earliest",
         "--assignment-strategy", "org.apache.kafka.clients.consumer.CooperativeStickyAssignor",

@@ -18,7 +18,7 @@ from spark_groupsource.broker.fetch.size_order import SizeOrder
 from spark_groupsource.broker.requests import TopicId
 from spark_groupsource.broker.state_budget import SESSION_PARTITION_BYTES
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.storage.steps import StorageSteps, run_steps
+from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
 NO_SESSION = 0
@@ -155,7 +155,7 @@ class FetchSessionCache:
 
     Without memory for more state (`is_budget_full`), no session is created. `partition_count`: of all sessions.
 
-    Each `new_context` without an error is followed by one `update_and_respond`, at once or after a delay.
+    Each `new_context_steps` without an error is followed by one `respond_steps`, at once or after a delay.
     """
 
     def __init__(
@@ -168,26 +168,10 @@ class FetchSessionCache:
         self._evictable_by_size: SizeOrder[int] = SizeOrder()
         self.partition_count = 0
 
-    def __len__(self) -> int:
-        return len(self._sessions)
-
-    @property
-    def session_ids(self) -> tuple[int, ...]:
-        """Ids of all sessions, the least recently used first."""
-        return tuple(self._sessions)
-
-    def get(self, session_id: int) -> FetchSession | None:
-        """Returns the session with this id."""
-        return self._sessions.get(session_id)
-
-    def new_context(self, request: FetchRequest, api_version: int, now_ms: int) -> FetchContext:
-        """Updates the session of a request, if it has one. `now_ms`: monotonic ms."""
-        return run_steps(self.new_context_steps(request, api_version, now_ms))
-
     def new_context_steps(
         self, request: FetchRequest, api_version: int, now_ms: int
     ) -> StorageSteps[FetchContext]:
-        """As `new_context`, in steps: a request may have thousands of partitions."""
+        """Updates the session of a request, if it has one, in steps. `now_ms`: monotonic ms."""
         by_id = api_version >= TOPIC_IDS_SINCE
         session = self._sessions.get(request.session_id)
         if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
@@ -218,17 +202,13 @@ class FetchSessionCache:
         session.epoch = next_epoch(session.epoch)
         return FetchContext(session.partitions.values(), session, session.epoch)
 
-    def update_and_respond(self, context: FetchContext, entries: PartitionEntries, now_ms: int) -> SessionResponse:
-        """Returns the session fields and the entries that the response must contain.
-
-        Returns INVALID_FETCH_SESSION_EPOCH if another connection has received a later request of the session.
-        """
-        return run_steps(self.respond_steps(context, entries, now_ms))
-
     def respond_steps(
         self, context: FetchContext, entries: PartitionEntries, now_ms: int
     ) -> StorageSteps[SessionResponse]:
-        """As `update_and_respond`, in steps."""
+        """Returns the session fields and the entries that the response must contain, in steps.
+
+        Returns INVALID_FETCH_SESSION_EPOCH if another connection has received a later request of the session.
+        """
         session = context.session
         if session is None:
             can_create = context.can_create_session

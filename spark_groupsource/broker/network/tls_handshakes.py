@@ -35,10 +35,6 @@ class HandshakeQueue:
         self._waiting: dict[Handshake, None] = {}
         self._is_newest_next = False
 
-    @property
-    def in_progress(self) -> int:
-        return len(self._in_progress)
-
     def add(self, handshake: Handshake) -> None:
         """Runs the next step of a handshake, when it may begin if it has not begun."""
         if handshake in self._in_progress:

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import kafka
 from support.chaos.caused_members import SLOW_ASSIGNOR, Member, StuckMember, World, join_request, leave
 from support.raw_broker import RawConnection
+from support.removed_members import remove_members
 from support.waiting import wait_until
 
-from spark_groupsource.client.admin import create_partitions, describe_groups, remove_members
+from spark_groupsource.client.admin import create_partitions, describe_groups
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 
