@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from spark_groupsource.clock import Instant
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.group import rebalance_events
 from spark_groupsource.group.classic_group import UNKNOWN_MEMBER, ClassicGroup
@@ -48,13 +47,8 @@ def _heartbeat(
 
 def renew_session(builder: OutcomeBuilder, group: ClassicGroup, member_id: str) -> None:
     """Restarts the session timeout of a member."""
-    builder.timers.append(session_timer(group, member_id, builder.instant))
-
-
-def session_timer(group: ClassicGroup, member_id: str, instant: Instant) -> SetTimer:
-    """Returns the end of a session of a member that starts now."""
-    deadline_ms = instant.now_ms + group.members[member_id].session_timeout_ms
-    return new_tuple(SetTimer, (SessionTimer(group.group_id, member_id), deadline_ms))
+    deadline_ms = builder.instant.now_ms + group.members[member_id].session_timeout_ms
+    builder.timers.append(new_tuple(SetTimer, (SessionTimer(group.group_id, member_id), deadline_ms)))
 
 
 def identities(request: LeaveGroupRequest, api_version: int) -> Sequence[LeaveGroupRequest.MemberIdentity]:

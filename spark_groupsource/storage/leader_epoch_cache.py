@@ -17,7 +17,7 @@ from spark_groupsource.errors import StorageError
 from spark_groupsource.storage.files import replace_file
 from spark_groupsource.storage.metadata_files import corrupt_file
 
-CHECKPOINT_NAME = "leader-epoch-checkpoint"
+_CHECKPOINT_NAME = "leader-epoch-checkpoint"
 
 
 class EpochEnd(NamedTuple):
@@ -122,12 +122,12 @@ class LeaderEpochCache:
 
     def _read_once(self) -> list[tuple[int, int]]:
         if self._starts is None:
-            self._starts = _read(Path(self._directory) / CHECKPOINT_NAME)
+            self._starts = _read(Path(self._directory) / _CHECKPOINT_NAME)
         return self._starts
 
     def _write(self, starts: list[tuple[int, int]]) -> None:
         lines = [f"{epoch} {start}\n" for epoch, start in starts]
-        replace_file(Path(self._directory) / CHECKPOINT_NAME, f"0\n{len(lines)}\n{''.join(lines)}".encode())
+        replace_file(Path(self._directory) / _CHECKPOINT_NAME, f"0\n{len(lines)}\n{''.join(lines)}".encode())
         self._starts, self.is_stored = starts or [_FIRST], True
 
 

@@ -40,7 +40,7 @@ from spark_groupsource.wire.messages import (
 _GROUP_KEY = 0
 _TRANSACTION_KEY = 1
 _BATCHED_SINCE = 4
-TOPIC_ID_VERSION = 10
+_TOPIC_ID_VERSION = 10
 """The first version of OffsetCommit and OffsetFetch with topic ids (KIP-848)."""
 
 _CommitTopic = OffsetCommitRequest.OffsetCommitRequestTopic
@@ -144,8 +144,8 @@ def offset_commit(
 def _check_commit(
     broker: Broker, context: ApiRequestContext, request: OffsetCommitRequest
 ) -> Checked | OffsetCommitResponse:
-    by_id = context.api_version >= TOPIC_ID_VERSION
-    topics, unknown_ids = resolve_commit_topics(broker, request.topics) if by_id else (request.topics, [])
+    by_id = context.api_version >= _TOPIC_ID_VERSION
+    topics, unknown_ids = _resolve_commit_topics(broker, request.topics) if by_id else (request.topics, [])
     existing, missing = split_by_existence(broker, topics, _CommitTopic)
     if not missing and not by_id:
         return Checked(request)
@@ -154,7 +154,7 @@ def _check_commit(
     def complete(response: OffsetCommitResponse) -> None:
         add_missing(response)
         if by_id:
-            with_ids = with_topic_ids(broker, response.topics)
+            with_ids = _with_topic_ids(broker, response.topics)
             response.topics = [*with_ids, *(_commit_unknown_id(topic) for topic in unknown_ids)]
 
     if not existing:
@@ -164,7 +164,7 @@ def _check_commit(
     return Checked(with_topics(request, existing), complete)
 
 
-def resolve_commit_topics(
+def _resolve_commit_topics(
     broker: Broker, topics: Iterable[_CommitTopic]
 ) -> tuple[list[_CommitTopic], list[_CommitTopic]]:
     """Returns the topics with the names of their ids, and those with unknown ids."""
@@ -188,7 +188,7 @@ def offset_fetch(
 
 
 def _check_fetch(broker: Broker, context: ApiRequestContext, request: OffsetFetchRequest) -> Checked:
-    if context.api_version < TOPIC_ID_VERSION:
+    if context.api_version < _TOPIC_ID_VERSION:
         return Checked(request)
     resolved: list[_FetchGroup] = []
     # of each entry of a group: a request may name a group twice
@@ -216,7 +216,7 @@ def _check_fetch(broker: Broker, context: ApiRequestContext, request: OffsetFetc
     def complete(response: OffsetFetchResponse) -> None:
         for group in response.groups:
             unknown = unknown_ids[group.group_id].popleft()
-            group.topics = with_topic_ids(broker, group.topics)
+            group.topics = _with_topic_ids(broker, group.topics)
             if not group.error_code:
                 group.topics = [*group.topics, *map(_fetch_unknown_id, unknown)]
 
@@ -304,7 +304,7 @@ def _topic_name(broker: Broker, topic_id: uuid.UUID | None) -> str:
         return ""
 
 
-def with_topic_ids(broker: Broker, response_topics: Sequence[Any]) -> list[Any]:
+def _with_topic_ids(broker: Broker, response_topics: Sequence[Any]) -> list[Any]:
     """Sets the ids of response topics; removes topics that were deleted meanwhile, because they have no id."""
     known: Mapping[str, Any] = broker.partitions.topics
     found = [topic for topic in response_topics if topic.name in known]

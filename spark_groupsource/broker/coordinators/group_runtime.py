@@ -15,13 +15,12 @@ import logging
 import uuid
 from collections import defaultdict
 from itertools import chain
-from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.coordinators.commit_batch import commit_batch
 from spark_groupsource.broker.coordinators.group_event_log import GroupEventLog
 from spark_groupsource.broker.coordinators.offset_removal import OffsetRemoval
-from spark_groupsource.broker.coordinators.reply_tokens import FanOut, PartToken, ShardToken
 from spark_groupsource.broker.coordinators.services import CoordinatorServices, report_unexpected
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorShard, CoordinatorTopic, ShardRegistry
 from spark_groupsource.broker.coordinators.state_size import GroupStateSize
@@ -73,6 +72,29 @@ _FULL_REPORT_MS = 60_000
 _REPLIES_PER_STEP = 50
 _LARGE_VALUE_BYTES = 65_536
 _GROUPS_PER_STEP = 200
+
+
+class _FanOut:
+    """A request that was split over several shards, and the responses so far."""
+
+    def __init__(self, token: object, request: GroupRequest, api_version: int, partitions: list[int]) -> None:
+        self.token = token
+        self.request = request
+        self.api_version = api_version
+        self.responses: dict[int, ApiMessage | None] = dict.fromkeys(partitions)
+
+
+class _ShardToken(NamedTuple):
+    """Token of one shard's part of a request that was split."""
+
+    fan_out: _FanOut
+    partition: int
+
+
+class _PartToken(NamedTuple):
+    """Token of one part of a request that is handled in steps."""
+
+    responses: list[ApiMessage]
 
 
 def _divide(records: Sequence[LogRecord], max_bytes: int) -> Iterator[Sequence[LogRecord]]:
@@ -228,7 +250,7 @@ class GroupRuntime:
 
         The coordinator responds to these at once.
         """
-        token = PartToken([])
+        token = _PartToken([])
         self._handle(context, request, token)
         (response,) = token.responses
         return response
@@ -301,9 +323,9 @@ class GroupRuntime:
         if not parts:
             self._reply(token, merge_responses(request, context.api_version, []))
             return
-        fan_out = FanOut(token, request, context.api_version, list(parts))
+        fan_out = _FanOut(token, request, context.api_version, list(parts))
         for partition, part in parts.items():
-            self._handle_part(context, partition, part, ShardToken(fan_out, partition))
+            self._handle_part(context, partition, part, _ShardToken(fan_out, partition))
 
     def partitions_deleted(self, topic_partitions: Sequence[TopicPartition]) -> Iterator[None]:
         """Removes the committed offsets of deleted partitions from every group, in steps."""
@@ -336,7 +358,8 @@ class GroupRuntime:
             self._report_full()
             self._reply(token, error_response(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, context.api_version))
             return
-        shard_context = self._shard_context(context, token, new_uuid)
+        values = token, context.api_version, context.client_id, f"/{context.client_host}", new_uuid
+        shard_context = new_tuple(RequestContext, (*values, context.connection_id))
         try:
             outcome = shard.state_machine.handle(request, shard_context, self._clock.instant())
         except Exception as error:  # an illegal state fails this request only, as in Kafka's CoordinatorRuntime
@@ -344,11 +367,6 @@ class GroupRuntime:
             self._reply(token, error_response(request, ErrorCode.UNKNOWN_SERVER_ERROR, context.api_version))
             return
         self._apply(shard, outcome)
-
-    def _shard_context(self, context: ApiRequestContext, token: object, new_uuid: str = "") -> RequestContext:
-        host = f"/{context.client_host}"
-        values = token, context.api_version, context.client_id, host, new_uuid, context.connection_id
-        return new_tuple(RequestContext, values)
 
     def _report_full(self) -> None:
         now_ms = self._clock.now_ms()
@@ -388,9 +406,9 @@ class GroupRuntime:
                     following = state_machine.append_succeeded(outcome, self._clock.instant())
             if len(outcome.replies) > _REPLIES_PER_STEP:  # a rebalance completes for thousands of members
                 for reply in outcome.replies:
-                    if isinstance(reply.token, PartToken):  # its response is used in this step
+                    if isinstance(reply.token, _PartToken):  # its response is used in this step
                         self._reply(reply.token, reply.response)
-                others = [reply for reply in outcome.replies if not isinstance(reply.token, PartToken)]
+                others = [reply for reply in outcome.replies if not isinstance(reply.token, _PartToken)]
                 self._background.add(self._reply_steps(others))
             else:
                 for reply in outcome.replies:
@@ -452,10 +470,10 @@ class GroupRuntime:
                 complete_response(response)
             self._send(token, response)
             return
-        if isinstance(token, PartToken):
+        if isinstance(token, _PartToken):
             token.responses.append(response)
             return
-        assert isinstance(token, ShardToken)
+        assert isinstance(token, _ShardToken)
         fan_out = token.fan_out
         fan_out.responses[token.partition] = response
         responses = [each for each in fan_out.responses.values() if each is not None]

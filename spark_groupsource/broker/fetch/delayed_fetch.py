@@ -169,11 +169,6 @@ class FetchManager:
         self._timers.set(token, now_ms + request.max_wait_ms)
         return DELAYED
 
-    def _pause_after(self, size: int) -> None:
-        """Lets others be first after a large read."""
-        if size > _LARGE_READ_BYTES:
-            self._next_large_read_ms = self._clock.now_ms() + _LARGE_READ_PAUSE_MS
-
     def _may_delay(self, partitions: int) -> bool:
         """Whether another fetch may wait; large ones leave half of the partitions to small ones."""
         limit = MAX_DELAYED_PARTITIONS if partitions <= _INLINE_PARTITIONS else MAX_DELAYED_PARTITIONS // 2
@@ -304,7 +299,8 @@ class FetchManager:
                 else:
                     has_error = True
                     entries.append((requested, error_entry(requested.number, error.code)))
-        self._pause_after(size)
+        if size > _LARGE_READ_BYTES:  # others are first
+            self._next_large_read_ms = self._clock.now_ms() + _LARGE_READ_PAUSE_MS
         return _ReadResult(entries + unknown_ids + unknown_names, partitions, size, has_error)
 
     def _most_bytes(self, requested: Collection[CachedPartition]) -> int:

@@ -52,7 +52,7 @@ class PartitionReads:
         if not is_idle or partition.log.corrupt_ranges:
             return None
         found.append(partition.topic_partition)
-        return empty_entry(requested.number, end, stable, log_start, committed)
+        return _empty_entry(requested.number, end, stable, log_start, committed)
 
     def find(self, node_id: int, requested: CachedPartition, may_read: Callable[[str], bool]) -> Partition:
         """Returns the partition of a request, whose leader is the node. Raises: ApiError."""
@@ -74,7 +74,7 @@ class PartitionReads:
         log, offset = partition.log, requested.fetch_offset
         end, stable, log_start = partition.offsets
         if log_start <= offset == end and requested.last_fetched_epoch < 0 and not log.corrupt_ranges.ranges:
-            return empty_entry(requested.number, end, stable, log_start, committed)
+            return _empty_entry(requested.number, end, stable, log_start, committed)
         diverging = _diverging_epoch(partition, requested)
         if diverging is None and not log_start <= offset <= end:
             raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE)
@@ -134,7 +134,7 @@ def unknown_entry(partition: int, code: ErrorCode) -> PartitionData:
     return entry
 
 
-def empty_entry(number: int, end: int, stable: int, log_start: int, committed: bool) -> PartitionData:
+def _empty_entry(number: int, end: int, stable: int, log_start: int, committed: bool) -> PartitionData:
     """Returns the entry of a partition without records from the requested offset on."""
     return _entry(number, end, stable, log_start, [] if committed else None, _NO_RECORDS)
 

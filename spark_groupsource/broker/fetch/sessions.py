@@ -14,17 +14,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Callable, Collection, NamedTuple, Sequence, Tuple, Union
 
-from spark_groupsource.broker.fetch.size_order import SizeOrder
 from spark_groupsource.broker.requests import TopicId
 from spark_groupsource.broker.state_budget import SESSION_PARTITION_BYTES
+from spark_groupsource.deadlines import DeadlineHeap
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
-NO_SESSION = 0
-INITIAL_EPOCH = 0
-FINAL_EPOCH = -1
-TOPIC_IDS_SINCE = 13
+_NO_SESSION = 0
+_INITIAL_EPOCH = 0
+_FINAL_EPOCH = -1
+_TOPIC_IDS_SINCE = 13
 MIN_EVICTION_MS = 120_000
 MAX_PARTITIONS = 50_000
 """Limit of all sessions of a node together, which bounds their memory to about 17 MB. Kafka has no such limit."""
@@ -40,7 +40,7 @@ Key = Tuple[Union[str, TopicId, None], int]
 
 
 def next_epoch(epoch: int) -> int:
-    """Returns the session epoch after `epoch`; wraps around to 1, never to `INITIAL_EPOCH`."""
+    """Returns the session epoch after `epoch`; wraps around to 1, never to `_INITIAL_EPOCH`."""
     return 1 if epoch == _INT32_MAX else epoch + 1
 
 
@@ -118,7 +118,7 @@ class FetchSession:
         self.uses_topic_ids = uses_topic_ids
         self.partitions = partitions
         self.created_ms = self.last_used_ms = now_ms
-        self.epoch = next_epoch(INITIAL_EPOCH)
+        self.epoch = next_epoch(_INITIAL_EPOCH)
         self.size = 0  # partitions at the last request, the value that the cache has counted
 
 
@@ -131,7 +131,7 @@ class FetchContext(NamedTuple):
 
     partitions: Collection[CachedPartition] = ()
     session: FetchSession | None = None
-    epoch: int = FINAL_EPOCH
+    epoch: int = _FINAL_EPOCH
     can_create_session: bool = False
     uses_topic_ids: bool = False
     error_code: ErrorCode = ErrorCode.NONE
@@ -165,20 +165,21 @@ class FetchSessionCache:
         self._slots = slots
         self._new_id = new_id
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()  # least recently used first
-        self._evictable_by_size: SizeOrder[int] = SizeOrder()
+        # the number of each key is not a deadline but the size of the session
+        self._evictable_by_size: DeadlineHeap[int] = DeadlineHeap()
         self.partition_count = 0
 
     def new_context_steps(
         self, request: FetchRequest, api_version: int, now_ms: int
     ) -> StorageSteps[FetchContext]:
         """Updates the session of a request, if it has one, in steps. `now_ms`: monotonic ms."""
-        by_id = api_version >= TOPIC_IDS_SINCE
+        by_id = api_version >= _TOPIC_IDS_SINCE
         session = self._sessions.get(request.session_id)
-        if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
+        if request.session_epoch in (_INITIAL_EPOCH, _FINAL_EPOCH):
             if session is not None:
                 self._remove(session)
             requested = yield from _merge({}, request, by_id)
-            can_create_session = request.session_epoch == INITIAL_EPOCH
+            can_create_session = request.session_epoch == _INITIAL_EPOCH
             return FetchContext(requested.values(), can_create_session=can_create_session, uses_topic_ids=by_id)
         if session is None:
             return FetchContext(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
@@ -212,7 +213,7 @@ class FetchSessionCache:
         session = context.session
         if session is None:
             can_create = context.can_create_session
-            session_id = NO_SESSION
+            session_id = _NO_SESSION
             if can_create:
                 session_id = yield from self._create(context.uses_topic_ids, entries, now_ms)
             return SessionResponse(ErrorCode.NONE, session_id, entries)
@@ -241,7 +242,7 @@ class FetchSessionCache:
             if number % _PARTITIONS_PER_STEP == 0:
                 yield None
         if not self._evict_for(len(entries), now_ms):
-            return NO_SESSION
+            return _NO_SESSION
         session_id = self._new_id()
         while session_id in self._sessions:
             session_id = self._new_id()
@@ -263,7 +264,7 @@ class FetchSessionCache:
             if now_ms - oldest.last_used_ms > MIN_EVICTION_MS:
                 self._remove(oldest)
                 continue
-            smaller = self._evictable_by_size.pop_smallest(below=size)
+            smaller = self._evictable_by_size.pop_expired(size - 1)  # the smallest one, if it is smaller
             if smaller is None:
                 return False
             self._remove(self._sessions[smaller])
@@ -280,7 +281,7 @@ class FetchSessionCache:
 
     def _remove(self, session: FetchSession) -> None:
         del self._sessions[session.session_id]
-        self._evictable_by_size.discard(session.session_id)
+        self._evictable_by_size.cancel(session.session_id)
         self.partition_count -= session.size
 
 
