@@ -23,7 +23,7 @@ _RETURN_MS = 10_000
 def rebalances_from_events(events: Iterable[GroupEvent]) -> Iterator[Rebalance]:
     """Yields the rebalances of one group by generation, fields SEEN unless the events do not show them.
 
-    `events` are those of the embedded coordinator (`group_events`), of applications (`application_events`, a file), or
+    `events` are those of the embedded coordinator (`group_events`), of applications (metadata of commits, a file), or
     both together: what the applications report is added to the rebalance of its generation. A generation that only
     applications report has the fields that they know. Events of one reporter are in order.
 
