@@ -133,7 +133,7 @@ def figures(context: Context) -> Iterator[Figure]:
         finally:
             own.stop()
     measure = f"restart with {records:,} group records"
-    yield took.figure(measure, "Kafka, loading", "s", "embedded", "Kafka", least_ratio=1.0)
+    yield took.figure(measure, "Kafka, loading", "s", "embedded", "Kafka")
     yield took.figure(f"{measure}, whole", "Kafka", "s", "embedded, whole", "Kafka, whole")
 
 
