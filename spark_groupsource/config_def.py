@@ -17,6 +17,7 @@ from typing import Any, Callable, Iterable, Mapping
 
 from spark_groupsource.errors import ConfigurationError
 
+INT16_MAX = 2**15 - 1
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 _METADATA = "config_key"

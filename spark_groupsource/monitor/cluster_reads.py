@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from base64 import urlsafe_b64encode
 from dataclasses import replace
 from typing import Iterable, Mapping, Sequence
 
 from spark_groupsource.client.admin import GroupDescription, batches_by_coordinator, list_groups, list_topics
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, ClusterClient, ClusterMetadata, TopicInfo
+from spark_groupsource.client.cluster.configs import describe_topic_configs
 from spark_groupsource.client.cluster.metadata import MAX_TIMESTAMP
 from spark_groupsource.client.records.partition_fetch import (
     FETCH_BY_NAME,
@@ -14,14 +17,17 @@ from spark_groupsource.client.records.partition_fetch import (
     fetch_request,
     partitions_of,
 )
-from spark_groupsource.errors import ErrorCode, NetworkError, UnsupportedVersionError
-from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.errors import ErrorCode, GroupSourceError, NetworkError, UnsupportedVersionError
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
 from spark_groupsource.monitor.lag import FirstBatch, LagRow, lag_rows
+from spark_groupsource.monitor.near_names import suggests_topics
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.records.header import OldFormatError, iter_batches, last_batch
 from spark_groupsource.records.message_sets import with_record_batches
 from spark_groupsource.records.timestamp_lookup import timestamp_from
 from spark_groupsource.wire.messages import DescribeLogDirsRequest, OffsetFetchRequest, OffsetFetchResponse
+
+_log = logging.getLogger(__name__)
 
 Commits = dict[TopicPartition, OffsetAndMetadata]
 
@@ -40,10 +46,33 @@ def selected_topics(cluster: ClusterClient, selection: NameSelection | None) -> 
     Raises: BrokerError for a named topic that does not exist.
     """
     if selection is not None and selection.names is not None:
-        found = cluster.describe_topics(selection.names, refresh=True)
+        with suggests_topics(cluster, selection.names):
+            found = dict(cluster.describe_topics(selection.names, refresh=True))
     else:
         found = list_topics(cluster, internal=selection is not None)
     return [found[name] for name in sorted(found) if selection is None or selection.matches(name)]
+
+
+def topic_id_text(topic: TopicInfo) -> str | None:
+    """Returns the id of a topic as Kafka's tools print it; None for brokers before 2.8."""
+    return None if topic.topic_id is None else urlsafe_b64encode(topic.topic_id.bytes).decode().rstrip("=")
+
+
+def topic_overrides(cluster: ClusterClient, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Returns the settings that each topic overrides; topics whose settings cannot be read are absent, and logged.
+
+    Raises: NetworkError.
+    """
+    found, unknown = {}, []
+    for name, configs in describe_topic_configs(cluster, topics).items():
+        if isinstance(configs, GroupSourceError):
+            unknown.append((name, configs))
+        else:
+            found[name] = {entry.name: entry.value or "" for entry in configs if entry.is_of_topic}
+    if unknown:
+        names = bounded_names(name for name, _ in unknown)
+        _log.warning("[topic=%s] The settings of %d topics are unknown: %s", names, len(unknown), unknown[0][1])
+    return found
 
 
 def selected_groups(cluster: ClusterClient, selection: NameSelection | None) -> list[str]:
@@ -147,7 +176,10 @@ def _led(view: ClusterMetadata, partitions: Iterable[TopicPartition]) -> list[To
 
 
 def log_sizes(cluster: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Returns the bytes of the log on each leader; empty without permission (DESCRIBE on the cluster)."""
+    """Returns the bytes of the log on each leader.
+
+    Empty without permission (DESCRIBE on the cluster), and for brokers without DescribeLogDirs, which is logged.
+    """
     sizes: dict[TopicPartition, int] = {}
     wanted = dict.fromkeys(partitions)
     view = cluster.metadata({tp.topic for tp in wanted}) if wanted else ClusterMetadata({}, {})
@@ -158,7 +190,12 @@ def log_sizes(cluster: ClusterClient, partitions: Iterable[TopicPartition]) -> d
     row = DescribeLogDirsRequest.DescribableLogDirTopic
     for node_id, topics in by_node.items():
         request = DescribeLogDirsRequest(topics=[row(topic=t, partitions=numbers) for t, numbers in topics.items()])
-        for result in cluster.call_node(node_id, request).results:
+        try:
+            results = cluster.call_node(node_id, request).results
+        except UnsupportedVersionError as error:
+            _log.warning("[node=%d] The sizes of its logs are unknown: %s", node_id, error)
+            continue
+        for result in results:
             for topic in result.topics:
                 for p in topic.partitions:
                     if not p.is_future_key:

@@ -70,7 +70,12 @@ _DEFINITIONS = (
             TableColumn("partition_count", "int", "Number of partitions."),
             TableColumn("replication_factor", "int", "Number of replicas of partition 0."),
             TableColumn("is_internal", "boolean", "True for a topic of the broker itself."),
-            TableColumn("configs", "string", "Settings that the topic overrides, as name=value separated by commas."),
+            TableColumn(
+                "configs",
+                "string",
+                "Settings that the topic overrides, as name=value separated by commas; null without permission, and "
+                "for brokers without DescribeConfigs.",
+            ),
         ),
         frozenset({"topic"}),
     ),
@@ -87,7 +92,10 @@ _DEFINITIONS = (
             TableColumn("log_start_offset", "bigint", "First offset of the log."),
             TableColumn("log_end_offset", "bigint", "High watermark, the end that consumers can read."),
             TableColumn(
-                "size", "bigint", "Size of the log of the leader (DescribeLogDirs); null without permission.", "bytes"
+                "size",
+                "bigint",
+                "Size of the log of the leader; null without permission, and for brokers without DescribeLogDirs.",
+                "bytes",
             ),
         ),
         frozenset({"topic"}),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, TypeVar
+from typing import Callable, Mapping, NamedTuple, TypeVar
 
 from spark_groupsource.client.admin import GroupDescription, describe_groups
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import without_prefix
 from spark_groupsource.errors import GroupSourceError, NetworkError, RequestTimeoutError
 from spark_groupsource.log_text import escaped, shortened
-from spark_groupsource.model import bounded_names
+from spark_groupsource.model import TopicPartition, bounded_names
 from spark_groupsource.monitor.event_sources import group_events
 from spark_groupsource.monitor.group_history import GroupLog, GroupLogReader
 from spark_groupsource.monitor.group_steps import GroupRecord
@@ -66,11 +66,50 @@ def failure_text(error: GroupSourceError, read_at: str) -> str:
 
 
 class WatchUpdate(NamedTuple):
-    """What changed: completed rebalances with their history, and the text of a rebalance in progress, if it is new."""
+    """What changed: completed rebalances with their history, and the text of a rebalance in progress, if it is new.
+
+    Attributes:
+        description: the group now.
+    """
 
     history: GroupHistory
     completed: list[Rebalance]
     progress: str | None
+    description: GroupDescription
+
+
+class GroupCondition(NamedTuple):
+    """State, number of members and lag of a group; the lag is None where no offset is committed."""
+
+    state: str
+    members: int
+    lags: Mapping[TopicPartition, int | None]
+
+    @property
+    def lag(self) -> int:
+        """Sum of the known lags."""
+        return sum(lag for lag in self.lags.values() if lag is not None)
+
+
+def condition_text(now: GroupCondition, before: GroupCondition | None) -> str:
+    """Returns state, members and lag in one line, with the partitions whose lag has changed, or all at first.
+
+    The partitions with the largest lag are named.
+    """
+    if now.state == "Dead":
+        return "The group does not exist."
+    members, partitions = (
+        f"{count:,} {noun}{'' if count == 1 else 's'}"
+        for count, noun in ((now.members, "member"), (len(now.lags), "partition"))
+    )
+    text = f"{now.state}, {members}, {partitions}, lag {now.lag:,}"
+    known = {} if before is None else before.lags
+    changed = [tp for tp, lag in now.lags.items() if tp not in known or known[tp] != lag]
+    if before is not None and before.state != "Dead" and now.lag != before.lag:
+        text += f" ({now.lag - before.lag:+,})"
+    ordered = sorted(changed, key=lambda tp: (-(now.lags[tp] or 0), tp))
+    shown = (f"{tp} {'unknown' if now.lags[tp] is None else f'{now.lags[tp]:,}'}" for tp in ordered)
+    return f"{text}: {bounded_names(shown, count=len(ordered))}." if ordered else f"{text}."
 
 
 class GroupWatch:
@@ -114,7 +153,7 @@ class GroupWatch:
         self._seen = {r.generation for r in new} - {r.generation for r in completed}
         self._is_pending = bool(self._seen)
         text, self._progress = progress if progress != self._progress else None, progress
-        return WatchUpdate(self._history, completed, text)
+        return WatchUpdate(self._history, completed, text, description)
 
     def _progress_now(self, description: GroupDescription, log: GroupLog) -> str | None:
         if description.state not in _REBALANCING:

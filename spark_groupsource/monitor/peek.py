@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from spark_groupsource.client.cluster.client import EARLIEST, LATEST, ClusterCli
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.errors import BrokerError, ConfigurationError
 from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.monitor.arrival_order import arrival_indexes
 from spark_groupsource.monitor.record_decoding import Decoder
 from spark_groupsource.records.arrow import decode_fetched
 from spark_groupsource.values.python_values import python_values
@@ -129,7 +131,14 @@ def _batches(cluster: ClusterClient, ranges: Sequence[OffsetRange]) -> Iterator[
 
 
 def _chosen(rows: list[_TimedRow], query: PeekQuery) -> list[_TimedRow]:
-    rows.sort(key=lambda timed: (timed[0], timed[1]["partition"], timed[1]["offset"]))
+    rows.sort(key=lambda timed: (timed[1]["partition"], timed[1]["offset"]))
+    indexes = [
+        index
+        for _, found in groupby(rows, key=lambda timed: timed[1]["partition"])
+        for index in arrival_indexes([time for time, _ in found])
+    ]
+    ordered = sorted(zip(rows, indexes), key=lambda entry: (entry[0][0], entry[1]))
+    rows = [timed for timed, _ in ordered]
     if query.timestamp_ms is not None:
         return rows[: query.limit]
     return rows[-query.limit :] if query.limit else []

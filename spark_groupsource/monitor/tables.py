@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from base64 import urlsafe_b64encode
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Mapping
 
 from spark_groupsource.client.admin import GroupDescription, describe_groups
-from spark_groupsource.client.cluster.client import ClusterClient, TopicInfo
-from spark_groupsource.client.cluster.configs import describe_topic_overrides
+from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.errors import CorruptRecordError, GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.monitor.cluster_reads import (
@@ -20,10 +18,13 @@ from spark_groupsource.monitor.cluster_reads import (
     log_start_offsets,
     selected_groups,
     selected_topics,
+    topic_id_text,
+    topic_overrides,
 )
 from spark_groupsource.monitor.estimates import ESTIMATES, estimates
 from spark_groupsource.monitor.group_history import last_group_records
 from spark_groupsource.monitor.lag import member_row
+from spark_groupsource.monitor.near_names import missing_group_text
 from spark_groupsource.monitor.offsets_log import Corruption, Entry, entries, fetch_batches, log_partitions, log_ranges
 from spark_groupsource.monitor.rebalance import Actor, Origin, Rebalance
 from spark_groupsource.monitor.rebalance_sources import group_rebalances
@@ -61,12 +62,12 @@ def read_rows(cluster: ClusterClient, query: TableQuery) -> Iterator[Row]:
 def _topics(cluster: ClusterClient, query: TableQuery) -> Iterator[Row]:
     topics = selected_topics(cluster, query.topic)
     names = [topic.name for topic in topics]
-    overrides = describe_topic_overrides(cluster, names) if names and "configs" in query.columns else {}
+    overrides = topic_overrides(cluster, names) if "configs" in query.columns else {}
     for topic in topics:
         settings = overrides.get(topic.name)
         yield {
             "topic": topic.name,
-            "topic_id": _topic_id(topic),
+            "topic_id": topic_id_text(topic),
             "partition_count": len(topic.partitions),
             "replication_factor": len(topic.partitions[min(topic.partitions)].replicas) if topic.partitions else None,
             "is_internal": topic.is_internal,
@@ -262,12 +263,8 @@ def existing_groups(cluster: ClusterClient, selection: NameSelection | None) -> 
     described = describe_groups(cluster, selected_groups(cluster, selection))
     missing = [name for name, group in described.items() if group.state == "Dead"]
     if missing and selection is not None and selection.names is not None:
-        raise GroupSourceError(f"Consumer group {missing[0]!r} does not exist. Run: groupsource groups list.")
+        raise GroupSourceError(missing_group_text(cluster, missing[0]))
     return described
-
-
-def _topic_id(topic: TopicInfo) -> str | None:
-    return None if topic.topic_id is None else urlsafe_b64encode(topic.topic_id.bytes).decode().rstrip("=")
 
 
 def _known(number: int) -> int | None:

@@ -5,23 +5,33 @@ from __future__ import annotations
 from typing import Mapping, NamedTuple, Sequence
 
 from spark_groupsource.client.cluster.client import ClusterClient
-from spark_groupsource.errors import BrokerError, as_sentence
-from spark_groupsource.wire.messages import DescribeConfigsRequest, IncrementalAlterConfigsRequest
+from spark_groupsource.errors import BrokerError, GroupSourceError, UnsupportedVersionError, as_sentence
+from spark_groupsource.wire.messages import (
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsRequest,
+)
 
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
-_DYNAMIC_TOPIC_CONFIG = 1
+_DYNAMIC_TOPIC_CONFIG, _DEFAULT_CONFIG = 1, 5
 # operations of IncrementalAlterConfigs (KIP-339)
 _SET, _DELETE = 0, 1
 
 
 class ConfigEntry(NamedTuple):
-    """One setting of a topic or broker; `value` is None for sensitive settings."""
+    """One setting of a topic or broker.
+
+    Attributes:
+        value: None for sensitive settings.
+        is_of_topic: whether the topic overrides it.
+    """
 
     name: str
     value: str | None
     is_default: bool
     is_sensitive: bool
+    is_of_topic: bool = False
 
 
 def describe_config(
@@ -40,33 +50,47 @@ def describe_config(
         response = cluster.call_node(int(name), request, timeout_ms)
     else:
         response = cluster.call_any(request, timeout_ms)
-    result = response.results[0]
-    if result.error_code:
-        operation = f"Describing the configuration of '{name}'"
-        raise BrokerError(result.error_code, operation, as_sentence(result.error_message))
-    return {
-        c.name: ConfigEntry(c.name, c.value, c.is_default or c.config_source == 5, c.is_sensitive)
-        for c in sorted(result.configs, key=lambda c: str(c.name))
-    }
+    found = _entries_or_error(response.results[0])
+    if isinstance(found, GroupSourceError):
+        raise found
+    return {entry.name: entry for entry in found}
 
 
-def describe_topic_overrides(cluster: ClusterClient, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Returns the settings that each topic overrides, with one request; topics without permission are absent.
+def describe_topic_configs(
+    cluster: ClusterClient, topics: Sequence[str]
+) -> dict[str, list[ConfigEntry] | GroupSourceError]:
+    """Returns the settings of each topic, sorted, with one request, or the error of those that cannot be read.
+
+    A broker without DescribeConfigs, as some services that are compatible with Kafka, is an error of each topic.
 
     Raises: NetworkError.
     """
     row = DescribeConfigsRequest.DescribeConfigsResource
     resources = [row(resource_type=TOPIC_RESOURCE, resource_name=name, configuration_keys=None) for name in topics]
-    response = cluster.call_any(DescribeConfigsRequest(resources=resources))
-    return {
-        result.resource_name: {
-            c.name: "" if c.value is None else c.value
-            for c in sorted(result.configs, key=lambda c: str(c.name))
-            if c.config_source == _DYNAMIC_TOPIC_CONFIG
-        }
-        for result in response.results
-        if not result.error_code
-    }
+    if not topics:
+        return {}
+    try:
+        response = cluster.call_any(DescribeConfigsRequest(resources=resources))
+    except UnsupportedVersionError as error:
+        return dict.fromkeys(topics, error)
+    return {result.resource_name: _entries_or_error(result) for result in response.results}
+
+
+def _entries_or_error(result: DescribeConfigsResponse.DescribeConfigsResult) -> list[ConfigEntry] | GroupSourceError:
+    if result.error_code:
+        operation = f"Describing the configuration of '{result.resource_name}'"
+        return BrokerError(result.error_code, operation, as_sentence(result.error_message))
+    return [_entry(config) for config in sorted(result.configs, key=lambda c: str(c.name))]
+
+
+def _entry(config: DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult) -> ConfigEntry:
+    return ConfigEntry(
+        config.name,
+        config.value,
+        config.is_default or config.config_source == _DEFAULT_CONFIG,
+        config.is_sensitive,
+        config.config_source == _DYNAMIC_TOPIC_CONFIG,
+    )
 
 
 def alter_config(
