@@ -33,6 +33,8 @@ hypothesis.settings.register_profile("check", deadline=None, max_examples=5, der
 hypothesis.settings.load_profile("suite")
 
 startup.configure()
+# tables have the width of a terminal where it is set
+os.environ.pop("COLUMNS", None)
 
 
 # fixtures that start a process which `make check` does without; a test that uses one of them gets the mark of that name

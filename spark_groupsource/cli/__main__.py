@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+
+from spark_groupsource.cli.streams import flush_output, open_standard_streams
 
 
 def main() -> int:
-    """Runs the command with the arguments of this process; returns the exit status where click does not exit."""
+    """Runs the command with the arguments of this process; returns the exit status."""
+    open_standard_streams()
     try:
         from spark_groupsource.cli.main import main as command
     except ModuleNotFoundError as error:
@@ -18,8 +23,23 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    command(prog_name="groupsource")
-    return 0
+    try:
+        try:
+            command(prog_name="groupsource")
+        except SystemExit:
+            flush_output()
+            raise
+    except OSError as error:
+        # an address or a file that a command opens has an error of its own
+        if error.errno != errno.EPIPE:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            name = f" {os.fsdecode(error.filename)}" if isinstance(error.filename, (str, bytes)) else ""
+            print(
+                f"Error: Reading or writing{name or ' a standard stream'} failed: {reason}. Check the files and the "
+                "redirections of the command.",
+                file=sys.stderr,
+            )
+    return 1
 
 
 if __name__ == "__main__":

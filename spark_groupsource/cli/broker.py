@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Sequence
 
 import click
 
-from spark_groupsource.cli.common import HELP, key_values, read_lines, read_properties
+from spark_groupsource.cli.commands import command
+from spark_groupsource.cli.common import key_values, read_lines, read_properties
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.net import parse_listen_address
 
@@ -22,7 +23,7 @@ _FLUSH = "log.flush.interval.messages"
 _ATOMIC_WRITE_BYTES = 4_096  # to a pipe (PIPE_BUF of Linux): no other process writes within these lines
 
 
-@click.command(context_settings=HELP)
+@command()
 @click.option(
     "--listen",
     default="127.0.0.1:9092",
@@ -87,7 +88,6 @@ def broker(
     from spark_groupsource.broker.process import serve_forever
 
     address = parse_listen_address(listen, "--listen")
-    _occupy_standard_descriptors()
     settings = read_properties(config_file, "--config-file") if config_file else {}
     settings |= key_values(config, "--config")
     if add_scram_file:
@@ -109,20 +109,8 @@ def broker(
     )
 
 
-def _occupy_standard_descriptors() -> None:
-    """Opens ``/dev/null`` for those of the descriptors 0 to 2 that are closed.
-
-    Otherwise a segment file or a socket would get the number, and messages for standard error would be written there.
-    """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        continue
-    os.close(descriptor)
-
-
 def write_lines(lines: Sequence[ReportLine]) -> None:
     """Writes log lines to standard error, several with one system call."""
-    if sys.stderr is None:
-        return
     block = b""
     for text, level in lines:
         line = f"{logging.getLevelName(level)} {text}\n".encode()

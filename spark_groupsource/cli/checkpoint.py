@@ -9,15 +9,22 @@ from typing import Any
 
 import click
 
-from spark_groupsource.cli.common import HELP, CommandGroup, cluster_options, open_cluster
+from spark_groupsource.cli.commands import CommandGroup
+from spark_groupsource.cli.common import HELP, cluster_options, open_cluster
+from spark_groupsource.cli.effects import Excludes, Needs, check_effects
 from spark_groupsource.cli.group_tables import reset_csv
+from spark_groupsource.cli.text_layout import output_width, table
+from spark_groupsource.client.admin import describe_groups
 from spark_groupsource.clock import format_timestamp_ms
+from spark_groupsource.config_def import INT32_MAX
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.monitor.near_names import missing_group_text
 from spark_groupsource.source.checkpoint import Checkpoint, ComparedRow, SourceCheckpoint, compare, read_checkpoint
 from spark_groupsource.source.kafka_checkpoint import export_checkpoint
 
 _PLANNED_COLUMNS = ("TOPIC", "PARTITION", "PLANNED", "COMMITTED-BATCH")
 _COLUMNS = (*_PLANNED_COLUMNS, "GROUP-OFFSET", "LOG-START", "LOG-END", "RESTART", "LAG")
+SHOW_EFFECTS = (Excludes("--json", "--export"), Needs("--source", ("--export",)))
 
 
 @click.group(cls=CommandGroup, context_settings=HELP)
@@ -37,9 +44,16 @@ def checkpoint() -> None:
     help="Print the offsets after the last committed batch as lines of topic,partition,offset, for "
     "groups reset-offsets --from-file.",
 )
-@click.option("--source", "index", type=click.IntRange(0), metavar="N", help="With --export. Default: the only source.")
+@click.option(
+    "--source",
+    "index",
+    type=click.IntRange(0, INT32_MAX),
+    metavar="N",
+    help="With --export. Default: the only source.",
+)
 def show(directory: str, as_json: bool, export: bool, index: int | None) -> None:
     """Shows the last planned and committed batch, the watermark, the offsets and the settings of a checkpoint."""
+    check_effects(click.get_current_context(), SHOW_EFFECTS)
     found = read_checkpoint(directory)
     if export:
         done = found.source(index).committed
@@ -76,7 +90,13 @@ def export(directory: str, target: Path) -> None:
 @click.argument("directory", metavar="DIR")
 @cluster_options
 @click.option("--group", "group_id", metavar="GROUP", help="Default: the group of the checkpoint.")
-@click.option("--source", "index", type=click.IntRange(0), metavar="N", help="Default: the only source of Kafka.")
+@click.option(
+    "--source",
+    "index",
+    type=click.IntRange(0, INT32_MAX),
+    metavar="N",
+    help="Default: the only source of Kafka.",
+)
 @click.option(
     "--on-group-reset",
     type=click.Choice(["follow", "fail", "ignore"]),
@@ -101,6 +121,9 @@ def compare_command(
     if not group_id:
         raise ConfigurationError(f"Checkpoint {directory} does not name its group. Give --group.")
     with open_cluster(bootstrap, command_config) as cluster:
+        if describe_groups(cluster, [group_id])[group_id].state == "Dead":
+            # the first commit creates it: the comparison shows what the first run would read
+            click.echo(f"Warning: {missing_group_text(cluster, group_id)}", err=True)
         rows = compare(cluster, group_id, source, on_group_reset)
     if as_json:
         click.echo(json.dumps([_row_as_json(group_id, row) for row in rows], indent=1))
@@ -200,9 +223,7 @@ def _cells(row: ComparedRow) -> list[str]:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, *rows]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(header))]
-    return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths)).rstrip() for line in lines)
+    return table(header, rows, output_width()).removesuffix("\n")
 
 
 def _text(value: int | None) -> str:

@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Mapping, TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -17,7 +16,7 @@ from spark_groupsource.cli.ignored_settings import is_ignored
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.rejected_settings import is_accepted_value
 from spark_groupsource.client.settings import ClientSettings, without_prefix
-from spark_groupsource.config_def import closest, trim
+from spark_groupsource.config_def import trim
 from spark_groupsource.config_providers import resolve
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.model import bounded_names
@@ -36,50 +35,9 @@ class SettingsError(ConfigurationError):
     """A properties file, one of its settings or an address is invalid."""
 
 
-class CommandGroup(click.Group):
-    """A click group that reports a `GroupSourceError` as one line on standard error, with exit status 1."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except GroupSourceError as error:
-            raise click.ClickException(one_line(error)) from error
-
-
 def one_line(error: GroupSourceError) -> str:
     """Returns the message of an error in one line, with settings named as in properties files."""
     return without_prefix(" ".join(str(error).split()))
-
-
-class LazyGroup(CommandGroup):
-    """Imports the module of a command on demand; the function has the name of the command with underscores.
-
-    Attributes:
-        modules: command -> module of this package, possibly with ``:function`` where the name differs.
-    """
-
-    modules: Mapping[str, str] = {}
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.modules)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        if not ctx.resilient_parsing and name not in self.modules and not name.startswith("-"):
-            suggestion = closest(name, self.modules)
-            if suggestion is not None:
-                ctx.fail(f"No such command {name!r}. Did you mean {suggestion!r}?")
-        return super().resolve_command(ctx, args)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.modules:
-            return None
-        module, _, function = self.modules[cmd_name].partition(":")
-        command = getattr(import_module(f"spark_groupsource.cli.{module}"), function or cmd_name.replace("-", "_"))
-        assert isinstance(command, click.Command)
-        return command
 
 
 def cluster_options(command: F) -> F:

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import click
 
-from spark_groupsource.cli.common import HELP
+from spark_groupsource.cli.commands import command
 from spark_groupsource.errors import ConfigurationError
 
 _FIRST_MODULE = "pyspark/__init__.pyc"
 
 
-@click.command(context_settings=HELP)
+@command()
 @click.option(
     "--spark-home",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from spark_groupsource.cli.common import HELP
+from spark_groupsource.cli.commands import command
 
 _SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command(context_settings=HELP)
+@command()
 @click.argument("shell", type=click.Choice(_SHELLS))
 def completion(shell: str) -> None:
     """Prints the script that completes commands and options in a shell.

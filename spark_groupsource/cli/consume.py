@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
-import threading
 from collections import deque
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -17,26 +14,33 @@ from typing import Any
 
 import click
 
-from spark_groupsource.cli.common import HELP, cluster_options, open_cluster
+from spark_groupsource.cli.commands import command, invalid_values
+from spark_groupsource.cli.common import cluster_options, open_cluster
 from spark_groupsource.cli.decoded_rows import DecodedRows, GivenSchema, block_decoder, parse_properties
+from spark_groupsource.cli.effects import Excludes, Needs, check_effects
 from spark_groupsource.cli.progress import Progress
 from spark_groupsource.cli.record_lines import Row, Writer, encoded, format_writer, json_writer, value_writer
 from spark_groupsource.cli.serdes import READ_FORMATS, serde
+from spark_groupsource.cli.streams import terminates_as_ctrl_c, wait_while_read
 from spark_groupsource.client.cluster.client import EARLIEST, LATEST, ClusterClient
 from spark_groupsource.client.membership.group_client import GroupClient
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.client.settings import GroupSettings
-from spark_groupsource.config_def import parse_duration_ms
+from spark_groupsource.config_def import INT32_MAX, INT64_MAX, parse_duration_ms
 from spark_groupsource.errors import BrokerError, ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
+from spark_groupsource.monitor.arrival_order import arrival_indexes
+from spark_groupsource.monitor.near_names import suggests_topics
 from spark_groupsource.monitor.offset_reset import datetime_ms
 from spark_groupsource.records.arrow import decode_fetched
 
 _COLUMNS = ("topic", "key", "value", "partition", "offset", "timestamp", "headers")
-_POLL_MS = 200
+_POLL_S = 0.2
 _JOIN_MS = 1_000
 # offsets of a partition that a member reads before it commits and polls
 _ROUND_OFFSETS = 10_000
+# a partition with few records for its offsets is read backwards in growing spans
+_SPAN_GROWTH = 4
 
 # positions of --from and --until
 _EARLIEST, _LATEST = ("earliest", "beginning"), ("latest", "end")
@@ -45,13 +49,49 @@ _NUMBER = re.compile(r"-?\d+")
 _BLOCK_FORMATS = ("avro", "protobuf")
 _TEXT = serde("--value-format", "text", None)
 
+_OTHER_FORMATS = tuple(name for name in READ_FORMATS if name not in _BLOCK_FORMATS)
+EFFECTS: tuple[Excludes | Needs, ...] = (
+    Excludes("--last", "--from"),
+    Excludes("--last", "--until"),
+    Excludes("--last", "--follow"),
+    Excludes("--last", "--group"),
+    Excludes("--partition", "--group"),
+    Excludes("--until", "--group"),
+    Excludes("--until", "--follow"),
+    *(
+        Excludes(option, other)
+        for other in ("--json", "--format")
+        for option in ("--show", "--key-separator", "--null-marker")
+    ),
+    Excludes("--json", "--format"),
+    Excludes("--key-separator", "--show"),
+    Needs("--key-format", ("--show", "--json", "--format", "--key-separator")),
+    Excludes("--schema", "--value-format", _OTHER_FORMATS),
+    Needs("--key-schema", ("--key-format avro|protobuf",)),
+    Needs("--message", ("--value-format protobuf",)),
+    Needs("--message", ("--schema",)),
+    Needs("--key-message", ("--key-format protobuf",)),
+    Needs("--key-message", ("--key-schema",)),
+    Needs("--schema-header", ("--schema", "--key-schema")),
+    *(
+        Needs(option, ("--schema", "--value-format avro|protobuf", "--key-format avro|protobuf"))
+        for option in ("--property", "--formatter-config")
+    ),
+)
+
 Positions = dict[TopicPartition, int]
 
 
-@click.command(context_settings=HELP)
+@command()
 @cluster_options
 @click.option("--topic", required=True, metavar="TOPIC", help="Topic; it must exist.")
-@click.option("--partition", "numbers", type=click.IntRange(0), multiple=True, help="Default: all; may be repeated.")
+@click.option(
+    "--partition",
+    "numbers",
+    type=click.IntRange(0, INT32_MAX),
+    multiple=True,
+    help="Default: all; may be repeated.",
+)
 @click.option(
     "--from",
     "begin",
@@ -67,8 +107,15 @@ Positions = dict[TopicPartition, int]
     metavar="OFFSET|-N|-TIME|TIME",
     help="End before this record, in the forms of --from. Default: the log end offsets.",
 )
-@click.option("--last", type=click.IntRange(1), metavar="N", help="The last N records of all partitions, by time.")
-@click.option("--max-messages", type=click.IntRange(1), help="Default: all records up to the log end offsets.")
+@click.option(
+    "--last",
+    type=click.IntRange(1, INT64_MAX),
+    metavar="N",
+    help="The last N records of all partitions, by time, those of equal time by arrival.",
+)
+@click.option(
+    "--max-messages", type=click.IntRange(1, INT64_MAX), help="Default: all records up to the log end offsets."
+)
 @click.option("--follow", is_flag=True, help="Wait for further records at the end, until Ctrl-C.")
 @click.option("--group", metavar="GROUP", help="Join this group, start at its committed offsets and commit.")
 @click.option("--show", is_flag=True, help="Print timestamp, partition, offset and key before each value.")
@@ -116,6 +163,7 @@ def consume(bootstrap: str, command_config: Path | None, **given: Any) -> None:
 
     Ends at the log end offsets of its start. Without --group, joins no group and commits nothing.
     """
+    check_effects(click.get_current_context(), EFFECTS)
     options = _ConsumeOptions(**given)
     options.check()
     write, rows = _writer(options), options.rows()
@@ -124,7 +172,7 @@ def consume(bootstrap: str, command_config: Path | None, **given: Any) -> None:
         records = _records(cluster, options, rows, printed)
         is_live = options.follow or options.group is not None
         try:
-            with _terminates_as_ctrl_c(is_live):
+            with terminates_as_ctrl_c(is_live):
                 _print(islice(records, options.max_messages), write, printed, is_flushed=is_live)
         except KeyboardInterrupt:
             if not options.follow:
@@ -162,19 +210,20 @@ class _ConsumeOptions:
     formatter_config: Path | None
 
     def check(self) -> None:
-        """Raises: click.UsageError for options that exclude each other; ConfigurationError for an invalid position."""
+        """Raises: InvalidValueError for an invalid position; click.UsageError for format raw with --json."""
         if self.as_json and "raw" in (self.key_format, self.value_format):
             raise click.UsageError("Format raw is not for --json, which has bytes as base64.")
-        if self.group is not None and (self.numbers or self.last):
-            raise click.UsageError("Options --partition and --last are not for --group.")
-        if self.last and self.follow:
-            raise click.UsageError("Give either --last or --follow.")
-        if self.until is not None and (self.group is not None or self.last or self.follow):
-            raise click.UsageError("Option --until is not for --group, --last and --follow.")
+        # the other tokens print lengths of bytes
+        formats = (("--key-format", self.key_format, "%k"), ("--value-format", self.value_format, "%s"))
+        for option, name, token in formats:
+            is_printed = self.template is None or token in self.template.replace("%%", "")
+            if not is_printed and name not in (None, "text"):
+                raise click.UsageError(f"Option {option} has no effect with --format without {token}.")
         # before a broker is connected, and also if a group has committed offsets
         for option, text in (("--from", self.begin), ("--until", self.until)):
             if text is not None and text not in (*_EARLIEST, *_LATEST) and not _NUMBER.fullmatch(text):
-                _timestamp_ms(0, text, option)
+                with invalid_values():
+                    _timestamp_ms(0, text, option)
 
     @property
     def formats(self) -> dict[str, str]:
@@ -208,7 +257,8 @@ def _writer(options: _ConsumeOptions) -> Writer:
         for column, name in options.formats.items()
     )
     if options.template is not None:
-        return format_writer(options.template, value, key)
+        with invalid_values():
+            return format_writer(options.template, value, key)
     if options.as_json:
         return json_writer(value, key)
     return value_writer(value, key, options.show, options.null_marker, options.key_separator)
@@ -221,7 +271,8 @@ def _records(
 
     Raises: ConfigurationError, BrokerError, NetworkError.
     """
-    info = cluster.describe_topics([options.topic], refresh=True)[options.topic]
+    with suggests_topics(cluster, [options.topic]):
+        info = cluster.describe_topics([options.topic], refresh=True)[options.topic]
     unknown = sorted(set(options.numbers) - set(info.partitions))
     if unknown:
         raise ConfigurationError(f"Option --partition must be a partition of topic {options.topic}, got {unknown[0]}.")
@@ -233,19 +284,6 @@ def _records(
     ends = None if options.until is None else start_positions(cluster, partitions, options.until, "--until")
     starts = start_positions(cluster, partitions, options.begin)
     return _read_all(cluster, starts, options.follow, rows, ends)
-
-
-@contextmanager
-def _terminates_as_ctrl_c(is_enabled: bool) -> Iterator[None]:
-    """Lets SIGTERM raise KeyboardInterrupt in the main thread."""
-    if not is_enabled or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _print(records: Iterator[Row], write: Writer, printed: Positions, is_flushed: bool) -> None:
@@ -295,7 +333,8 @@ def _timestamp_ms(now_ms: int, begin: str, option: str) -> int:
     if back_ms is not None:
         return max(0, now_ms - back_ms)
     try:
-        return datetime_ms(datetime.fromisoformat(begin.replace("Z", "+00:00")))
+        # brokers give negative timestamps other meanings
+        return max(0, datetime_ms(datetime.fromisoformat(begin.replace("Z", "+00:00"))))
     except ValueError:
         raise ConfigurationError(
             f"Option {option} must be earliest, an offset or -N, got {begin!r}. Also allowed are latest, a time back "
@@ -323,19 +362,40 @@ def _read_all(
         if not follow:
             return
         if all(positions[tp] >= ends[tp] for tp in positions):
-            cluster.clock.sleep_ms(_POLL_MS)
+            wait_while_read(_POLL_S)
         positions = {tp: max(positions[tp], ends[tp]) for tp in positions}
 
 
 def _read_last(
     cluster: ClusterClient, partitions: list[TopicPartition], count: int, rows: DecodedRows
 ) -> Generator[Row, None, None]:
-    """Yields the last records of all partitions, sorted by time."""
-    kept: list[Row] = []
-    for tp, start in start_positions(cluster, partitions, f"-{count}").items():
-        found = deque(_read_all(cluster, {tp: start}, False, rows), maxlen=count)
-        kept = sorted([*kept, *found], key=lambda row: (row["timestamp"], row["partition"], row["offset"]))[-count:]
-    yield from kept
+    """Yields the last records of all partitions, sorted by timestamp, those of equal timestamps by arrival."""
+    kept: list[tuple[tuple[int, int, int, int], Row]] = []
+    starts, ends = _offsets(cluster, partitions, EARLIEST), _offsets(cluster, partitions, LATEST)
+    for tp in partitions:
+        found = _tail(cluster, tp, starts[tp], ends[tp], count, rows)
+        timestamps = [-1 if row["timestamp"] is None else row["timestamp"] for row in found]
+        earlier = 0
+        if len(partitions) > 1 and found and starts[tp] < found[0]["offset"] and timestamps[0] >= 0:
+            earlier = max(0, found[0]["offset"] - _offsets(cluster, [tp], timestamps[0])[tp])
+        indexes = arrival_indexes(timestamps, earlier)
+        kept += [
+            ((timestamp, index, tp.partition, row["offset"]), row)
+            for timestamp, index, row in zip(timestamps, indexes, found)
+        ]
+        kept = sorted(kept, key=lambda entry: entry[0])[-count:]
+    yield from (row for _, row in kept)
+
+
+def _tail(cluster: ClusterClient, tp: TopicPartition, start: int, end: int, count: int, rows: DecodedRows) -> list[Row]:
+    """Returns the last records of a partition; offsets without a record, as compaction leaves them, do not count."""
+    found: list[Row] = []
+    span = count
+    while len(found) < count and start < end:
+        begin = max(start, end - span)
+        found = [*deque(_read(cluster, OffsetRange(tp, begin, end), rows), maxlen=count - len(found)), *found]
+        end, span = begin, span * _SPAN_GROWTH
+    return found
 
 
 def _read_as_member(
@@ -369,7 +429,7 @@ def _read_as_member(
             if is_at_end and not follow:
                 return
             if is_at_end:
-                cluster.clock.sleep_ms(_POLL_MS)
+                wait_while_read(_POLL_S)
 
 
 def _owned_positions(

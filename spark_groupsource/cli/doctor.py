@@ -7,11 +7,14 @@ from pathlib import Path
 
 import click
 
-from spark_groupsource.cli.common import HELP, client_settings, cluster_options
+from spark_groupsource.cli.commands import command, invalid_values
+from spark_groupsource.cli.common import client_settings, cluster_options
 from spark_groupsource.cli.doctor_checks import CLUSTER_CHECKS, Target
 from spark_groupsource.cli.doctor_findings import CheckLine, Status, failed, run_checks
 from spark_groupsource.cli.doctor_machine import MACHINE_CHECKS
+from spark_groupsource.cli.text_layout import filled, output_width
 from spark_groupsource.client.settings import without_prefix
+from spark_groupsource.config_def import INT32_MAX
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.log_text import escaped
 from spark_groupsource.monitor.selection import parse_selection
@@ -19,7 +22,7 @@ from spark_groupsource.monitor.selection import parse_selection
 _SETTINGS = "settings"
 
 
-@click.command(context_settings=HELP)
+@command()
 @cluster_options
 @click.option("--topic", metavar="NAMES", help="Topics to check: names and patterns, separated by commas.")
 @click.option("--group", metavar="GROUP", help="Consumer group to check.")
@@ -27,7 +30,7 @@ _SETTINGS = "settings"
 @click.option(
     "--timeout",
     "timeout_ms",
-    type=click.IntRange(100),
+    type=click.IntRange(100, INT32_MAX),
     default=5_000,
     show_default=True,
     metavar="MS",
@@ -48,7 +51,8 @@ def doctor(
     Each line starts with good, bad or unknown, and says what to do. Nothing is changed, and no group is joined. The
     exit status is 1 if a line is bad.
     """
-    topics = None if topic is None else parse_selection("--topic", topic)
+    with invalid_values():
+        topics = None if topic is None else parse_selection("--topic", topic)
     findings = run_checks(MACHINE_CHECKS, None)
     try:
         settings = client_settings(bootstrap, command_config, timeout_ms)
@@ -61,10 +65,17 @@ def doctor(
     if is_json:
         click.echo(json.dumps([f._asdict() for f in findings], ensure_ascii=False, indent=1))
     else:
-        click.echo("\n".join(map(_line, findings)))
+        width = output_width()
+        click.echo("\n".join(_text(finding, width) for finding in findings))
     click.get_current_context().exit(int(any(f.status is Status.BAD for f in findings)))
 
 
-def _line(finding: CheckLine) -> str:
+def _text(finding: CheckLine, width: int | None) -> str:
+    """Returns the line of a check, divided where it is wider than the terminal."""
     text = escaped(" ".join(filter(None, (finding.text, finding.fix))))
-    return f"{finding.status.value:<8} {finding.check:<19} {text}"
+    label = f"{finding.status.value:<8} {finding.check:<19} "
+    if width is None or len(label) + len(text) <= width:
+        return f"{label}{text}"
+    if width < 2 * len(label):
+        return "\n".join([label.rstrip(), *filled(text, width, "    ", "    ")])
+    return "\n".join(filled(text, width, label, " " * len(label)))

@@ -31,6 +31,7 @@ from spark_groupsource.monitor.cluster_reads import (
     log_start_offsets,
     selected_topics,
 )
+from spark_groupsource.monitor.near_names import near_groups
 from spark_groupsource.monitor.offsets_log import OFFSETS_TOPIC, log_ranges
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.net import Address
@@ -266,14 +267,24 @@ def _evaluate_topics(topics: list[TopicInfo]) -> Iterator[CheckResult]:
             yield CheckResult(Status.GOOD, f"{topic.name}: {len(partitions)} partitions, all with leader and replicas.")
 
 
-def _read_group(target: Target, facts: Facts) -> GroupDescription:
-    return describe_groups(target.cluster, [target.group or ""])[target.group or ""]
+class DescribedGroup(NamedTuple):
+    """A group; `near` suggests other names if it does not exist."""
+
+    group: GroupDescription
+    near: str = ""
 
 
-def evaluate_group(group: GroupDescription) -> Iterator[CheckResult]:
+def _read_group(target: Target, facts: Facts) -> DescribedGroup:
+    name = target.group or ""
+    group = describe_groups(target.cluster, [name])[name]
+    return DescribedGroup(group, near_groups(target.cluster, name) if group.state == "Dead" else "")
+
+
+def evaluate_group(found: DescribedGroup) -> Iterator[CheckResult]:
+    group = found.group
     name = f"Group {group.group_id!r}"
     if group.state == "Dead":
-        fix = "The first member creates it. Run: groupsource groups list."
+        fix = f"{found.near} The first member creates it. Run: groupsource groups list.".lstrip()
         yield CheckResult(Status.UNKNOWN, f"{name} does not exist.", fix)
         return
     if group.protocol_type not in ("", "consumer"):

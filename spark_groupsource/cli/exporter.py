@@ -14,7 +14,8 @@ from typing import Any
 import click
 
 from spark_groupsource import net
-from spark_groupsource.cli.common import HELP, cluster_options, one_line, open_cluster
+from spark_groupsource.cli.commands import command, invalid_values
+from spark_groupsource.cli.common import cluster_options, one_line, open_cluster
 from spark_groupsource.cli.exporter_metrics import Sample, lag_samples, prometheus_text
 from spark_groupsource.cli.exporter_rebalances import RebalanceMetrics
 from spark_groupsource.clock import monotonic_ns
@@ -186,7 +187,7 @@ class MetricsServer:
         self._server.server_close()
 
 
-@click.command(context_settings=HELP)
+@command()
 @cluster_options
 @click.option(
     "--listen",
@@ -219,8 +220,9 @@ def exporter(
     Topics, groups and lag have the names and labels of kafka_exporter. Rebalances are counted by cause, and the
     durations of their phases are histograms. When the server is ready, it prints "listening on HOST:PORT".
     """
-    groups = None if group is None else parse_selection("--group", group)
-    topics = None if topic is None else parse_selection("--topic", topic)
+    with invalid_values():
+        groups = None if group is None else parse_selection("--group", group)
+        topics = None if topic is None else parse_selection("--topic", topic)
     ending = threading.Event()
     third_ms = int(interval_s * 1000 / _PROBES_PER_INTERVAL)
     timeout_ms, probe_timeout_ms = max(third_ms, _LEAST_TIMEOUT_MS), max(third_ms, _LEAST_PROBE_TIMEOUT_MS)

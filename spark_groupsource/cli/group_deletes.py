@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from spark_groupsource.cli.commands import command
 from spark_groupsource.cli.common import open_cluster
 from spark_groupsource.cli.group_tables import deletions_table
 from spark_groupsource.cli.groups import (
@@ -13,15 +14,23 @@ from spark_groupsource.cli.groups import (
     consumer_groups,
     group_command_options,
     group_option,
-    print_json,
+    scope_of,
 )
-from spark_groupsource.cli.tool_form import is_tool_form, java_error, java_message, print_error, reject_command_line
+from spark_groupsource.cli.json_output import print_json
+from spark_groupsource.cli.tool_form import (
+    is_tool_form,
+    java_error,
+    java_message,
+    print_error,
+    reject_command_line,
+    table_width,
+)
 from spark_groupsource.client.admin import delete_groups, try_delete_offsets
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.errors import REMEDIES, BrokerError, ErrorCode, error_name
 from spark_groupsource.log_text import escaped
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.monitor.offset_reset import parse_scope
+from spark_groupsource.monitor.near_names import missing_group_text, near_groups, near_topic
 
 _GROUP_ERRORS = (
     ErrorCode.INVALID_GROUP_ID,
@@ -36,7 +45,7 @@ _PARTITION_ERRORS = (
 )
 
 
-@click.command()
+@command()
 @group_command_options
 @group_option
 @click.option("--topic", "topics", multiple=True, hidden=True)
@@ -64,6 +73,8 @@ def delete(
                 delete_groups(cluster, [name])
             except BrokerError as error:
                 failed[name] = error.code
+        absent = [name for name, code in failed.items() if code == ErrorCode.GROUP_ID_NOT_FOUND]
+        suggestions = {name: near_groups(cluster, name) for name in absent}
     deleted = ", ".join(f"'{escaped(name)}'" for name in chosen if name not in failed)
     if as_json:
         print_json({"group": name, "error": error_name(failed[name]) if name in failed else None} for name in chosen)
@@ -74,14 +85,15 @@ def delete(
             if is_tool_form():
                 click.echo(text)
             else:
-                click.echo(f"{text} {REMEDIES.get(code, '')}".rstrip(), err=True)
+                near = suggestions.get(name, "")
+                click.echo(" ".join(filter(None, (text, REMEDIES.get(code, ""), near))), err=True)
         if deleted and not as_json:
             click.echo(f"\nThese consumer groups were deleted successfully: {deleted}")
     elif not as_json:
         click.echo(f"Deletion of requested consumer groups ({deleted}) was successful.")
 
 
-@click.command("delete-offsets")
+@command("delete-offsets")
 @group_command_options
 @click.option("--group", "names", multiple=True, metavar="GROUP", help="Group whose offsets are deleted; required.")
 @click.option(
@@ -109,28 +121,35 @@ def delete_offsets(
     with open_cluster(bootstrap, command_config, timeout_ms) as cluster:
         partitions = _partitions(cluster, topics, codes)
         group_code, found = try_delete_offsets(cluster, names[0], partitions)
-    # an error of the group is one of each partition
-    codes |= dict.fromkeys(partitions, group_code) if group_code else found
+        # an error of the group is one of each partition
+        codes |= dict.fromkeys(partitions, group_code) if group_code else found
+        absent = {tp.topic for tp, code in codes.items() if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        hints = [f"Topic {name!r} does not exist. {near_topic(cluster, [name])}" for name in sorted(absent)]
+        if group_code == ErrorCode.GROUP_ID_NOT_FOUND:
+            hints = [missing_group_text(cluster, names[0])]
     if as_json:
         print_json(
             {"topic": tp.topic, "partition": tp.partition, "error": error_name(code) if code else None}
             for tp, code in sorted(codes.items())
         )
-    first = group_code or next((code for code in found.values() if code), 0)
+    # Kafka's tool reports success if the partitions of a topic are not known
+    first = group_code or next((code for code in (found if is_tool_form() else codes).values() if code), 0)
     if first:
         print_error(_error_text(first))
+        for hint in hints if not is_tool_form() else ():
+            click.echo(hint.rstrip(), err=True)
     elif not as_json:
         click.echo(f"Request succeeded for deleting offsets from group {escaped(names[0])}.")
     if not as_json:
         statuses = {tp: f"Error: {java_error(code)}" if code else "Successful" for tp, code in codes.items()}
-        click.echo(deletions_table(statuses), nl=False)
+        click.echo(deletions_table(statuses, table_width()), nl=False)
 
 
 def _partitions(
     cluster: ClusterClient, topics: tuple[str, ...], codes: dict[TopicPartition, int]
 ) -> list[TopicPartition]:
     """Returns the given partitions; adds topics that cannot be described to `codes`."""
-    scope = parse_scope(topics)
+    scope = scope_of(topics)
     partitions = set(scope.partitions)
     for topic in scope.topics:
         try:

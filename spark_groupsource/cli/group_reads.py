@@ -10,7 +10,9 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from spark_groupsource.cli.commands import InvalidValueError, command
 from spark_groupsource.cli.common import cluster_options, open_cluster
+from spark_groupsource.cli.effects import Excludes, check_effects
 from spark_groupsource.cli.group_tables import (
     list_table,
     members_table,
@@ -19,14 +21,14 @@ from spark_groupsource.cli.group_tables import (
     state_table,
 )
 from spark_groupsource.cli.groups import (
+    absent_group_text,
     check_group_options,
     consumer_groups,
     group_command_options,
     group_option,
-    missing_group_text,
-    print_json,
 )
-from spark_groupsource.cli.tool_form import ReportedError, is_tool_form, print_error, reject_command_line
+from spark_groupsource.cli.json_output import print_json
+from spark_groupsource.cli.tool_form import ReportedError, is_tool_form, print_error, reject_command_line, table_width
 from spark_groupsource.client.admin import GroupDescription, describe_groups, list_groups
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.errors import ConfigurationError
@@ -53,7 +55,7 @@ _REGEX_ERRORS = {
 def _listed(name: str, choices: Sequence[str], text: str | None) -> list[str]:
     """Parses the value of ``--state`` or ``--type``; case does not matter.
 
-    Raises: ConfigurationError.
+    Raises: InvalidValueError; ConfigurationError in the form of Kafka's tool.
     """
     if text is None or text in (_ALL, ""):
         return []
@@ -65,7 +67,7 @@ def _listed(name: str, choices: Sequence[str], text: str | None) -> list[str]:
             if is_tool_form():
                 what = "state list" if name == "--state" else "types list"
                 raise ConfigurationError(f"Invalid {what} '{text}'. Valid {name.removeprefix('--')}s are: {allowed}")
-            raise ConfigurationError(f"Option {name} must be one or more of {allowed}, got {entry!r}.")
+            raise InvalidValueError(f"Option {name} must be one or more of {allowed}, got {entry!r}.")
     return [known[entry] for entry in requested]
 
 
@@ -81,7 +83,7 @@ def _completed(choices: Sequence[str]) -> Callable[[click.Context, click.Paramet
     return complete
 
 
-@click.command("list")
+@command("list")
 @group_command_options
 @click.option(
     "--state",
@@ -120,10 +122,10 @@ def list_command(
     if as_json:
         print_json({"group": g.group_id, "type": g.group_type or None, "state": g.state or None} for g in found)
     else:
-        click.echo(list_table(found, types is not None, states is not None), nl=False)
+        click.echo(list_table(found, types is not None, states is not None, table_width()), nl=False)
 
 
-@click.command()
+@command()
 @group_command_options
 @group_option
 @click.option("--offsets", is_flag=True, help="Offsets and lag of each partition (the default).")
@@ -156,6 +158,9 @@ def describe(
             "Give at most one of --offsets, --members and --state.",
             "Option [describe] takes at most one of these options: [members], [offsets], [state]",
         )
+    check_effects(
+        click.get_current_context(), (Excludes("--estimates", "--members"), Excludes("--estimates", "--state"))
+    )
     view = "members" if members else "state" if state else "offsets"
     with open_cluster(bootstrap, command_config, timeout_ms) as cluster:
         chosen = consumer_groups(cluster) if all_groups else sorted(set(names))
@@ -164,17 +169,17 @@ def describe(
         if missing and is_tool_form():
             reason = described[missing[0]].dead_reason or f"Group {missing[0]} not found."
             name = f"org.apache.kafka.common.errors.GroupIdNotFoundException: {reason}"
-            raise ReportedError(missing_group_text(described[missing[0]]), name)
+            raise ReportedError(absent_group_text(cluster, described[missing[0]]), name)
         existing = [group for group in described.values() if group.state != "Dead"]
         if as_json:
             print_json(row for group in existing for row in _rows(cluster, group, view, with_estimates))
         for group in existing if not as_json else ():
             _show(cluster, group, view, verbose, with_estimates)
-    if missing:
-        print_error(missing_group_text(described[missing[0]]))
+        for name in missing:
+            print_error(absent_group_text(cluster, described[name]))
 
 
-@click.command("validate-regex")
+@command("validate-regex")
 @cluster_options
 @click.argument("regex")
 def validate_regex(bootstrap: str, command_config: Path | None, regex: str) -> None:
@@ -201,11 +206,12 @@ def _show(cluster: ClusterClient, group: GroupDescription, view: str, verbose: b
         click.echo(note, err=True)
     if view == "offsets":
         more = _estimates(cluster, group, rows) if with_estimates else ()
-        click.echo(offsets_table(group, rows, verbose, ESTIMATES if with_estimates else (), more), nl=False)
+        columns = ESTIMATES if with_estimates else ()
+        click.echo(offsets_table(group, rows, verbose, columns, more, table_width()), nl=False)
     elif view == "members":
-        click.echo(members_table(group, verbose), nl=False)
+        click.echo(members_table(group, verbose, table_width()), nl=False)
     elif view == "state":
-        click.echo(state_table(group, verbose), nl=False)
+        click.echo(state_table(group, verbose, table_width()), nl=False)
 
 
 def _estimates(cluster: ClusterClient, group: GroupDescription, rows: Sequence[LagRow]) -> list[list[Any]]:

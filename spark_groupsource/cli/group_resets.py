@@ -12,22 +12,35 @@ from typing import Any
 
 import click
 
+from spark_groupsource.cli.commands import command
 from spark_groupsource.cli.common import open_cluster
+from spark_groupsource.cli.effects import Excludes, check_effects
 from spark_groupsource.cli.group_tables import reset_csv, reset_table
 from spark_groupsource.cli.groups import (
     check_group_options,
     consumer_groups,
     group_command_options,
     group_option,
-    print_json,
+    scope_of,
 )
-from spark_groupsource.cli.tool_form import JavaLong, ReportedError, java_error, print_error, reject_command_line
+from spark_groupsource.cli.json_output import print_json
+from spark_groupsource.cli.tool_form import (
+    JavaLong,
+    ReportedError,
+    is_tool_form,
+    java_error,
+    print_error,
+    reject_command_line,
+    reject_value,
+    table_width,
+)
 from spark_groupsource.client.admin import describe_groups
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.config_def import INT64_MAX
 from spark_groupsource.errors import ErrorCode, GroupSourceError
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.monitor.near_names import near_groups, suggests_topics
 from spark_groupsource.monitor.offset_reset import (
     ALL_COMMITTED,
     ResetPlan,
@@ -35,7 +48,6 @@ from spark_groupsource.monitor.offset_reset import (
     TargetKind,
     check_inactive,
     datetime_ms,
-    parse_scope,
     plan,
 )
 
@@ -44,6 +56,7 @@ _NO_EXECUTE = (
     "either --dry-run or --execute to be specified. You should add the --dry-run option explicitly if you are "
     "scripting this command and want to keep the current default behavior without prompting."
 )
+_ONLY_A_PLAN = "Nothing is committed: this is the plan. Add --execute to commit the new offsets."
 # the order in which Kafka's tool looks at them
 _TARGETS = (
     "to-offset",
@@ -55,6 +68,12 @@ _TARGETS = (
     "from-file",
     "to-current",
 )
+EFFECTS = (
+    Excludes("--topic", "--all-topics"),
+    Excludes("--topic", "--from-file"),
+    Excludes("--all-topics", "--from-file"),
+    Excludes("--export", "--json"),
+)
 _DURATION = re.compile(
     r"([+-]?)P(?:([+-]?\d+)D)?(T(?=[\d+-])(?:([+-]?\d+)H)?(?:([+-]?\d+)M)?(?:([+-]?\d+)(?:[.,](\d{0,9}))?S)?)?",
     re.IGNORECASE,
@@ -65,7 +84,7 @@ _Plans = dict[str, Mapping[TopicPartition, int]]
 _RuleOf = Callable[[str], Any]
 
 
-@click.command("reset-offsets")
+@command("reset-offsets")
 @group_command_options
 @group_option
 @click.option(
@@ -112,6 +131,8 @@ def reset_offsets(bootstrap: str, command_config: Path | None, timeout_ms: int, 
     """
     targets = {name: given.pop(name.replace("-", "_")) for name in _TARGETS}
     options = _ResetOptions(targets=targets, **given)
+    if not is_tool_form():
+        check_effects(click.get_current_context(), EFFECTS)
     options.check()
     planned: _Plans = {}
     plans: list[ResetPlan] = []
@@ -127,7 +148,11 @@ def reset_offsets(bootstrap: str, command_config: Path | None, timeout_ms: int, 
     elif options.export:
         click.echo(reset_csv(planned, with_group=len(options.names) != 1), nl=False)
     else:
-        click.echo(reset_table(planned), nl=False)
+        current = {
+            each.group_id: {TopicPartition(row.topic, row.partition): row.current_offset for row in each.rows}
+            for each in plans
+        }
+        click.echo(reset_table(planned, None if is_tool_form() else current, table_width()), nl=False)
 
 
 @dataclass(frozen=True)
@@ -152,7 +177,7 @@ class _ResetOptions:
                 "Option [reset-offsets] only accepts one of [execute] and [dry-run]",
             )
         if not self.dry_run and not self.execute:
-            click.echo(_NO_EXECUTE, err=True)
+            click.echo(_NO_EXECUTE if is_tool_form() else _ONLY_A_PLAN, err=True)
         check_group_options(self.names, self.all_groups, "reset-offsets")
         target = self.target
         if not self.all_topics and not self.topics and target != "from-file":
@@ -193,8 +218,13 @@ def _plan(
     if target is None:
         print_error(f"No reset plan for group {group_id} found")
         return None
-    scope = ALL_COMMITTED if options.all_topics else parse_scope(options.topics)
-    found = plan(cluster, group_id, scope, target, rule_of(group_id))
+    scope = ALL_COMMITTED if options.all_topics else scope_of(options.topics)
+    named = [*scope.topics, *(tp.topic for tp in (*scope.partitions, *target.offsets))]
+    with suggests_topics(cluster, named):
+        found = plan(cluster, group_id, scope, target, rule_of(group_id))
+    if group.state == "Dead" and not is_tool_form():
+        near = near_groups(cluster, group_id)
+        click.echo(f"WARN: {f'Consumer group {group_id!r} does not exist yet. {near}'.rstrip()}", err=True)
     _print_notes(found, target, to_stderr=as_json)
     if options.execute:
         found.execute()
@@ -202,7 +232,7 @@ def _plan(
 
 
 def _target(option: str, targets: Mapping[str, Any], group_id: str, is_single: bool) -> ResetTarget | None:
-    """Returns the target; None if the file has no offsets of the group. Raises: ReportedError."""
+    """Returns the target; None if the file has no offsets of the group. Raises: as `reject_value`."""
     value = targets[option]
     if option == "to-offset":
         return ResetTarget(TargetKind.OFFSET, value)
@@ -219,20 +249,20 @@ def _target(option: str, targets: Mapping[str, Any], group_id: str, is_single: b
 
 
 def _time_target(option: str, timestamp_ms: int) -> ResetTarget:
-    """Raises: ReportedError for a time before 1970: brokers give negative timestamps other meanings."""
+    """Raises: as `reject_value` for a time before 1970: brokers give negative timestamps other meanings."""
     if not 0 <= timestamp_ms <= INT64_MAX:
         text = "Instant exceeds minimum or maximum instant"
         if -INT64_MAX <= timestamp_ms < 0:
             text = f"java.util.concurrent.ExecutionException: {java_error(ErrorCode.UNSUPPORTED_VERSION)}"
-        raise ReportedError(f"Option --{option} must be a time since 1970.", text)
+        reject_value(f"Option --{option} must be a time since 1970.", text)
     return ResetTarget(TargetKind.TIMESTAMP, timestamp_ms)
 
 
 def parse_iso_duration(text: str) -> int:
-    """Parses ``P1DT2H30M``, as Java's `Duration.parse`; returns milliseconds. Raises: ReportedError."""
+    """Parses ``P1DT2H30M``, as Java's `Duration.parse`; returns milliseconds. Raises: as `reject_value`."""
     found = _DURATION.fullmatch(text)
     if found is None or (found[2] is None and found[3] is None):
-        raise ReportedError(
+        reject_value(
             f"Option --by-duration must be a duration such as P7D or PT1H30M, got {text!r}.",
             "Text cannot be parsed to a Duration",
         )
@@ -244,10 +274,10 @@ def parse_iso_duration(text: str) -> int:
 
 
 def parse_datetime(text: str) -> int:
-    """Parses the times of Kafka's tool (`Utils.getDateTime`); returns epoch ms. Raises: ReportedError."""
+    """Parses the times of Kafka's tool (`Utils.getDateTime`); returns epoch ms. Raises: as `reject_value`."""
     option = f"Option --to-datetime must be a time such as 2026-01-31T10:00:00.000, got {text!r}."
     if "T" not in text:
-        raise ReportedError(
+        reject_value(
             option,
             "java.text.ParseException: Error parsing timestamp. It does not contain a 'T' according to ISO8601 format",
         )
@@ -256,7 +286,7 @@ def parse_datetime(text: str) -> int:
         plain = re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", text.replace("Z", "+00:00"))
         return datetime_ms(datetime.fromisoformat(re.sub(r"\.(\d{1,6})", lambda m: f".{m[1]:0<6}", plain)))
     except ValueError:
-        raise ReportedError(option, f'java.text.ParseException: Unparseable date: "{text}"') from None
+        reject_value(option, f'java.text.ParseException: Unparseable date: "{text}"')
 
 
 def _read_file(path: str, group_id: str | None) -> dict[str, dict[TopicPartition, int]]:

@@ -3,6 +3,8 @@
 Existing scripts parse these columns, so widths, the empty line before the header and trailing blanks are those of
 Kafka's tool.
 
+A table that is wider than the terminal is narrower than that of Kafka's tool, unless the command line is in its form.
+
 Names that clients chose are escaped: Kafka's tool would print a line break or a terminal sequence in one as it is.
 
 Source: Kafka 4.3 `org.apache.kafka.tools.consumer.group.ConsumerGroupCommand` (`printOffsets`,
@@ -15,6 +17,7 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 
+from spark_groupsource.cli import text_layout
 from spark_groupsource.client.admin import GroupDescription, GroupListing
 from spark_groupsource.log_text import escaped
 from spark_groupsource.model import TopicPartition
@@ -39,6 +42,7 @@ def offsets_table(
     verbose: bool = False,
     more_columns: Sequence[str] = (),
     more_values: Sequence[Sequence[float | None]] = (),
+    width: int | None = None,
 ) -> str:
     """Returns the table of ``--describe --offsets``, with further columns at the end; empty without rows."""
     if not rows:
@@ -64,10 +68,10 @@ def offsets_table(
         widths.pop(3)
         for line in lines:
             line.pop(3)
-    return "\n" + "\n".join(_pad(line, widths) for line in lines) + "\n"
+    return _fitted("\n" + "\n".join(_pad(line, widths) for line in lines) + "\n", lines, width)
 
 
-def members_table(group: GroupDescription, verbose: bool = False) -> str:
+def members_table(group: GroupDescription, verbose: bool = False, width: int | None = None) -> str:
     """Returns the table of ``--describe --members``; only the header for a group without members."""
     header = ["GROUP", "CONSUMER-ID", "GROUP-INSTANCE-ID", "HOST", "CLIENT-ID", "#PARTITIONS"]
     header += ["CURRENT-EPOCH", "CURRENT-ASSIGNMENT", "TARGET-EPOCH", "TARGET-ASSIGNMENT", "UPGRADED"]
@@ -87,14 +91,12 @@ def members_table(group: GroupDescription, verbose: bool = False) -> str:
         widths = widths[:6]
     if not any(member.group_instance_id for member in group.members):
         widths[2] = -1
-    texts = []
-    for line in [header, *body]:
-        cells = [f"{cell:<{width}}" for cell, width in zip(line, widths) if width >= 0]
-        texts.append(" ".join(cells) + ("" if verbose else " "))
-    return "\n" + "\n".join(texts) + "\n"
+    lines = [[cell for cell, size in zip(line, widths) if size >= 0] for line in [header, *body]]
+    sizes, end = [size for size in widths if size >= 0], "" if verbose else " "
+    return _fitted("\n" + "\n".join(_pad(line, sizes) + end for line in lines) + "\n", lines, width)
 
 
-def state_table(group: GroupDescription, verbose: bool = False) -> str:
+def state_table(group: GroupDescription, verbose: bool = False, width: int | None = None) -> str:
     """Returns the table of ``--describe --state``."""
     coordinator = f"{group.coordinator.host}:{group.coordinator.port}  ({group.coordinator.node_id})"
     header = ["GROUP", "COORDINATOR (ID)", "ASSIGNMENT-STRATEGY", "STATE"]
@@ -104,32 +106,45 @@ def state_table(group: GroupDescription, verbose: bool = False) -> str:
         header += ["GROUP-EPOCH", "TARGET-ASSIGNMENT-EPOCH"]
         line += [_text(group.group_epoch), _text(group.target_assignment_epoch)]
         widths += [15, 25]
-    members = str(len(group.members))
-    return f"\n{_pad([*header, '#MEMBERS'], [*widths, 0])}\n{_pad([*line, members], [*widths, 0])}\n"
+    lines = [[*header, "#MEMBERS"], [*line, str(len(group.members))]]
+    return _fitted("".join(f"\n{_pad(each, [*widths, 0])}" for each in lines) + "\n", lines, width)
 
 
-def list_table(groups: Iterable[GroupListing], with_type: bool, with_state: bool) -> str:
+def list_table(
+    groups: Iterable[GroupListing], with_type: bool, with_state: bool, width: int | None = None
+) -> str:
     """Returns the table of ``--list``; only group ids, without a header, if no column is selected."""
     lines = [["GROUP", "TYPE", "STATE"]]
     lines += _escaped([[g.group_id, g.group_type.capitalize() or MISSING, g.state or MISSING] for g in groups])
     if not with_type and not with_state:
         return "".join(f"{line[0]}\n" for line in lines[1:])
     widths = [10 + _width(lines[1:], 0), 20 if with_type else -1, 20 if with_state else -1]
-    return "".join(
-        " ".join(f"{cell:<{width}}" for cell, width in zip(line, widths) if width >= 0) + "\n" for line in lines
-    )
+    lines = [[cell for cell, size in zip(line, widths) if size >= 0] for line in lines]
+    sizes = [size for size in widths if size >= 0]
+    return _fitted("".join(f"{_pad(line, sizes)}\n" for line in lines), lines, width)
 
 
-def reset_table(offsets: Mapping[str, Mapping[TopicPartition, int]]) -> str:
-    """Returns the table of ``--reset-offsets``; an empty line without groups."""
-    lines = [["GROUP", "TOPIC", "PARTITION", "NEW-OFFSET"]] if offsets else []
+def reset_table(
+    offsets: Mapping[str, Mapping[TopicPartition, int]],
+    current: Mapping[str, Mapping[TopicPartition, int | None]] | None = None,
+    width: int | None = None,
+) -> str:
+    """Returns the table of ``--reset-offsets``; an empty line without groups.
+
+    Args:
+        current: the committed offsets before, which Kafka's tool does not show; None to leave out the column.
+    """
+    header = ["GROUP", "TOPIC", "PARTITION", *([] if current is None else ["CURRENT-OFFSET"]), "NEW-OFFSET"]
     body = _escaped(
-        [group, tp.topic, str(tp.partition), str(offset)]
+        [group, tp.topic, str(tp.partition)]
+        + ([] if current is None else [_text(current[group].get(tp))])
+        + [str(offset)]
         for group, partitions in offsets.items()
         for tp, offset in partitions.items()
     )
-    widths = [_width(body, 0), _width(body, 1), 10, 0]
-    return "".join("\n" + _pad(line, widths) for line in lines + body) + "\n"
+    lines = [header, *body] if offsets else []
+    widths = [_width(body, 0), _width(body, 1), 10, *([] if current is None else [15]), 0]
+    return _fitted("".join("\n" + _pad(line, widths) for line in lines) + "\n", lines, width)
 
 
 def reset_csv(offsets: Mapping[str, Mapping[TopicPartition, int]], with_group: bool) -> str:
@@ -142,12 +157,20 @@ def reset_csv(offsets: Mapping[str, Mapping[TopicPartition, int]], with_group: b
     return text.getvalue() + "\n"
 
 
-def deletions_table(statuses: Mapping[TopicPartition, str]) -> str:
+def deletions_table(statuses: Mapping[TopicPartition, str], width: int | None = None) -> str:
     """Returns the table of ``--delete-offsets``; the partition is -1 for a topic that cannot be described."""
     rows = sorted(statuses.items(), key=lambda item: f"{item[0].topic}{item[0].partition}")
     body = _escaped([tp.topic, str(tp.partition) if tp.partition >= 0 else MISSING, text] for tp, text in rows)
+    lines = [["TOPIC", "PARTITION", "STATUS"], *body]
     widths = [_width(body, 0), 10, 15]
-    return "".join("\n" + _pad(line, widths) for line in [["TOPIC", "PARTITION", "STATUS"], *body]) + "\n"
+    return _fitted("".join("\n" + _pad(line, widths) for line in lines) + "\n", lines, width)
+
+
+def _fitted(text: str, lines: Sequence[Sequence[str]], width: int | None) -> str:
+    """Returns the text of Kafka's tool, or a narrower table of the same lines if it is wider than `width`."""
+    if width is None or max(len(line.rstrip()) for line in text.splitlines()) <= width:
+        return text
+    return "\n" + text_layout.table(lines[0], lines[1:], width)
 
 
 def _escaped(lines: Iterable[Iterable[str]]) -> list[list[str]]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import click
 
 from spark_groupsource import __version__
+from spark_groupsource.cli.commands import invalid_values
 from spark_groupsource.cli.common import HELP, F, cluster_options
-from spark_groupsource.cli.tool_form import JavaLong, ToolGroup, reject_command_line
+from spark_groupsource.cli.json_output import json_option
+from spark_groupsource.cli.tool_form import JavaLong, ToolGroup, is_tool_form, reject_command_line
 from spark_groupsource.client.admin import GroupDescription, list_groups
 from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.config_def import INT32_MAX
+from spark_groupsource.monitor.near_names import missing_group_text
+from spark_groupsource.monitor.offset_reset import ResetScope, parse_scope
 
 
 class _Groups(ToolGroup):
@@ -40,13 +43,13 @@ def groups() -> None:
 
 def group_command_options(command: F) -> F:
     """Adds the options of every command that reads a cluster."""
-    command = click.option(
-        "--json", "as_json", is_flag=True, help="Print a JSON array of objects instead of the table."
-    )(command)
+    command = json_option(command)
     command = click.option(
         "--timeout",
         "timeout_ms",
         type=JavaLong(1),
+        # the operating system has no longer timeouts than some years
+        callback=lambda ctx, param, value: min(value, INT32_MAX),
         default=30_000,
         show_default=True,
         metavar="MS",
@@ -70,22 +73,24 @@ def check_group_options(names: tuple[str, ...], all_groups: bool, action: str) -
         reject_command_line(text, f"Option [{action}] takes one of these options: [group], [all-groups]")
 
 
-def missing_group_text(group: GroupDescription) -> str:
+def scope_of(topics: Iterable[str]) -> ResetScope:
+    """Parses the values of ``--topic``. Raises: InvalidValueError; ConfigurationError in the form of Kafka's tool."""
+    if is_tool_form():
+        return parse_scope(topics)
+    with invalid_values():
+        return parse_scope(topics)
+
+
+def absent_group_text(cluster: ClusterClient, group: GroupDescription) -> str:
     """Returns why a group in state ``Dead`` is not shown."""
     if "not a consumer group" in group.dead_reason:
         return (
             f"Group {group.group_id!r} is not a consumer group. Describe it with kafka-share-groups or "
             "kafka-streams-groups."
         )
-    return f"Consumer group {group.group_id!r} does not exist. Run: groupsource groups list."
+    return missing_group_text(cluster, group.group_id)
 
 
 def consumer_groups(cluster: ClusterClient) -> list[str]:
     """Returns the ids of all groups with the consumer protocol or without one, sorted."""
     return [g.group_id for g in list_groups(cluster) if g.protocol_type in ("consumer", "")]
-
-
-def print_json(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Prints an array with one row per line."""
-    lines = ",\n ".join(json.dumps(dict(row), ensure_ascii=False) for row in rows)
-    click.echo(f"[{lines}]")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from spark_groupsource.errors import ConfigurationError
-
 if TYPE_CHECKING:
     from spark_groupsource.records.record_columns import RecordColumns
 
@@ -30,12 +28,7 @@ def plain_form(delimiter: bytes, separator: str | None) -> LineForm | None:
 
 
 def blocks_of(stream: BinaryIO, delimiter: bytes) -> Iterator[bytes]:
-    """Yields the records that are available, each with its delimiter, so that a slow input is written at once.
-
-    Raises: ConfigurationError for an empty delimiter.
-    """
-    if not delimiter:
-        raise ConfigurationError("Option --delimiter must not be empty.")
+    """Yields the records that are available, each with its delimiter, so that a slow input is written at once."""
     rest = b""
     # a buffered reader: read1 returns what one read of the file returns
     while block := stream.read1(BLOCK_BYTES):  # type: ignore[attr-defined]

@@ -7,7 +7,8 @@ from typing import Mapping
 import click
 
 from spark_groupsource import __version__
-from spark_groupsource.cli.common import HELP, LazyGroup
+from spark_groupsource.cli.commands import LazyGroup
+from spark_groupsource.cli.common import HELP
 
 # command -> module of this package, imported on demand: the broker must not load the record decoder at startup
 _MODULES: Mapping[str, str] = {

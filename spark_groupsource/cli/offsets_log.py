@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import click
 
-from spark_groupsource.cli.common import HELP, open_cluster
+from spark_groupsource.cli.commands import command
+from spark_groupsource.cli.common import open_cluster
+from spark_groupsource.cli.effects import Excludes, Needs, check_effects
 from spark_groupsource.cli.offsets_log_formats import (
     batch_line,
     json_line,
@@ -19,7 +21,8 @@ from spark_groupsource.cli.offsets_log_formats import (
     table_row,
 )
 from spark_groupsource.client.cluster.client import ClusterClient
-from spark_groupsource.errors import ConfigurationError, CorruptRecordError, StorageError
+from spark_groupsource.errors import ConfigurationError, CorruptRecordError, GroupSourceError, StorageError
+from spark_groupsource.monitor.near_names import suggestion
 from spark_groupsource.monitor.offsets_log import (
     OFFSETS_TOPIC,
     Batch,
@@ -42,7 +45,7 @@ class Source(NamedTuple):
     read: Callable[[], Iterable[Batch | Corruption]]
 
 
-@click.command(context_settings=HELP)
+@command()
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option("--bootstrap-server", "bootstrap", default=None, metavar="HOST:PORT[,...]", help="Read from a cluster.")
 @click.option(
@@ -59,8 +62,14 @@ class Source(NamedTuple):
     show_default=True,
     help="dump: the output of Kafka's DumpLogSegments; table: one line per record; json: one object per record.",
 )
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 def offsets_log(
-    paths: tuple[Path, ...], bootstrap: str | None, command_config: Path | None, group: str | None, output_format: str
+    paths: tuple[Path, ...],
+    bootstrap: str | None,
+    command_config: Path | None,
+    group: str | None,
+    output_format: str,
+    as_json: bool,
 ) -> None:
     """Decodes the records of __consumer_offsets.
 
@@ -69,21 +78,31 @@ def offsets_log(
     """
     if bool(paths) == bool(bootstrap):
         raise click.UsageError("Give either PATHS or --bootstrap-server.")
+    check_effects(
+        click.get_current_context(),
+        (Needs("--command-config", ("--bootstrap-server",)), Excludes("--json", "--format", ("dump", "table"))),
+    )
+    if as_json:
+        output_format = "json"
     if output_format == "table":
         click.echo(table_header())
+    groups: set[str] = set()
     if bootstrap is None:
-        corruptions = _show(_file_sources(paths), group, output_format)
+        corruptions = _show(_file_sources(paths), group, output_format, groups)
     else:
         with open_cluster(bootstrap, command_config) as cluster:
-            corruptions = _show(_live_sources(cluster), group, output_format)
+            corruptions = _show(_live_sources(cluster), group, output_format, groups)
     if corruptions:
         for text in corruptions[:-1]:
             click.echo(f"Error: {text}", err=True)
         raise CorruptRecordError(corruptions[-1])
+    if group is not None and group not in groups:
+        near = suggestion(group, groups)
+        raise GroupSourceError(f"Consumer group {group!r} has no record in {OFFSETS_TOPIC}. {near}".rstrip())
 
 
-def _show(sources: Iterable[Source], group: str | None, output_format: str) -> list[str]:
-    """Prints the valid records; returns one line per corruption."""
+def _show(sources: Iterable[Source], group: str | None, output_format: str, groups: set[str]) -> list[str]:
+    """Prints the valid records; returns one line per corruption. Adds the groups that have records to `groups`."""
     corruptions = []
     for source in sources:
         if output_format == "dump":
@@ -99,6 +118,7 @@ def _show(sources: Iterable[Source], group: str | None, output_format: str) -> l
                 corruptions.append(f"{location}: {error}")
                 continue
             corruptions += [f"{location}: offset {e.record.offset}: {e.problem}" for e in decoded if e.problem]
+            groups.update(entry.group for entry in decoded if entry.group is not None)
             shown = [entry for entry in decoded if group is None or entry.group == group]
             _print(shown, found, output_format, with_empty=group is None)
     return corruptions

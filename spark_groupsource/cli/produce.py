@@ -14,21 +14,35 @@ from typing import Any, BinaryIO, NamedTuple
 
 import click
 
-from spark_groupsource.cli.common import HELP, cluster_options, open_cluster
+from spark_groupsource.cli.commands import InvalidValueError, command, invalid_values
+from spark_groupsource.cli.common import cluster_options, open_cluster
+from spark_groupsource.cli.effects import Excludes, Needs, check_effects
 from spark_groupsource.cli.input_blocks import BLOCK_BYTES, LineForm, blocks_of, columns_of, lines_of, plain_form
 from spark_groupsource.cli.progress import Progress
 from spark_groupsource.cli.record_lines import unescaped
 from spark_groupsource.cli.serdes import FORMATS, Serde, serde
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.records.producer import BatchProducer
-from spark_groupsource.config_def import INT64_MAX
+from spark_groupsource.config_def import INT32_MAX, INT64_MAX, closest
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.monitor.near_names import suggests_topics
 from spark_groupsource.records.compression import CODECS, codec_number
 from spark_groupsource.records.encode import Record
 from spark_groupsource.records.partitioner import partition_of_key
 
 _JSON_FIELDS = ("key", "value", "headers", "partition", "timestamp")
+# fields of consume --json that the broker decides
+_SKIPPED_FIELDS = ("topic", "offset")
+EFFECTS = (
+    Excludes("--key-separator", "--json"),
+    Excludes("--null-marker", "--json"),
+    Excludes("--key-separator", "--key"),
+    Needs("--key-format", ("--key-separator", "--key", "--json")),
+    Excludes("--schema", "--value-format", tuple(name for name in FORMATS if name != "avro")),
+    Needs("--key-schema", ("--key-format avro",)),
+    Needs("--schema-id", ("--schema",)),
+)
 
 Headers = tuple[tuple[str, "bytes | None"], ...]
 _Parse = Callable[[bytes], "_Line"]
@@ -54,10 +68,14 @@ class _Lines(NamedTuple):
     form: LineForm | None
 
 
-@click.command(context_settings=HELP)
+@command()
 @cluster_options
 @click.option("--topic", required=True, metavar="TOPIC", help="Topic; it must exist.")
-@click.option("--partition", type=click.IntRange(0), help="Default: by hash of the key; round-robin without a key.")
+@click.option(
+    "--partition",
+    type=click.IntRange(0, INT32_MAX),
+    help="Default: by hash of the key; round-robin without a key.",
+)
 @click.option("--key-separator", metavar="TEXT", help="Text between key and value. Default: no keys.")
 @click.option("--key", "fixed_key", metavar="TEXT", help="Key of every record.")
 @click.option(
@@ -78,7 +96,11 @@ class _Lines(NamedTuple):
 )
 @click.option("--schema", type=click.Path(dir_okay=False, path_type=Path), help="Avro schema of the values, as JSON.")
 @click.option("--key-schema", type=click.Path(dir_okay=False, path_type=Path), help="Avro schema of the keys.")
-@click.option("--schema-id", type=click.IntRange(0), help="Id in a schema registry, written before each Avro value.")
+@click.option(
+    "--schema-id",
+    type=click.IntRange(0, INT32_MAX),
+    help="Id in a schema registry, written before each Avro value.",
+)
 @click.option(
     "--compression", type=click.Choice(CODECS), default="none", show_default=True, help="Codec of the record batches."
 )
@@ -87,6 +109,7 @@ def produce(bootstrap: str, command_config: Path | None, **given: Any) -> None:
 
     Lines are written as they arrive. An invalid line ends the command: the lines before it are written.
     """
+    check_effects(click.get_current_context(), EFFECTS)
     options = _ProduceOptions(**given)
     topic, lines, codec = options.topic, _lines_of(options), codec_number(options.compression)
     with open_cluster(bootstrap, command_config) as cluster:
@@ -118,14 +141,13 @@ class _ProduceOptions:
 
 
 def _lines_of(options: _ProduceOptions) -> _Lines:
-    """Returns how the options divide and convert the input. Raises: click.UsageError, ConfigurationError."""
+    """Returns how the options divide and convert the input. Raises: InvalidValueError, ConfigurationError."""
     separator, fixed_key = options.key_separator, options.fixed_key
     value_format = options.value_format or ("avro" if options.schema else "text")
     key_serde = serde("--key-format", options.key_format, options.key_schema)
     value_serde = serde("--value-format", value_format, options.schema, options.schema_id)
-    fixed = _headers(options.headers)
-    if options.as_json and (separator is not None or options.null_marker is not None):
-        raise click.UsageError("Options --key-separator and --null-marker are not for --json.")
+    with invalid_values():
+        fixed = _headers(options.headers)
     null = None if options.null_marker is None else options.null_marker.encode()
 
     def parse(line: bytes) -> _Line:
@@ -140,6 +162,8 @@ def _lines_of(options: _ProduceOptions) -> _Lines:
         return _Line(encoded[0], encoded[1], fixed)
 
     end = unescaped(options.delimiter).encode()
+    if not end:
+        raise InvalidValueError("Option --delimiter must not be empty.")
     is_changed = options.as_json or fixed_key is not None or null is not None or bool(fixed)
     is_plain = not is_changed and {options.key_format, value_format} <= _PLAIN_FORMATS
     return _Lines(end, parse, plain_form(end, separator) if is_plain else None)
@@ -166,7 +190,8 @@ def _write(
 
     Raises: ConfigurationError for an invalid line, after the lines before it have been written.
     """
-    count = len(cluster.describe_topics([topic], refresh=True)[topic].partitions)
+    with suggests_topics(cluster, [topic]):
+        count = len(cluster.describe_topics([topic], refresh=True)[topic].partitions)
     if partition is not None and partition >= count:
         raise ConfigurationError(
             f"Option --partition must be between 0 and {count - 1} for topic {topic}, got {partition}."
@@ -232,13 +257,19 @@ def _parse_object(line: bytes, key_serde: Serde, value_serde: Serde, fixed: Head
     """Parses a line of ``--json``. Raises: ConfigurationError."""
     try:
         found = json.loads(line)
+        if not isinstance(found, dict):
+            raise ValueError(f"it is of type {type(found).__name__}")
+        unknown = next((name for name in found if name not in (*_JSON_FIELDS, *_SKIPPED_FIELDS)), None)
+        if unknown is not None:
+            near = closest(unknown, _JSON_FIELDS)
+            raise ValueError(f"field {unknown!r} is unknown{f', did you mean {near!r}' if near else ''}")
         key = found.get("key", fixed_key)
         value, partition, timestamp_ms = found.get("value"), found.get("partition"), found.get("timestamp")
         headers = tuple((str(name), _header_value(text)) for name, text in _pairs(found.get("headers")))
         for number in (partition, timestamp_ms):
             if number is not None and (type(number) is not int or not 0 <= number <= INT64_MAX):
                 raise ValueError(f"{number!r} is not a number from 0")
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError) as error:
         raise ConfigurationError(
             f"Each line must be a JSON object with the fields {', '.join(_JSON_FIELDS)}, got {line[:60]!r}: {error}."
         ) from error

@@ -15,7 +15,9 @@ from typing import IO, Any, NamedTuple, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from spark_groupsource.cli.common import LazyGroup, SettingsError, one_line
+from spark_groupsource.cli.commands import InvalidValueError, LazyGroup
+from spark_groupsource.cli.common import SettingsError, one_line
+from spark_groupsource.cli.text_layout import output_width
 from spark_groupsource.config_def import INT64_MAX
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, GroupSourceError
 
@@ -68,12 +70,12 @@ class JavaLong(click.IntRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             return super().convert(value, param, ctx)
-        except click.BadParameter as error:
+        except click.BadParameter:
             option = param.opts[0] if param is not None else "the option"
-            raise ReportedError(
+            reject_value(
                 f"Option {option} must be an integer of at least {self.min}, got {value!r}.",
                 f"Cannot parse argument '{value}' of option {option.removeprefix('--')}",
-            ) from error
+            )
 
 
 class _InvalidCommandLine(click.ClickException):
@@ -128,6 +130,11 @@ def is_tool_form(ctx: click.Context | None = None) -> bool:
     return (ctx or click.get_current_context()).meta.get(_TOOL_FORM, False) is True
 
 
+def table_width() -> int | None:
+    """Returns the columns that a table may have; None for no limit, as in the form of Kafka's tool."""
+    return None if is_tool_form() else output_width()
+
+
 def print_error(text: str) -> None:
     """Reports an error after which the command continues; its exit status is as the module describes."""
     if is_tool_form():
@@ -140,6 +147,11 @@ def print_error(text: str) -> None:
 def reject_command_line(text: str, tool_text: str = "") -> NoReturn:
     """Rejects the combination of options, in Kafka's words in its form."""
     raise click.UsageError(tool_text if tool_text and is_tool_form() else text)
+
+
+def reject_value(text: str, tool_text: str) -> NoReturn:
+    """Rejects the value of an option; Kafka's tool reports it as an error of the command."""
+    raise ReportedError(text, tool_text) if is_tool_form() else InvalidValueError(text)
 
 
 def java_error(code: int) -> str:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from spark_groupsource.cli.common import HELP, CommandGroup, cluster_options, key_values, open_cluster
+from spark_groupsource.cli.commands import CommandGroup, invalid_values
+from spark_groupsource.cli.common import HELP, cluster_options, key_values, one_line, open_cluster
+from spark_groupsource.cli.json_output import json_option, print_json
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, ClusterClient, TopicInfo
-from spark_groupsource.client.cluster.configs import TOPIC_RESOURCE, alter_config, describe_config
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.client.cluster.client import ClusterClient, TopicInfo
+from spark_groupsource.client.cluster.configs import TOPIC_RESOURCE, ConfigEntry, alter_config, describe_topic_configs
+from spark_groupsource.config_def import INT16_MAX, INT32_MAX
+from spark_groupsource.errors import GroupSourceError
+from spark_groupsource.model import TopicPartition, bounded_names
+from spark_groupsource.monitor.cluster_reads import log_end_offsets, log_start_offsets, topic_id_text
+from spark_groupsource.monitor.near_names import suggests_topics
+
+# partition -> log start offset and log end offset, None if unknown
+_Spans = dict[int, "tuple[int | None, int | None]"]
+_SPAN_COLUMNS = ("log_start_offset", "log_end_offset")
 
 
 @click.group(cls=CommandGroup, context_settings=HELP)
@@ -24,8 +35,12 @@ _topic = click.option("--topic", "names", multiple=True, required=True, metavar=
 @topics.command()
 @cluster_options
 @_topic
-@click.option("--partitions", type=click.IntRange(1), help="Default: num.partitions of the broker.")
-@click.option("--replication-factor", type=click.IntRange(1), help="Default: default.replication.factor of the broker.")
+@click.option("--partitions", type=click.IntRange(1, INT32_MAX), help="Default: num.partitions of the broker.")
+@click.option(
+    "--replication-factor",
+    type=click.IntRange(1, INT16_MAX),
+    help="Default: default.replication.factor of the broker.",
+)
 @click.option("--config", "config", multiple=True, metavar="KEY=VALUE", help="Topic setting; may be repeated.")
 @click.option("--if-not-exists", is_flag=True, help="Skip topics that exist.")
 def create(
@@ -38,7 +53,8 @@ def create(
     if_not_exists: bool,
 ) -> None:
     """Creates topics."""
-    settings = key_values(config, "--config")
+    with invalid_values():
+        settings = key_values(config, "--config")
     with open_cluster(bootstrap, command_config) as cluster:
         existing = set(cluster.metadata(names, refresh=True).topics) if if_not_exists else set()
         for name in names:
@@ -51,23 +67,42 @@ def create(
 @topics.command("list")
 @cluster_options
 @click.option("--exclude-internal", is_flag=True, help="Omit internal topics.")
-def list_command(bootstrap: str, command_config: Path | None, exclude_internal: bool) -> None:
+@json_option
+def list_command(bootstrap: str, command_config: Path | None, exclude_internal: bool, as_json: bool) -> None:
     """Lists the topics of the cluster, one per line."""
     with open_cluster(bootstrap, command_config) as cluster:
-        for name in admin.list_topics(cluster, internal=not exclude_internal):
-            click.echo(name)
+        found = admin.list_topics(cluster, internal=not exclude_internal)
+    if as_json:
+        print_json(map(_topic_row, found.values()))
+    else:
+        click.echo("".join(f"{name}\n" for name in found), nl=False)
 
 
 @topics.command()
 @cluster_options
 @click.option("--topic", "names", multiple=True, metavar="TOPIC", help="Topic; may be repeated. Default: all topics.")
 @click.option("--offsets", is_flag=True, help="Show the log start offset and the log end offset of each partition.")
-def describe(bootstrap: str, command_config: Path | None, names: tuple[str, ...], offsets: bool) -> None:
+@json_option
+def describe(
+    bootstrap: str, command_config: Path | None, names: tuple[str, ...], offsets: bool, as_json: bool
+) -> None:
     """Describes the partitions, leaders, replicas and settings of topics."""
     with open_cluster(bootstrap, command_config) as cluster:
-        chosen = cluster.describe_topics(names, refresh=True) if names else admin.list_topics(cluster, internal=True)
-        for topic in chosen.values():
-            click.echo(_offsets_text(cluster, topic) if offsets else _topic_text(cluster, topic))
+        with suggests_topics(cluster, names):
+            chosen = (
+                cluster.describe_topics(names, refresh=True) if names else admin.list_topics(cluster, internal=True)
+            )
+        spans = {name: _spans(cluster, topic) for name, topic in chosen.items()} if offsets else {}
+        has_configs = as_json or not offsets
+        configs = describe_topic_configs(cluster, list(chosen)) if has_configs else {}
+    unknown = {name: found for name, found in configs.items() if isinstance(found, GroupSourceError)}
+    if unknown:
+        first = one_line(next(iter(unknown.values())))
+        click.echo(f"Warning: The settings of {bounded_names(unknown)} are unknown: {first}", err=True)
+    if as_json:
+        print_json(_described_row(topic, configs[name], spans.get(name, {})) for name, topic in chosen.items())
+    for name, topic in chosen.items() if not as_json else ():
+        click.echo(_offsets_text(topic, spans[name]) if offsets else _topic_text(topic, configs[name]))
 
 
 @topics.command()
@@ -80,14 +115,15 @@ def delete(bootstrap: str, command_config: Path | None, names: tuple[str, ...], 
         existing = set(cluster.metadata(names, refresh=True).topics)
         for name in names:
             if name in existing or not if_exists:
-                admin.delete_topics(cluster, [name])
+                with suggests_topics(cluster, [name]):
+                    admin.delete_topics(cluster, [name])
                 click.echo(f"Deleted topic {name}.")
 
 
 @topics.command()
 @cluster_options
 @_topic
-@click.option("--partitions", type=click.IntRange(1), help="New number of partitions; it can only grow.")
+@click.option("--partitions", type=click.IntRange(1, INT32_MAX), help="New number of partitions; it can only grow.")
 @click.option("--add-config", multiple=True, metavar="KEY=VALUE", help="Setting to change; may be repeated.")
 @click.option("--delete-config", multiple=True, metavar="KEY", help="Setting to reset to its default; may be repeated.")
 def alter(
@@ -101,25 +137,28 @@ def alter(
     """Adds partitions and changes settings, as kafka-topics --alter and kafka-configs --alter do."""
     if partitions is None and not add_config and not delete_config:
         raise click.UsageError("Give --partitions, --add-config or --delete-config.")
-    changes: dict[str, str | None] = {**key_values(add_config, "--add-config"), **dict.fromkeys(delete_config)}
+    with invalid_values():
+        changes: dict[str, str | None] = {**key_values(add_config, "--add-config"), **dict.fromkeys(delete_config)}
     with open_cluster(bootstrap, command_config) as cluster:
         for name in names:
-            if changes:
-                alter_config(cluster, TOPIC_RESOURCE, name, changes)
-            if partitions is not None:
-                admin.create_partitions(cluster, {name: partitions})
+            with suggests_topics(cluster, [name]):
+                if changes:
+                    alter_config(cluster, TOPIC_RESOURCE, name, changes)
+                if partitions is not None:
+                    admin.create_partitions(cluster, {name: partitions})
             click.echo(f"Altered topic {name}.")
 
 
-def _topic_text(cluster: ClusterClient, topic: TopicInfo) -> str:
+def _topic_text(topic: TopicInfo, configs: list[ConfigEntry] | GroupSourceError) -> str:
     """Returns the output of ``kafka-topics --describe``, without the columns of leader election."""
-    config = describe_config(cluster, TOPIC_RESOURCE, topic.name)
-    overrides = ",".join(f"{entry.name}={entry.value}" for entry in config.values() if not entry.is_default)
-    replication = max((len(p.replicas) for p in topic.partitions.values()), default=0)
-    identity = f"\tTopicId: {topic.topic_id}" if topic.topic_id is not None else ""
+    if isinstance(configs, GroupSourceError):
+        overrides = "unknown"
+    else:
+        overrides = ",".join(f"{entry.name}={entry.value}" for entry in configs if not entry.is_default)
+    identity = f"\tTopicId: {topic_id_text(topic)}" if topic.topic_id is not None else ""
     lines = [
         f"Topic: {topic.name}{identity}\tPartitionCount: {len(topic.partitions)}\t"
-        f"ReplicationFactor: {replication}\tConfigs: {overrides}"
+        f"ReplicationFactor: {_replication_factor(topic)}\tConfigs: {overrides}"
     ]
     for number in sorted(topic.partitions):
         partition = topic.partitions[number]
@@ -131,13 +170,50 @@ def _topic_text(cluster: ClusterClient, topic: TopicInfo) -> str:
     return "\n".join(lines)
 
 
-def _offsets_text(cluster: ClusterClient, topic: TopicInfo) -> str:
-    partitions = [TopicPartition(topic.name, number) for number in sorted(topic.partitions)]
-    starts = cluster.list_offsets({tp: EARLIEST for tp in partitions})
-    ends = cluster.list_offsets({tp: LATEST for tp in partitions})
+def _replication_factor(topic: TopicInfo) -> int:
+    return max((len(p.replicas) for p in topic.partitions.values()), default=0)
+
+
+def _topic_row(topic: TopicInfo) -> dict[str, Any]:
+    """Returns the columns of table `topics` that the metadata has."""
+    return {
+        "topic": topic.name,
+        "topic_id": topic_id_text(topic),
+        "partition_count": len(topic.partitions),
+        "replication_factor": _replication_factor(topic),
+        "is_internal": topic.is_internal,
+    }
+
+
+def _described_row(topic: TopicInfo, configs: list[ConfigEntry] | GroupSourceError, offsets: _Spans) -> dict[str, Any]:
+    settings = None
+    if not isinstance(configs, GroupSourceError):
+        settings = {entry.name: entry.value for entry in configs if not entry.is_default}
+    partitions = [
+        {
+            "partition": number,
+            "leader": partition.leader_id if partition.leader_id >= 0 else None,
+            "leader_epoch": partition.leader_epoch if partition.leader_epoch >= 0 else None,
+            "replicas": list(partition.replicas),
+            "isr": list(partition.in_sync),
+            **({} if number not in offsets else dict(zip(_SPAN_COLUMNS, offsets[number]))),
+        }
+        for number, partition in sorted(topic.partitions.items())
+    ]
+    return {**_topic_row(topic), "configs": settings, "partitions": partitions}
+
+
+def _spans(cluster: ClusterClient, topic: TopicInfo) -> _Spans:
+    """Returns the log start offset and the log end offset of each partition; of those without a leader none."""
+    partitions = [TopicPartition(topic.name, number) for number, p in sorted(topic.partitions.items())]
+    starts, ends = log_start_offsets(cluster, partitions), log_end_offsets(cluster, partitions)
+    return {tp.partition: (starts.get(tp), ends.get(tp)) for tp in partitions}
+
+
+def _offsets_text(topic: TopicInfo, spans: _Spans) -> str:
     width = max(15, len(topic.name))
     lines = [f"{'TOPIC':<{width}} {'PARTITION':<10} {'LOG-START-OFFSET':<17} LOG-END-OFFSET"]
-    lines += [
-        f"{topic.name:<{width}} {tp.partition:<10} {starts[tp].offset:<17} {ends[tp].offset}" for tp in partitions
-    ]
+    for number, span in spans.items():
+        start, end = ("-" if offset is None else offset for offset in span)
+        lines.append(f"{topic.name:<{width}} {number:<10} {start:<17} {end}")
     return "\n".join(lines)

@@ -6,24 +6,38 @@ import csv
 import io
 import json
 import sys
-import time
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import click
 
+from spark_groupsource.cli.commands import command
 from spark_groupsource.cli.common import F, cluster_options, open_cluster
-from spark_groupsource.cli.groups import missing_group_text
-from spark_groupsource.client.admin import describe_groups
+from spark_groupsource.cli.effects import Excludes, check_effects
+from spark_groupsource.cli.groups import absent_group_text
+from spark_groupsource.cli.streams import terminates_as_ctrl_c, wait_while_read
+from spark_groupsource.cli.text_layout import output_width, sentences, table
+from spark_groupsource.client.admin import GroupDescription, describe_groups
 from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.config_def import INT32_MAX
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.log_text import escaped
 from spark_groupsource.monitor.arrow_tables import arrow_schema, record_batches
+from spark_groupsource.monitor.cluster_reads import group_lag
 from spark_groupsource.monitor.definitions import TABLES
 from spark_groupsource.monitor.explanation import Explanation
-from spark_groupsource.monitor.group_watch import BoundedReads, GroupWatch, WatchUpdate, condition_of, failure_text
+from spark_groupsource.monitor.group_watch import (
+    BoundedReads,
+    GroupCondition,
+    GroupWatch,
+    WatchUpdate,
+    condition_of,
+    condition_text,
+    failure_text,
+)
+from spark_groupsource.monitor.near_names import near_groups
 from spark_groupsource.monitor.rebalance import Rebalance
 from spark_groupsource.monitor.rebalance_sources import GroupHistory, read_history
 from spark_groupsource.monitor.tables import rebalance_row
@@ -42,7 +56,7 @@ _group_option = click.option("--group", "group", required=True, metavar="GROUP",
 def _last_option(default: int | None) -> Callable[[F], F]:
     return click.option(
         "--last",
-        type=click.IntRange(1),
+        type=click.IntRange(1, INT32_MAX),
         default=default,
         show_default=default is not None,
         metavar="N",
@@ -50,7 +64,7 @@ def _last_option(default: int | None) -> Callable[[F], F]:
     )
 
 
-@click.command()
+@command()
 @cluster_options
 @_group_option
 @_last_option(5)
@@ -60,47 +74,55 @@ def why(bootstrap: str, command_config: Path | None, group: str, last: int, is_w
     """Explains the rebalances of a group, and names the setting to change."""
     with open_cluster(bootstrap, command_config) as cluster:
         if is_watching:
-            _follow(cluster, group, last, is_json)
+            with terminates_as_ctrl_c():
+                _follow(cluster, group, last, is_json, with_lag=False)
             return
         explanation = _read(cluster, group).explain(last)
-        click.echo(json.dumps(explanation.json(), ensure_ascii=False, indent=2) if is_json else repr(explanation))
+        click.echo(json.dumps(explanation.json(), ensure_ascii=False, indent=2) if is_json else _text(explanation))
 
 
-@click.command()
+@command()
 @cluster_options
 @_group_option
 @_last_option(None)
-@click.option("--json", "form", flag_value="json", help="Print JSON with the columns of table rebalances.")
-@click.option("--csv", "form", flag_value="csv", help="Print CSV with the columns of table rebalances.")
-def history(bootstrap: str, command_config: Path | None, group: str, last: int | None, form: str | None) -> None:
+@click.option("--json", "is_json", is_flag=True, help="Print JSON with the columns of table rebalances.")
+@click.option("--csv", "is_csv", is_flag=True, help="Print CSV with the columns of table rebalances.")
+def history(
+    bootstrap: str, command_config: Path | None, group: str, last: int | None, is_json: bool, is_csv: bool
+) -> None:
     """Shows the rebalances of a group as a table."""
+    check_effects(click.get_current_context(), (Excludes("--json", "--csv"),))
     with open_cluster(bootstrap, command_config) as cluster:
         found = _read(cluster, group).rebalances
     rows = _rows(found if last is None else found[-last:])
-    if form == "json":
+    if is_json:
         click.echo(json.dumps(rows, ensure_ascii=False, indent=2))
-    elif form == "csv":
+    elif is_csv:
         click.echo(_csv(rows), nl=False)
     else:
         click.echo(_table(rows), nl=False)
 
 
-@click.command()
+@command()
 @cluster_options
 @_group_option
-def watch(bootstrap: str, command_config: Path | None, group: str) -> None:
-    """Follows a group until interrupted.
+@click.option("--json", "is_json", is_flag=True, help="Print an object per line: states with lag, and rebalances.")
+def watch(bootstrap: str, command_config: Path | None, group: str, is_json: bool) -> None:
+    """Follows a group until Ctrl-C or SIGTERM.
 
-    In a terminal, a table of its partitions with their lag, and its rebalances. In a pipe, a line or more for each
-    rebalance: for whom it waits, and why it happened. While the broker does not respond, both say since when.
+    In a terminal, a table of its partitions with their lag, and its rebalances. In a pipe, a line with its state and
+    lag at once and after each change, and a line or more for each rebalance: for whom it waits, and why it happened.
+    While the broker does not respond, both say since when.
     """
-    with open_cluster(bootstrap, command_config) as cluster:
-        if not sys.stdout.isatty():
-            _follow(cluster, group, 0, False)
+    with open_cluster(bootstrap, command_config) as cluster, terminates_as_ctrl_c():
+        if is_json or not sys.stdout.isatty():
+            _follow(cluster, group, 0, is_json, with_lag=True)
             return
         reader = GroupReader(cluster.settings, group)
         try:
             watch_terminal(reader.read, _INTERVAL_S)
+        except KeyboardInterrupt:
+            return
         finally:
             reader.close()
 
@@ -110,21 +132,34 @@ def _read(cluster: ClusterClient, group: str) -> GroupHistory:
     if not found.rebalances:
         described = describe_groups(cluster, [group])[group]
         if described.state == "Dead":
-            raise GroupSourceError(missing_group_text(described))
+            raise GroupSourceError(absent_group_text(cluster, described))
     return found
 
 
-def _follow(cluster: ClusterClient, group: str, last: int, is_json: bool) -> None:
-    """Prints the last rebalances, then each new one, until interrupted."""
+def _follow(cluster: ClusterClient, group: str, last: int, is_json: bool, with_lag: bool) -> None:
+    """Prints the last rebalances, then each new one, and the lag if requested, until interrupted."""
     follower, reads = GroupWatch(cluster, group), BoundedReads(cluster)
+    printed: GroupCondition | None = None
+
+    def read() -> tuple[WatchUpdate, GroupCondition]:
+        update = follower.update()
+        return update, _condition(cluster, update.description, with_lag)
+
     try:
-        update = reads.read(follower.update)
+        if with_lag:
+            # before the history, which takes longer
+            description = describe_groups(cluster, [group])[group]
+            printed = _condition(cluster, description, with_lag)
+            _print_condition(cluster, group, printed, None, is_json)
+        update, _ = reads.read(read)
+        if not with_lag and not update.completed and not is_json:
+            click.echo(f"{_now()}  {escaped(group)}: no rebalance is recorded.")
         _print_update(update, update.completed[max(len(update.completed) - last, 0) :], is_json)
         read_at, failure = _now(), ""
         while True:
-            time.sleep(_INTERVAL_S)
+            wait_while_read(_INTERVAL_S)
             try:
-                update = reads.read(follower.update)
+                update, now = reads.read(read)
             except GroupSourceError as error:
                 if failure != condition_of(error):
                     click.echo(f"{_now()}  {failure_text(error, read_at)}", err=is_json)
@@ -135,6 +170,9 @@ def _follow(cluster: ClusterClient, group: str, last: int, is_json: bool) -> Non
                 click.echo(f"{read_at}  The broker responds again.", err=is_json)
             failure = ""
             _print_update(update, update.completed, is_json)
+            if with_lag and now != printed:
+                _print_condition(cluster, group, now, printed, is_json)
+                printed = now
     except KeyboardInterrupt:
         return
 
@@ -150,12 +188,35 @@ def _print_update(update: WatchUpdate, completed: list[Rebalance], is_json: bool
         click.echo(f"{_now()}  {escaped(update.progress)}")
 
 
+def _condition(cluster: ClusterClient, group: GroupDescription, with_lag: bool) -> GroupCondition:
+    rows = group_lag(cluster, [group])[group.group_id] if with_lag and group.state != "Dead" else []
+    return GroupCondition(group.state, len(group.members), {row.topic_partition: row.lag for row in rows})
+
+
+def _print_condition(
+    cluster: ClusterClient, name: str, now: GroupCondition, before: GroupCondition | None, is_json: bool
+) -> None:
+    """Prints the state and lag of a group."""
+    if is_json:
+        partitions = [{"topic": tp.topic, "partition": tp.partition, "lag": lag} for tp, lag in now.lags.items()]
+        state: dict[str, Any] = {"group": name, "at": datetime.now(timezone.utc).isoformat(timespec="milliseconds")}
+        state |= {"state": now.state, "members": now.members, "lag": now.lag, "partitions": partitions}
+        click.echo(json.dumps(state, ensure_ascii=False))
+    else:
+        near = near_groups(cluster, name) if now.state == "Dead" else ""
+        click.echo(f"{_now()}  {escaped(f'{name}: {condition_text(now, before)} {near}'.rstrip())}")
+
+
 def _print_new(explanation: Explanation, is_json: bool) -> None:
     if is_json:
         for form in explanation.json()["rebalances"]:
             click.echo(json.dumps({"group": explanation.group, **form}, ensure_ascii=False))
     else:
-        click.echo(repr(explanation))
+        click.echo(_text(explanation))
+
+
+def _text(explanation: Explanation) -> str:
+    return "\n".join(sentences(repr(explanation).split("\n"), output_width()))
 
 
 def _rows(rebalances: list[Rebalance]) -> list[dict[str, Any]]:
@@ -180,5 +241,4 @@ def _csv(rows: list[dict[str, Any]]) -> str:
 def _table(rows: list[dict[str, Any]]) -> str:
     lines = [[name.upper().replace("_", "-") for name in _SHOWN]]
     lines += [["-" if row[name] is None else escaped(str(row[name])) for name in _SHOWN] for row in rows]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(_SHOWN))]
-    return "".join("  ".join(f"{c:<{w}}" for c, w in zip(line, widths)).rstrip() + "\n" for line in lines)
+    return table(lines[0], lines[1:], output_width())

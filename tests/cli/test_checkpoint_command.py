@@ -102,6 +102,7 @@ def test_checkpoint_of_sparks_kafka_source_ignores_the_group(cluster: Cluster, t
     result = run("compare", tmp_path, "--bootstrap-server", cluster.bootstrap_servers)
     assert (result.exit_code, "does not name its group. Give --group." in result.output) == (1, True)
     result = run("compare", tmp_path, "--bootstrap-server", cluster.bootstrap_servers, "--group", "g")
+    assert "Warning: Consumer group 'g' does not exist." in result.stderr
     assert "1 of 1 partitions: checkpoint; Spark's Kafka source does not read committed offsets." in result.output
     assert "A restart first repeats batch 0" in result.output
 

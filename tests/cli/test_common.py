@@ -118,4 +118,4 @@ def test_a_misspelled_command_gets_a_suggestion(arguments: list[str], message: s
 def test_an_invalid_position_is_reported_without_a_broker(option: str) -> None:
     line = ["consume", "--bootstrap-server", "127.0.0.1:1", "--topic", "t", option, "soon"]
     result = CliRunner().invoke(main, line)
-    assert result.exit_code == 1 and f"Option {option} must be earliest, an offset or -N, got 'soon'." in result.stderr
+    assert result.exit_code == 2 and f"Option {option} must be earliest, an offset or -N, got 'soon'." in result.stderr

@@ -283,7 +283,7 @@ def test_offsets_outside_of_the_log() -> None:
 )
 def test_states_of_a_group(state: str, protocol_type: str, status: Status) -> None:
     group = GroupDescription("g", state, protocol_type, "range", (), Node(1, "h", 1))
-    (result,) = doctor_checks.evaluate_group(group)
+    (result,) = doctor_checks.evaluate_group(doctor_checks.DescribedGroup(group))
     assert result.status is status and (status is Status.GOOD or result.fix)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -195,16 +194,126 @@ def test_watch_reports_a_broker_that_is_down(arguments: list[str], monkeypatch: 
             raise KeyboardInterrupt from None
 
     monkeypatch.setattr(group_watch, "CALL_TIMEOUT_MS", 100)
-    monkeypatch.setattr(why, "time", SimpleNamespace(sleep=step))
+    monkeypatch.setattr(why, "wait_while_read", step)
     try:
         result = run(broker.bootstrap_servers, *arguments[:1], "--group", "g", *arguments[1:])
     finally:
         restarted.stop()
-    lines = [line.partition("  ")[2] for line in result.output.splitlines()]
+    state, *lines = [line.partition("  ")[2] for line in ["", *result.output.splitlines()][-3:]]
+    assert state == ("" if "--json" in arguments else "g: The group does not exist.")
     assert result.exit_code == 0 and len(lines) == 2
     assert re.match(r"Unreachable since \d\d:\d\d:\d\d: .*127.0.0.1", lines[0])
     assert "kafka." not in lines[0] and lines[1] == "The broker responds again."
     assert "--json" not in arguments or result.stdout == ""
+
+
+def test_misspelled_names_are_reported_with_near_ones(cluster: Cluster, topic: str, group: str) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    scope = ("--topic", topic, "--to-earliest")
+    assert run(servers, "reset-offsets", "--group", group, *scope, "--execute").exit_code == 0
+    wrong_group, wrong_topic = group.replace("g-", "G-"), topic.replace("t-", "T-")
+    for arguments in (
+        ["describe", "--group", wrong_group],
+        ["describe", "--group", wrong_group, "--state", "--json"],
+        ["why", "--group", wrong_group],
+        ["history", "--group", wrong_group, "--json"],
+        ["delete", "--group", wrong_group],
+        ["delete-offsets", "--group", wrong_group, "--topic", topic],
+        ["delete-offsets", "--group", group, "--topic", wrong_topic],
+        ["delete-offsets", "--group", group, "--topic", f"{wrong_topic}:0"],
+        ["delete-offsets", "--group", group, "--topic", wrong_topic, "--json"],
+        ["reset-offsets", "--group", group, "--topic", wrong_topic, "--to-earliest"],
+        ["reset-offsets", "--group", group, "--topic", f"{wrong_topic}:0", "--to-offset", "1"],
+    ):
+        result = run(servers, *arguments)
+        assert result.exit_code == 1, arguments
+        assert f"Did you mean '{group if wrong_group in arguments else topic}'" in result.stderr, arguments
+    both = run(servers, "describe", "--group", wrong_group, "--group", "missing")
+    assert [line.split("'")[1] for line in both.stderr.splitlines()] == sorted([wrong_group, "missing"])
+    # a new group may get offsets before its first member starts
+    planned = run(servers, "reset-offsets", "--group", wrong_group, *scope, "--dry-run")
+    warning = f"WARN: Consumer group '{wrong_group}' does not exist yet. Did you mean '{group}'"
+    assert planned.exit_code == 0 and planned.stderr.startswith(warning)
+
+
+def test_the_plan_of_a_reset_has_the_offsets_before_it(cluster: Cluster, topic: str, group: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    produce(cluster.bootstrap_servers, topic, ((n % 2, None, b"x") for n in range(6)))
+    reset = ("reset-offsets", "--group", group, "--topic")
+    run(cluster.bootstrap_servers, *reset, f"{topic}:1", "--to-offset", "2", "--execute")
+    planned = run(cluster.bootstrap_servers, *reset, topic, "--to-latest")
+    assert [line.split() for line in planned.stdout.splitlines()[1:]] == [
+        ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET"],
+        [group, topic, "0", "-", "3"],
+        [group, topic, "1", "2", "3"],
+    ]
+    assert planned.stderr == (
+        "Nothing is committed: this is the plan. Add --execute to commit the new offsets.\n"
+    )
+    # the form of Kafka's tool has its output
+    line = ["groups", "--reset-offsets", *reset[1:], topic, "--to-latest", "--bootstrap-server"]
+    result = CliRunner().invoke(main, [*line, cluster.bootstrap_servers])
+    assert result.stdout.splitlines()[1].split() == ["GROUP", "TOPIC", "PARTITION", "NEW-OFFSET"]
+    assert "In version 5.0" in result.stderr
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_tables_are_as_narrow_as_the_terminal(
+    cluster: Cluster, topic: str, group: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    produce(servers, topic, [(0, None, b"x")])
+    with LibrdkafkaMember(servers, group, topic, client_id="a-client-with-a-name") as member:
+        wait_until(lambda: member.seen, "the record is read")
+        plain = {}
+        for arguments in ([], ["--verbose"], ["--members"], ["--members", "--verbose"], ["--state"], ["--estimates"]):
+            plain[tuple(arguments)] = run(servers, "describe", "--group", group, *arguments).stdout
+        monkeypatch.setenv("COLUMNS", str(width))
+        for arguments in plain:
+            narrow = run(servers, "describe", "--group", group, *arguments)
+            assert narrow.exit_code == 0 and all(len(line) <= width for line in narrow.stdout.splitlines())
+            # names are divided
+            assert "a-client-with-a-name" in narrow.stdout.replace("\n", "") or width == 80 or "--state" in arguments
+        line = ["groups", "--describe", "--members", "--group", group, "--bootstrap-server", servers]
+        assert CliRunner().invoke(main, line).stdout == plain[("--members",)]
+        for command in ("history", "why"):
+            shown = run(servers, command, "--group", group)
+            assert shown.exit_code == 0 and all(len(text) <= width for text in shown.stdout.splitlines())
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_watch_prints_the_state_at_once_and_then_each_change(
+    embedded: EmbeddedBroker, topic: str, group: str, form: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = embedded.bootstrap_servers
+    create_topic(servers, topic, 2)
+    produce(servers, topic, [(0, None, b"x")])
+    reset = ("--group", group, "--topic", topic, "--to-earliest", "--execute")
+    assert run(servers, "reset-offsets", *reset).exit_code == 0
+    steps = iter([lambda: None, lambda: produce(servers, topic, [(1, None, b"y")] * 2), lambda: None])
+
+    def step(_: float) -> None:
+        try:
+            next(steps)()
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(why, "wait_while_read", step)
+    result = run(servers, "watch", "--group", group, *form)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert len(lines) == 2
+    if form:
+        first, second = map(json.loads, lines)
+        assert (first["group"], first["state"], first["members"], first["lag"]) == (group, "Empty", 0, 1)
+        assert (second["lag"], [each["lag"] for each in second["partitions"]]) == (3, [1, 2])
+    else:
+        assert lines[0].partition("  ")[2] == (
+            f"{group}: Empty, 0 members, 2 partitions, lag 1: {topic}-0 1, {topic}-1 0."
+        )
+        assert lines[1].partition("  ")[2] == f"{group}: Empty, 0 members, 2 partitions, lag 3 (+2): {topic}-1 2."
 
 
 def test_unknown_group_is_reported(cluster: Cluster) -> None:
@@ -218,7 +327,10 @@ def test_unknown_group_is_reported(cluster: Cluster) -> None:
     [
         (["describe"], 2, "--group GROUP"),
         (["describe", "--group", "g", "--all-groups"], 2, "--all-groups"),
-        (["list", "--state", "sleepy"], 1, "Option --state must be one or more of Stable"),
+        (["list", "--state", "sleepy"], 2, "Option --state must be one or more of Stable"),
+        (["list", "--timeout", "0"], 2, "Option --timeout must be an integer of at least 1, got '0'."),
+        (["reset-offsets", "--group", "g", "--topic", "t", "--shift-by", "x"], 2, "--shift-by must be an integer"),
+        (["describe", "--group", "g", "--state", "--estimates"], 2, "Options --estimates and --state cannot be given"),
         (["list", "--command-config", "/nowhere/client.properties"], 1, "Cannot read properties file"),
     ],
 )

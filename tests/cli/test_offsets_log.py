@@ -105,6 +105,18 @@ def test_group_filter(data_directory: Path) -> None:
     lines = offsets_log("--format", "json", "--group", "simple", data_directory).stdout.splitlines()
     assert lines and {json.loads(line)["key"]["data"]["group"] for line in lines} == {"simple"}
     assert "generation" not in offsets_log("--group", "simple", data_directory).stdout
+    assert offsets_log("--json", "--group", "simple", data_directory).stdout.splitlines() == lines
+    missing = offsets_log("--group", "simples", data_directory)
+    assert missing.exit_code == 1 and missing.stderr == (
+        "Error: Consumer group 'simples' has no record in __consumer_offsets. Did you mean 'simple'?\n"
+    )
+
+
+def test_options_without_effect_are_rejected(data_directory: Path) -> None:
+    wrong = offsets_log("--json", "--format", "table", data_directory)
+    assert (wrong.exit_code, "Options --json and --format table cannot be" in wrong.stderr) == (2, True)
+    wrong = offsets_log("--command-config", "c", data_directory)
+    assert (wrong.exit_code, "--command-config has no effect without --bootstrap-server" in wrong.stderr) == (2, True)
 
 
 def test_reading_from_a_running_broker(cluster: Cluster, topic: str, group: str) -> None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from confluent_kafka import Producer
 from schema_registry import SchemaRegistryServer
 from support.clusters import Cluster
+from support.fake_leader import FakeLeader
 from support.topics import create_topic, produce
 
 import spark_groupsource as gs
@@ -80,7 +81,7 @@ def test_invalid_option_is_reported(
 ) -> None:
     create_topic(cluster.bootstrap_servers, topic)
     result = run(cluster, verb, topic, *arguments, stdin=b"x\n")
-    assert result.exit_code == 1
+    assert result.exit_code == (2 if "noon" in arguments else 1)
     assert message in result.stderr
 
 
@@ -385,10 +386,76 @@ def test_follow_ends_with_the_pipe(embedded: EmbeddedBroker, topic: str) -> None
 
 def test_unknown_token_of_a_format_is_reported() -> None:
     result = CliRunner().invoke(main, ["consume", "--topic", "t", "--format", "%q"])
-    assert (result.exit_code, "Option --format has the unknown token %q." in result.stderr) == (1, True)
+    assert (result.exit_code, "Option --format has the unknown token %q." in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(shell: str) -> None:
     result = CliRunner().invoke(main, ["completion", shell])
     assert result.exit_code == 0 and "_GROUPSOURCE_COMPLETE" in result.stdout
+
+
+def test_the_last_records_of_equal_timestamp_are_those_sent_last(cluster: Cluster, topic: str) -> None:
+    """One block of lines has one timestamp, and is distributed over the partitions."""
+    create_topic(cluster.bootstrap_servers, topic, 3)
+    numbers = iter(range(1_000))
+    for count in (10, 10, 7):
+        values = [str(next(numbers)) for _ in range(count)]
+        run(cluster, "produce", topic, stdin="".join(f"{value}\n" for value in values).encode())
+    expected = [str(number) for number in range(27)]
+    for count in (1, 3, 7, 9, 18, 27, 50):
+        assert run(cluster, "consume", topic, "--last", str(count)).stdout.split() == expected[-count:], count
+    with gs.connect(cluster.bootstrap_servers) as opened:
+        assert [row["value"] for row in opened.peek(topic, 7)] == expected[-7:]
+
+
+def test_offsets_without_records_do_not_count_as_last(cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    """Transaction markers and records of aborted transactions, at the end and between the records."""
+    create_topic(cluster.bootstrap_servers, topic)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": topic})
+    producer.init_transactions()
+    for value, end in ((b"a", "commit"), (b"b", "commit"), (b"x", "abort"), (b"c", "commit"), (b"y", "abort")):
+        producer.begin_transaction()
+        producer.produce(topic, value)
+        producer.flush()
+        producer.commit_transaction() if end == "commit" else producer.abort_transaction()
+    config = tmp_path / "client.properties"
+    for level, values in {"read_committed": "abc", "read_uncommitted": "abxcy"}.items():
+        config.write_text(f"isolation.level={level}\n")
+        for count in (1, 2, 3, 9):
+            shown = run(cluster, "consume", topic, "--last", str(count), "--command-config", str(config))
+            assert shown.stdout.split() == list(values[-count:]), (level, count)
+
+
+def test_fields_of_another_name_are_reported_with_the_line(embedded: EmbeddedBroker, topic: str) -> None:
+    cluster = Cluster("embedded", embedded.bootstrap_servers)
+    create_topic(cluster.bootstrap_servers, topic)
+    lines = b'{"value": "a", "topic": "another", "offset": 7}\n{"vaule": "b"}\n'
+    result = run(cluster, "produce", topic, "--json", stdin=lines)
+    assert result.exit_code == 1 and result.stderr.startswith("Error: Line 2 of the input is invalid: ")
+    assert "field 'vaule' is unknown, did you mean 'value'" in result.stderr
+    assert [r["value"] for r in consumed(cluster, topic)] == ["a"]
+    for line in (b"[1]", b"7", b"null", b'"text"', b'{"key": 1, "tombstone": true}'):
+        result = run(cluster, "produce", topic, "--json", stdin=line + b"\n")
+        assert result.exit_code == 1 and "Line 1 of the input is invalid: Each line must be" in result.stderr, line
+
+
+@pytest.mark.parametrize("verb", ["produce", "consume"])
+def test_a_misspelled_topic_is_reported_with_near_ones(embedded: EmbeddedBroker, topic: str, verb: str) -> None:
+    cluster = Cluster("embedded", embedded.bootstrap_servers)
+    create_topic(cluster.bootstrap_servers, topic)
+    result = run(cluster, verb, topic.replace("t-", "T-"), stdin=b"x\n")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
+    assert f"The topic does not exist. Did you mean '{topic}'" in result.stderr
+
+
+def test_offsets_that_compaction_has_removed_do_not_count_as_last() -> None:
+    leader = FakeLeader(log_end=1_000)
+    leader.gap = frozenset(range(5, 998))
+    try:
+        cluster = Cluster("fake", f"127.0.0.1:{leader.address.port}")
+        for count in (1, 2, 3, 6):
+            found = [record["offset"] for record in consumed(cluster, "t", "--last", str(count))]
+            assert found == [0, 1, 2, 3, 4, 998, 999][-count:]
+    finally:
+        leader.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka.admin import AdminClient
@@ -9,6 +11,7 @@ from support.clusters import Cluster
 from support.topics import create_topic, produce
 
 from spark_groupsource.cli.main import main
+from spark_groupsource.monitor.definitions import TABLES
 
 
 def run(bootstrap_servers: str, verb: str, *arguments: str) -> Result:
@@ -55,7 +58,7 @@ def test_describe_offsets_of_each_partition(cluster: Cluster, topic: str) -> Non
 def test_error_is_one_line(cluster: Cluster, arguments: list[str], message: str) -> None:
     run(cluster.bootstrap_servers, "create", "--topic", "taken", "--if-not-exists")
     result = run(cluster.bootstrap_servers, *arguments)
-    assert result.exit_code == 1
+    assert result.exit_code == (2 if "KEY=VALUE" in message else 1)
     assert result.stderr.startswith("Error: ") and message in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
@@ -91,3 +94,39 @@ def test_alter_adds_partitions_and_changes_settings(cluster: Cluster, topic: str
     assert "retention.ms=1000" not in described
     result = run(cluster.bootstrap_servers, "alter", "--topic", topic, "--add-config", "color=blue")
     assert (result.exit_code, "INVALID_CONFIG" in result.stderr) == (1, True)
+
+
+def test_json_has_the_columns_of_the_tables(cluster: Cluster, topic: str) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 2, {"retention.ms": "77"})
+    produce(servers, topic, ((1, None, b"x") for _ in range(3)))
+    (row,) = [each for each in json.loads(run(servers, "list", "--json").stdout) if each["topic"] == topic]
+    assert row.keys() <= {column.name for column in TABLES["topics"].columns}
+    assert (row["partition_count"], row["replication_factor"], row["is_internal"]) == (2, 1, False)
+    (described,) = json.loads(run(servers, "describe", "--topic", topic, "--json").stdout)
+    assert row.items() <= described.items() and described["configs"]["retention.ms"] == "77"
+    assert [(p["partition"], p["leader"], p["replicas"], p["isr"]) for p in described["partitions"]] == [
+        (0, 1, [1], [1]), (1, 1, [1], [1]),
+    ]  # fmt: skip
+    (described,) = json.loads(run(servers, "describe", "--topic", topic, "--offsets", "--json").stdout)
+    assert [(p["log_start_offset"], p["log_end_offset"]) for p in described["partitions"]] == [(0, 0), (0, 3)]
+    assert f"TopicId: {row['topic_id']}\t" in run(servers, "describe", "--topic", topic).stdout
+    assert topic in [each["topic"] for each in json.loads(run(servers, "describe", "--json").stdout)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["describe"],
+        ["describe", "--json"],
+        ["delete"],
+        ["alter", "--partitions", "5"],
+        ["alter", "--add-config", "retention.ms=5"],
+    ],
+)
+def test_a_misspelled_topic_is_named_with_near_ones(cluster: Cluster, topic: str, arguments: list[str]) -> None:
+    create_topic(cluster.bootstrap_servers, topic)
+    misspelled = topic.replace("t-", "T-")
+    result = run(cluster.bootstrap_servers, *arguments, "--topic", misspelled)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
+    assert f"UNKNOWN_TOPIC_OR_PARTITION (3). The topic does not exist. Did you mean '{topic}'" in result.stderr
