@@ -38,7 +38,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
         return _lines([list(header), *map(list, rows)], natural)
     least = [_least_width(name, [row[at] for row in rows]) for at, name in enumerate(header)]
     if _total(least) > width:
-        return _paragraphs(header, rows, width)
+        return paragraphs(header, rows, width)
     widths = [min(full, max(low, max((len(row[at]) for row in rows), default=0))) for at, (full, low) in
               enumerate(zip(natural, least))]
     while _total(widths) > width:
@@ -103,8 +103,9 @@ def _lines(lines: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
     return "".join(_GAP.join(f"{cell:<{size}}" for cell, size in zip(line, widths)).rstrip() + "\n" for line in lines)
 
 
-def _paragraphs(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    paragraphs = []
+def paragraphs(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+    """Returns each row as a paragraph of names and values, several in a line."""
+    found = []
     for row in rows:
         lines = [""]
         for name, cell in zip(header, row):
@@ -114,5 +115,5 @@ def _paragraphs(header: Sequence[str], rows: Sequence[Sequence[str]], width: int
                 continue
             first, *others = divided(pair, max(width, _MIN_TEXT))
             lines += [first, *others]
-        paragraphs.append("".join(f"{line}\n" for line in lines[1:]))
-    return "\n".join(paragraphs)
+        found.append("".join(f"{line}\n" for line in lines[1:]))
+    return "\n".join(found)

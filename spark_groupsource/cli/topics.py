@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from spark_groupsource.cli import text_layout
 from spark_groupsource.cli.commands import CommandGroup, invalid_values
 from spark_groupsource.cli.common import HELP, cluster_options, key_values, one_line, open_cluster
 from spark_groupsource.cli.json_output import json_option, print_json
@@ -102,7 +104,8 @@ def describe(
     if as_json:
         print_json(_described_row(topic, configs[name], spans.get(name, {})) for name, topic in chosen.items())
     for name, topic in chosen.items() if not as_json else ():
-        click.echo(_offsets_text(topic, spans[name]) if offsets else _topic_text(topic, configs[name]))
+        width = text_layout.output_width()
+        click.echo(_offsets_text(topic, spans[name], width) if offsets else _topic_text(topic, configs[name], width))
 
 
 @topics.command()
@@ -149,25 +152,42 @@ def alter(
             click.echo(f"Altered topic {name}.")
 
 
-def _topic_text(topic: TopicInfo, configs: list[ConfigEntry] | GroupSourceError) -> str:
-    """Returns the output of ``kafka-topics --describe``, without the columns of leader election."""
+def _topic_text(topic: TopicInfo, configs: list[ConfigEntry] | GroupSourceError, width: int | None) -> str:
+    """Returns the output of ``kafka-topics --describe``, without the columns of leader election.
+
+    In a terminal that is narrower, the partitions are a table.
+    """
     if isinstance(configs, GroupSourceError):
         overrides = "unknown"
     else:
         overrides = ",".join(f"{entry.name}={entry.value}" for entry in configs if not entry.is_default)
-    identity = f"\tTopicId: {topic_id_text(topic)}" if topic.topic_id is not None else ""
-    lines = [
-        f"Topic: {topic.name}{identity}\tPartitionCount: {len(topic.partitions)}\t"
-        f"ReplicationFactor: {_replication_factor(topic)}\tConfigs: {overrides}"
+    fields = {
+        "Topic": topic.name,
+        **({} if topic.topic_id is None else {"TopicId": topic_id_text(topic) or ""}),
+        "PartitionCount": str(len(topic.partitions)),
+        "ReplicationFactor": str(_replication_factor(topic)),
+        "Configs": overrides,
+    }
+    rows = [
+        {
+            "Topic": topic.name,
+            "Partition": str(number),
+            "Leader": str(partition.leader_id) if partition.leader_id >= 0 else "none",
+            "Replicas": ",".join(map(str, partition.replicas)),
+            "Isr": ",".join(map(str, partition.in_sync)),
+        }
+        for number, partition in sorted(topic.partitions.items())
     ]
-    for number in sorted(topic.partitions):
-        partition = topic.partitions[number]
-        leader = partition.leader_id if partition.leader_id >= 0 else "none"
-        replicas, in_sync = (",".join(map(str, ids)) for ids in (partition.replicas, partition.in_sync))
-        lines.append(
-            f"\tTopic: {topic.name}\tPartition: {number}\tLeader: {leader}\tReplicas: {replicas}\tIsr: {in_sync}"
-        )
-    return "\n".join(lines)
+    lines = [_tabbed(fields), *(f"\t{_tabbed(row)}" for row in rows)]
+    if width is None or all(len(line.expandtabs()) <= width for line in lines):
+        return "\n".join(lines)
+    head = text_layout.paragraphs([f"{name}:" for name in fields], [list(fields.values())], width)
+    cells = [list(row.values())[1:] for row in rows]
+    return (head + text_layout.table(["PARTITION", "LEADER", "REPLICAS", "ISR"], cells, width)).removesuffix("\n")
+
+
+def _tabbed(fields: Mapping[str, str]) -> str:
+    return "\t".join(f"{name}: {value}" for name, value in fields.items())
 
 
 def _replication_factor(topic: TopicInfo) -> int:
@@ -210,10 +230,14 @@ def _spans(cluster: ClusterClient, topic: TopicInfo) -> _Spans:
     return {tp.partition: (starts.get(tp), ends.get(tp)) for tp in partitions}
 
 
-def _offsets_text(topic: TopicInfo, spans: _Spans) -> str:
-    width = max(15, len(topic.name))
-    lines = [f"{'TOPIC':<{width}} {'PARTITION':<10} {'LOG-START-OFFSET':<17} LOG-END-OFFSET"]
-    for number, span in spans.items():
-        start, end = ("-" if offset is None else offset for offset in span)
-        lines.append(f"{topic.name:<{width}} {number:<10} {start:<17} {end}")
-    return "\n".join(lines)
+def _offsets_text(topic: TopicInfo, spans: _Spans, width: int | None) -> str:
+    header = ["TOPIC", "PARTITION", "LOG-START-OFFSET", "LOG-END-OFFSET"]
+    rows = [
+        [topic.name, str(number), *("-" if offset is None else str(offset) for offset in span)]
+        for number, span in spans.items()
+    ]
+    sizes = [max(15, len(topic.name)), 10, 17, 0]
+    lines = [" ".join(f"{cell:<{size}}" for cell, size in zip(line, sizes)) for line in (header, *rows)]
+    if width is None or all(len(line) <= width for line in lines):
+        return "\n".join(lines)
+    return text_layout.table(header, rows, width).removesuffix("\n")

@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 from confluent_kafka.admin import AdminClient
 from support.clusters import Cluster
 from support.topics import create_topic, produce
+from support.waiting import wait_until
 
 from spark_groupsource.cli.main import main
 from spark_groupsource.monitor.definitions import TABLES
@@ -34,7 +35,12 @@ def test_create_list_describe_delete(cluster: Cluster, topic: str) -> None:
 
 def test_describe_shows_topic_settings(cluster: Cluster, topic: str) -> None:
     assert run(cluster.bootstrap_servers, "create", "--topic", topic, "--config", "retention.ms=1234").exit_code == 0
-    assert "retention.ms=1234" in run(cluster.bootstrap_servers, "describe", "--topic", topic).stdout
+    # a broker of Kafka learns of the topic after its controller
+    described = wait_until(
+        lambda: (found := run(cluster.bootstrap_servers, "describe", "--topic", topic)).exit_code == 0 and found,
+        "the topic is described",
+    )
+    assert "retention.ms=1234" in described.stdout
 
 
 def test_describe_offsets_of_each_partition(cluster: Cluster, topic: str) -> None:
