@@ -26,8 +26,28 @@ _MODULES: Mapping[str, str] = {
 }
 
 
+# action of Kafka's tools -> the groups of commands that have it
+_ACTIONS: Mapping[str, tuple[str, ...]] = {
+    "alter": ("topics",),
+    "create": ("topics",),
+    "delete": ("groups", "topics"),
+    "delete-offsets": ("groups",),
+    "describe": ("groups", "topics"),
+    "list": ("groups", "topics"),
+    "reset-offsets": ("groups",),
+}
+
+
 class _Main(LazyGroup):
     modules = _MODULES
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0].startswith("-"):
+            action = next((arg[2:] for arg in args if arg.startswith("--") and arg[2:] in _ACTIONS), None)
+            if action is not None:
+                lines = " or ".join(f"{ctx.command_path} {name} {action}" for name in _ACTIONS[action])
+                ctx.fail(f"Option --{action} is one of Kafka's tools. Run: {lines} ...")
+        return super().parse_args(ctx, args)
 
 
 @click.group(cls=_Main, context_settings=HELP)

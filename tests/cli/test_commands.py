@@ -50,6 +50,11 @@ def test_a_command_that_is_unknown(line: str, suggested: str | None) -> None:
         ("consume --topic t --consumer.config x", "No such option: --consumer.config. Did you mean --command-config?"),
         ("produce --broker-list x", "No such option: --broker-list. Did you mean --bootstrap-server?"),
         ("produce --topic t -K :", "No such option: -K. Did you mean --key-separator?"),
+        (
+            "--bootstrap-server x --describe --all-groups",
+            "Option --describe is one of Kafka's tools. Run: main groups describe or main topics describe ...",
+        ),
+        ("--reset-offsets", "Option --reset-offsets is one of Kafka's tools. Run: main groups reset-offsets ..."),
         ("topics --list", "Option --list is one of Kafka's tools. Run: main topics list ..."),
         ("topics --zookeeper x --alter", "Option --alter is one of Kafka's tools. Run: main topics alter ..."),
     ],
