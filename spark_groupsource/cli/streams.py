@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 
 def open_standard_streams() -> None:
@@ -68,14 +68,31 @@ def _descriptor(stream: IO[Any]) -> int | None:
         return None
 
 
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM or Ctrl-C during a command that follows.
+
+    A class of its own: after a KeyboardInterrupt in code that ran through `exec`, CPython ends the process by SIGINT,
+    also if the exception was handled (`run_eval_code_obj`).
+    """
+
+
 @contextmanager
 def terminates_as_ctrl_c(is_enabled: bool = True) -> Iterator[None]:
-    """Lets SIGTERM raise KeyboardInterrupt in the main thread."""
+    """Lets SIGTERM and Ctrl-C raise TerminatedError, a KeyboardInterrupt, in the main thread."""
     if not is_enabled or threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    numbers = [signal.SIGTERM]
+    # not in a shell's background process, which ignores it
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        numbers.append(signal.SIGINT)
+    previous = {number: signal.signal(number, _terminate) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise TerminatedError

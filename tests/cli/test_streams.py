@@ -91,6 +91,22 @@ def test_a_stream_without_descriptor_has_a_reader(monkeypatch: pytest.MonkeyPatc
     streams.wait_while_read(0)
 
 
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+def test_a_signal_during_generated_code_ends_with_status_0(number: str) -> None:
+    """Encoders of messages are generated at their first use, by exec."""
+    script = (
+        "import os, signal\n"
+        "from spark_groupsource.cli.streams import terminates_as_ctrl_c\n"
+        "try:\n"
+        "    with terminates_as_ctrl_c():\n"
+        f"        exec('os.kill(os.getpid(), signal.{number}); signal.pause()')\n"
+        "except KeyboardInterrupt:\n"
+        "    print('ended')\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "ended\n", "")
+
+
 @contextmanager
 def following(broker: EmbeddedBroker, words: str) -> Iterator[subprocess.Popen[bytes]]:
     line = [*COMMAND, *words.split(), "--bootstrap-server", broker.bootstrap_servers]
