@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _CONNECT_MS = 1_000
+_LAST_EVENTS_MS = 2_000
 _added: WeakKeyDictionary[SparkSession, BatchListener] = WeakKeyDictionary()
 
 
@@ -40,6 +41,8 @@ def _remove(spark: SparkSession, listener: BatchListener) -> None:
     # the session, its JVM or the connection to it may have ended
     with suppress(Exception):
         spark.streams.removeListener(listener)
+        # an event may be on its way
+        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(_LAST_EVENTS_MS)  # type: ignore[union-attr]
 
 
 class BatchListener(StreamingQueryListener):
