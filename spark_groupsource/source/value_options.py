@@ -74,6 +74,15 @@ def _format_options(column: str) -> list[SourceOption]:
             "the schema.",
         ),
         SourceOption(
+            f"{column}.recursive.fields.max.depth",
+            ConfigType.INT,
+            ColumnFormat.recursion_depth,
+            f"How often a type of Avro or Protobuf that contains itself is nested in the column {column}: 1 leaves "
+            "recursive fields out, 2 has them once, and so on up to 15 for avro and 10 for protobuf, as "
+            "recursiveFieldMaxDepth of from_avro and recursive.fields.max.depth of from_protobuf. With 0 or less they "
+            "are left out, where Spark's functions reject the schema.",
+        ),
+        SourceOption(
             f"{column}.schema.header",
             ConfigType.STRING,
             None,
@@ -233,6 +242,7 @@ def _column_format(column: str, given: Mapping[str, Any], tls: Mapping[str, str]
             header,
             None if registry is None or option("schema") is not None else subject,
             message=option("message.name"),
+            recursion_depth=option("recursive.fields.max.depth", ColumnFormat.recursion_depth),
         )
     )
 

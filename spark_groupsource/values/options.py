@@ -19,6 +19,8 @@ HEADERS = NO_HEADER, CONFLUENT, GLUE = ("none", "confluent", "glue")
 _WITH_SCHEMA = (JSON, AVRO, PROTOBUF)
 _CONTROL_CHARACTERS = bytes(set(range(32)) - set(b"\t\n\r\f"))
 _MAX_SCHEMA_BYTES = 16 * 1024 * 1024
+MAX_RECURSION_DEPTHS: Mapping[str, int] = {AVRO: 15, PROTOBUF: 10}
+"""Limits of the option recursive.fields.max.depth, as in Spark's from_avro and from_protobuf."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class ColumnFormat:
         subject: where the schema of the column is, if it is not given.
         reader: the version of the subject whose text is `schema`.
         message: name of the Protobuf message.
+        recursion_depth: how often a type may be within itself in the columns, itself included; recursive fields are
+            left out if it is 0 or less.
     """
 
     column: str
@@ -45,6 +49,7 @@ class ColumnFormat:
     subject: SubjectOptions | None = None
     reader: ReaderSchema | None = None
     message: str | None = None
+    recursion_depth: int = -1
 
     def with_reader(self, reader: ReaderSchema) -> ColumnFormat:
         """Returns the format with the schema of a subject."""
@@ -93,6 +98,7 @@ def check_format(given: ColumnFormat) -> ColumnFormat:
     Raises: ConfigurationError for options that contradict each other.
     """
     name = given.column
+    _check_recursion_depth(given)
     if given.format not in _WITH_SCHEMA:
         options = {
             f"{name}.schema": given.schema is not None,
@@ -126,6 +132,21 @@ def check_format(given: ColumnFormat) -> ColumnFormat:
             f"{name}.schema.registry.url."
         )
     return given
+
+
+def _check_recursion_depth(given: ColumnFormat) -> None:
+    option = f"{given.column}.recursive.fields.max.depth"
+    limit = MAX_RECURSION_DEPTHS.get(given.format)
+    if limit is None and given.recursion_depth != ColumnFormat.recursion_depth:
+        raise ConfigurationError(
+            f"Option {option} has no effect with {given.column}.format={given.format}. Set {given.column}.format to "
+            "avro or protobuf."
+        )
+    if limit is not None and given.recursion_depth > limit:
+        raise ConfigurationError(
+            f"Option {option} must be at most {limit} with {given.column}.format={given.format}, got "
+            f"{given.recursion_depth}."
+        )
 
 
 def _check_protobuf(given: ColumnFormat) -> ColumnFormat:

@@ -76,6 +76,22 @@ def test_the_json_of_a_struct_type_is_nullable_and_may_be_in_a_file(tmp_path) ->
         ({"value.format": "int", "value.flatten": "true"}, "Option value.flatten needs values with fields"),
         ({"value.format": "json", "value.schema": "/no/such/file"}, "Reading the schema of option value.schema failed"),
         ({"value.format": "json", "value.schema": "{}"}, "Option value.schema is no schema"),
+        (
+            {"value.format": "json", "value.schema": "a int", "value.recursive.fields.max.depth": "2"},
+            "Option value.recursive.fields.max.depth has no effect with value.format=json. Set value.format to avro",
+        ),
+        (
+            {"value.format": "avro", "value.schema": '"int"', "value.recursive.fields.max.depth": "16"},
+            "Option value.recursive.fields.max.depth must be at most 15 with value.format=avro, got 16.",
+        ),
+        (
+            {"value.format": "protobuf", "value.schema": "x", "value.recursive.fields.max.depth": "11"},
+            "Option value.recursive.fields.max.depth must be at most 10 with value.format=protobuf, got 11.",
+        ),
+        (
+            {"value.format": "avro", "value.schema": '"int"', "value.recursive.fields.max.depth": "two"},
+            "Option value.recursive.fields.max.depth must be an integer",
+        ),
         ({"mode": "ignore"}, "Option mode must be one of FAILFAST, PERMISSIVE, DROPMALFORMED, got 'ignore'."),
     ],
 )
