@@ -22,6 +22,7 @@ from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.records.columns import HEADERS_TYPE, SOURCE_COLUMNS
 from spark_groupsource.source.typed_schema import (
     ERROR_FIELD,
+    available_type,
     check_selected,
     declared_type,
     other_type,
@@ -159,7 +160,10 @@ def _typed_column(given: ColumnFormat, fields: list[StructField]) -> TypedColumn
         serde = serde_type(given)
         _check_column(field, (serde or field.dataType).simpleString(), (field.name,))
     kind = StructType(fields) if given.flatten else fields[0].dataType
-    if given.format in (AVRO, PROTOBUF):
+    if given.format == AVRO:
+        actual, left_out = available_type(given, kind)
+        check_selected(kind, actual, given.column, left_out)
+    elif given.format == PROTOBUF:
         available = declared_type(given)
         assert not isinstance(available, str)
         check_selected(kind, available, given.column)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import logging
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Mapping
 
 from pyspark.sql.types import (
     ArrayType,
@@ -23,6 +25,11 @@ from pyspark.sql.types import (
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import bounded_names
 from spark_groupsource.values.options import AVRO, PERMISSIVE, PROTOBUF, ColumnFormat, ValueOptions
+
+if TYPE_CHECKING:
+    from spark_groupsource.values.avro_expansion import Wanted
+
+_log = logging.getLogger(__name__)
 
 ERROR_FIELD = StructField(
     "_error",
@@ -78,8 +85,13 @@ def _ddl(field: StructField) -> str:
 
 
 def _columns(name: str, given: ColumnFormat) -> list[StructField | str]:
-    """Returns the columns that replace `name`."""
+    """Returns the columns that replace `name`; a log line names the fields of the schema that they do not have."""
     found = serde_type(given) or declared_type(given)
+    if given.format == AVRO:
+        left_out = available_type(given)[1]
+        if left_out:
+            fields = bounded_names(f"{path} {reason}" for path, reason in left_out.items())
+            _log.warning("[column=%s] Fields that Spark cannot represent are left out: %s.", name, fields)
     if isinstance(found, str):
         if given.flatten:
             return [found]
@@ -102,11 +114,7 @@ def declared_type(given: ColumnFormat) -> DataType | str:
     """
     option = f"{given.column}.schema"
     if given.format == AVRO:
-        # the modules of a format are imported with its first use
-        from spark_groupsource.values.avro_schema import avro_schema
-        from spark_groupsource.values.avro_types import spark_type
-
-        return spark_type(avro_schema(given))
+        return available_type(given)[0]
     if given.format == PROTOBUF:
         from spark_groupsource.values.protobuf_schema import protobuf_message
         from spark_groupsource.values.protobuf_types import message_type
@@ -127,25 +135,56 @@ def declared_type(given: ColumnFormat) -> DataType | str:
         ) from None
 
 
-def check_selected(declared: DataType, available: DataType, name: str) -> None:
+def available_type(given: ColumnFormat, declared: DataType | None = None) -> tuple[DataType, Mapping[str, str]]:
+    """Returns the type of an Avro column, and path of each field that it cannot have -> the reason.
+
+    Args:
+        declared: the type that the query declares; of the fields that it does not select only the names are returned.
+    Raises: ConfigurationError.
+    """
+    # the modules of a format are imported with its first use
+    from spark_groupsource.values.avro_types import column_expansion, spark_type
+
+    found = column_expansion(given, None if declared is None else _wanted(declared))
+    return spark_type(found.type), found.left_out
+
+
+def _wanted(declared: DataType) -> Wanted | None:
+    if isinstance(declared, StructType):
+        return {field.name: _wanted(field.dataType) for field in declared.fields}
+    if isinstance(declared, ArrayType):
+        return {"element": _wanted(declared.elementType)}
+    return {"value": _wanted(declared.valueType)} if isinstance(declared, MapType) else None
+
+
+def check_selected(
+    declared: DataType, available: DataType, name: str, left_out: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Checks that a declared type selects fields of the type of the values.
 
+    Args:
+        left_out: path of each field that the column cannot have -> the reason.
     Raises: ConfigurationError.
     """
     if isinstance(declared, StructType) and isinstance(available, StructType):
         known = {field.name: field.dataType for field in available.fields}
         for field in declared.fields:
+            path = f"{name}.{field.name}"
+            if path in left_out:
+                raise ConfigurationError(
+                    f"Column {path} of the schema cannot be read: it {left_out[path]}. Leave it out."
+                )
             if field.name not in known:
                 raise ConfigurationError(
                     f"Column {name}.{field.name} of the schema does not exist: the fields are "
                     f"{bounded_names(known)}. Correct the name."
                 )
-            check_selected(field.dataType, known[field.name], f"{name}.{field.name}")
+            check_selected(field.dataType, known[field.name], path, left_out)
     elif isinstance(declared, ArrayType) and isinstance(available, ArrayType):
-        check_selected(declared.elementType, available.elementType, f"{name}.element")
+        check_selected(declared.elementType, available.elementType, f"{name}.element", left_out)
     elif isinstance(declared, MapType) and isinstance(available, MapType):
         check_selected(declared.keyType, available.keyType, f"{name}.key")
-        check_selected(declared.valueType, available.valueType, f"{name}.value")
+        check_selected(declared.valueType, available.valueType, f"{name}.value", left_out)
     elif declared.simpleString() != available.simpleString():
         raise other_type(name, available.simpleString(), declared)
 

@@ -11,16 +11,19 @@ from __future__ import annotations
 from typing import Protocol, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from spark_groupsource.records.arrow_arrays import booleans, fixed_width, integers, strings
 from spark_groupsource.values import avro_lanes as reasons
 from spark_groupsource.values.avro_lanes import Lanes, slices
 from spark_groupsource.values.avro_scan import DamagedValueError, skip_bytes, skip_long
-from spark_groupsource.values.binary_blocks import Ints, as_text, invalid_text
+from spark_groupsource.values.binary_blocks import Ints, Mask, as_text, invalid_text
 
 _INT_LIMIT = 1 << 31
 _LONG_MAX = (1 << 63) - 1
+_LOW_BITS = (1 << 64) - 1
+_DECIMAL128_BYTES = 16
 
 
 class AvroNode(Protocol):
@@ -170,27 +173,41 @@ def _column(lanes: Lanes, start: Ints, length: Ints, kind: pa.DataType) -> pa.Ar
 
 
 def _decimals(lanes: Lanes, start: Ints, length: Ints, kind: pa.DataType) -> pa.Array:
-    """Returns big-endian numbers in two's complement; bytes beyond the first 16 must repeat the sign."""
+    """Returns big-endian numbers in two's complement; bytes beyond those of the column must repeat the sign."""
+    width = kind.bit_width // 8
     end = start + length
     sign = np.where((length > 0) & ((lanes.word(start) & np.uint64(0x80)) != 0), 0xFF, 0).astype(np.uint8)
-    digits = np.empty((len(start), 16), np.uint8)
-    for place in range(16):
+    digits = np.empty((len(start), width), np.uint8)
+    for place in range(width):
         at = end - 1 - place
         byte = (lanes.word(np.maximum(at, 0)) & np.uint64(0xFF)).astype(np.uint8)
         digits[:, place] = np.where(at >= start, byte, sign)
-    found = pa.Array.from_buffers(pa.decimal128(38, kind.scale), len(start), [None, pa.py_buffer(digits)])
     limit = 10**kind.precision
-    high = digits[:, 8:].copy().view("<i8")[:, 0]
-    # only numbers near or beyond the limit need the exact comparison
-    near = np.flatnonzero((np.abs(high) >= limit >> 64) | (length > 16))
-    failed = np.zeros(len(start), np.bool_)
-    for lane in near.tolist():
+    if width == _DECIMAL128_BYTES:
+        failed = _exceeds(digits, limit)
+        checked = np.flatnonzero(length > width)
+    else:
+        failed = np.zeros(len(start), np.bool_)
+        checked = np.arange(len(start))
+    for lane in checked.tolist():
         raw = bytes(lanes.payload[start[lane] : end[lane]])
         failed[lane] = not -limit < int.from_bytes(raw, "big", signed=True) < limit
     lanes.fail(failed, reasons.DECIMAL)
     if failed.any():
         digits[failed] = 0
-    return pa.Array.from_buffers(kind, len(found), found.buffers())
+    return pa.Array.from_buffers(kind, len(start), [None, pa.py_buffer(digits)])
+
+
+def _exceeds(digits: npt.NDArray[np.uint8], limit: int) -> Mask:
+    """Returns which little-endian numbers of 16 bytes are not between `-limit` and `limit`, exclusively."""
+    low = digits[:, :8].copy().view("<u8")[:, 0]
+    high = digits[:, 8:].copy().view("<i8")[:, 0]
+    most_high, most_low = np.int64(limit >> 64), np.uint64(limit & _LOW_BITS)
+    least_high, least_low = np.int64(-limit >> 64), np.uint64(-limit & _LOW_BITS)
+    is_over = (high > most_high) | ((high == most_high) & (low >= most_low))
+    is_under = (high < least_high) | ((high == least_high) & (low <= least_low))
+    found: Mask = is_over | is_under
+    return found
 
 
 class Enum:
@@ -214,6 +231,8 @@ class Enum:
         lanes.fail(failed, reasons.SYMBOL)
         if self._kind is None:
             return None
+        if not len(self._places):
+            return pa.nulls(len(lanes), self._kind)
         place = self._places[np.where(failed, 0, index)]
         failed = place < 0
         lanes.fail(failed, reasons.OTHER_SYMBOL)

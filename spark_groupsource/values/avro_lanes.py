@@ -14,7 +14,7 @@ from spark_groupsource.records.arrow_arrays import integers
 from spark_groupsource.values.binary_blocks import Bytes, Ints, Mask
 
 TRUNCATED, BRANCH, LENGTH, SYMBOL, TEXT, TRAILING, BLOCK, VARINT, DECIMAL, OTHER_BRANCH, OTHER_SYMBOL = range(1, 12)
-TAG, WIRE_TYPE, REQUIRED, TIME, ENUM, PACKED, DEPTH = range(12, 19)
+TAG, WIRE_TYPE, REQUIRED, TIME, ENUM, PACKED, DEPTH, NESTING = range(12, 20)
 REASONS = {
     TRUNCATED: "it ends before its last field",
     BRANCH: "the branch of a union does not exist",
@@ -34,8 +34,10 @@ REASONS = {
     ENUM: "a number is not in its enum",
     PACKED: "the bytes of a packed field are no whole numbers",
     DEPTH: "groups are nested deeper than 100 levels",
+    NESTING: "it is nested deeper than 100,000 types",
 }
 Words = npt.NDArray[np.uint64]
+_MAX_VARINT = 10
 # a read of 8 bytes, or of a varint of 10, may begin at the last byte
 PADDING = 32
 
@@ -151,7 +153,8 @@ class Lanes:
             raw[at] |= np.where(has_tenth, (tenth & _u(1)) << _u(63), _u(0))
             size[at] = np.where(has_tenth, 10, 9)
             failed = np.zeros(len(word), np.bool_)
-            failed[at] = has_tenth & (tenth > _u(1))
+            # a tenth byte after the end is that of another value
+            failed[at] = has_tenth & (tenth > _u(1)) & (self.end[at] - self.position[at] >= _MAX_VARINT)
             self.fail(failed, VARINT)
             raw[failed] = 0
             size[failed] = 0

@@ -42,12 +42,19 @@ class RecordNode:
     def skip(self, data: bytes, at: int) -> int:
         for _, each in self._fields:
             at = each.skip(data, at)
+            if at > len(data):
+                raise IndexError
         return at
 
     def read(self, lanes: Lanes) -> pa.Array | None:
-        found = {name: each.read(lanes) for name, each in self._fields}
         if self._kind is None:
+            for _, each in self._fields:
+                # a type that is used repeatedly may have more fields than any value has bytes
+                if lanes.reason.all():
+                    return None
+                each.read(lanes)
             return None
+        found = {name: each.read(lanes) for name, each in self._fields}
         if not self._kind.num_fields:
             return pa.Array.from_buffers(self._kind, len(lanes), [None])
         same = integers(np.zeros(len(lanes), np.int64)) if self._defaults else None
@@ -218,6 +225,7 @@ class ArrayNode:
     def _read_alone(self, lanes: Lanes, active: Ints, rest: Ints, found: _Items) -> None:
         """Reads the remaining items of some lanes; `rest` are those of the present block."""
         positions = _Positions(lanes)
+        ended: list[tuple[int, int]] = []
         for lane in active[lanes.reason[active] == 0].tolist():
             begin, after = int(lanes.position[lane]), int(lanes.end[lane])
             data = lanes.payload[begin:after].tobytes()
@@ -240,10 +248,13 @@ class ArrayNode:
             except DamagedValueError as error:
                 reason = error.reason
             if reason or at > len(data):
-                lanes.fail_lane(lane, reason or reasons.TRUNCATED)
+                ended.append((lane, reason or reasons.TRUNCATED))
             else:
                 lanes.position[lane] = begin + at
         self._read_found(lanes, positions, found)
+        # an invalid item is the reason, if there is one
+        for lane, reason in ended:
+            lanes.fail_lane(lane, reason)
 
     def _read_found(self, lanes: Lanes, positions: _Positions, found: _Items) -> None:
         owners, part = positions.take()
@@ -295,7 +306,7 @@ class _Positions:
         self._owners.append((lane, begin, len(self.ends)))
 
     def find(self, skip: Callable[[bytes, int], int], data: bytes, at: int, count: int) -> int:
-        """Finds some items; returns the position after the last one."""
+        """Finds some items; returns the position after the last one. An item that is invalid ends with the value."""
         starts, ends = self.starts, self.ends
         try:
             for _ in range(count):
@@ -303,8 +314,8 @@ class _Positions:
                 at = skip(data, at)
                 ends.append(at)
         finally:
-            # the item that does not end
-            del starts[len(ends) :]
+            if len(ends) < len(starts):
+                ends.append(len(data))
         return at
 
     def take(self) -> tuple[Ints, Lanes]:

@@ -9,10 +9,11 @@ from typing import Callable, Mapping
 
 import pyarrow as pa
 
-from spark_groupsource.values.avro_columns import AvroNode, Boolean, Bytes, Enum, Fixed, Float, Integer, Mismatch, Null
+from spark_groupsource.values.avro_columns import AvroNode, Enum, Integer, Mismatch
 from spark_groupsource.values.avro_defaults import default_value
 from spark_groupsource.values.avro_nested import ArrayNode, Branch, MemberNode, RecordNode, UnionNode
-from spark_groupsource.values.avro_schema import AvroField, AvroType, nullable_branch
+from spark_groupsource.values.avro_schema import AvroField, AvroType
+from spark_groupsource.values.avro_skips import SCALARS, skipped
 
 _PROMOTIONS: Mapping[str, tuple[str, ...]] = {
     "int": ("long", "float", "double"),
@@ -38,12 +39,12 @@ def resolved(writer: AvroType, reader: AvroType, kind: pa.DataType | None, path:
     Raises: UnresolvedError.
     """
     if kind is None:
-        return _skipped(writer)
+        return skipped(writer)
     if writer.kind == "union":
         return _from_union(writer, reader, kind, path)
     if reader.kind == "union":
         branch = _to_union(writer, reader, kind, path)
-        is_member = _is_struct(reader) and writer.kind != "null"
+        is_member = reader.is_struct and writer.kind != "null"
         return MemberNode(branch.member, branch.node, kind) if is_member else branch.node
     if not _fits(writer, reader):
         raise _mismatch(writer, reader, path)
@@ -102,7 +103,7 @@ def _array(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> 
     assert writer.items is not None and reader.items is not None
     is_map = writer.kind == "map"
     item = resolved(writer.items, reader.items, kind.item_type if is_map else kind.value_type, f"{path}.element")
-    return ArrayNode(item, is_map, _is_empty(writer.items), kind)
+    return ArrayNode(item, is_map, writer.items.is_empty, kind)
 
 
 def _record(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> AvroNode:
@@ -122,7 +123,7 @@ def _record(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) ->
     for written in writer.fields:
         target = source.get(written.name)
         if target is None:
-            fields.append(("", _skipped(written.type)))
+            fields.append(("", skipped(written.type)))
         else:
             inner = f"{path}.{target.name}".removeprefix("value.")
             fields.append((target.name, resolved(written.type, target.type, selected[target.name], inner)))
@@ -134,17 +135,13 @@ def _default(field: AvroField, kind: pa.DataType, path: str) -> pa.Array:
     if not field.has_default:
         raise UnresolvedError(f"field {path} was not written, and the schema of the query has no default for it")
     try:
-        return pa.array([default_value(field.type, field.default)], kind)
-    except (ValueError, pa.ArrowException) as error:
-        raise UnresolvedError(f"the default of field {path} is invalid: {error}") from None
-
-
-def _is_struct(union: AvroType) -> bool:
-    return nullable_branch(union) is None and any(each.kind != "null" for each in union.branches)
+        return pa.array([default_value(field.type, field.default, kind)], kind)
+    except (ValueError, OverflowError, pa.ArrowException) as error:
+        raise UnresolvedError(f"the default of field {path} is invalid: {str(error)[:100]}") from None
 
 
 def _from_union(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> AvroNode:
-    is_struct = reader.kind == "union" and _is_struct(reader)
+    is_struct = reader.kind == "union" and reader.is_struct
     branches, problems = [], []
     for branch in writer.branches:
         try:
@@ -155,27 +152,25 @@ def _from_union(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str
         except UnresolvedError as error:
             problems.append(error)
             branches.append(Branch("", Mismatch(kind)))
-    if len(problems) == len(branches):
+    if problems and len(problems) == len(branches):
         raise problems[0]
     return UnionNode(branches, is_struct, kind)
 
 
 def _to_union(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Branch:
     """Returns the first branch of the reader's union that is the same type, else the first that it can be read as."""
-    others = [each for each in reader.branches if each.kind != "null"]
-    exact = [each for each in reader.branches if each.kind == writer.kind and each.name == writer.name]
-    for branch in [*exact, *reader.branches]:
+    members = [each for each in reader.branches if each.kind != "null"]
+    exact = [each for each in reader.read_branches if each.kind == writer.kind and each.name == writer.name]
+    for branch in [*exact, *(each for each in reader.read_branches if each not in exact)]:
         if not _fits(writer, branch):
             continue
         try:
-            if branch.kind == "null":
+            if branch.kind == "null" or not reader.is_struct:
                 return Branch("", resolved(writer, branch, kind, path))
-            if not _is_struct(reader):
-                return Branch("", resolved(writer, branch, kind, path))
-            member = f"member{others.index(branch)}"
+            member = f"member{members.index(branch)}"
             index = kind.get_field_index(member)
             if index < 0:
-                return Branch(_UNSELECTED, _skipped(writer))
+                return Branch(_UNSELECTED, skipped(writer))
             return Branch(member, resolved(writer, branch, kind.field(index).type, path))
         except UnresolvedError:
             continue
@@ -186,46 +181,12 @@ def _to_union(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) 
 _UNSELECTED = "-"
 
 
-def _skipped(writer: AvroType) -> AvroNode:
-    """Returns the node of a type that is not selected."""
-    kind = writer.kind
-    if kind == "record":
-        return RecordNode([("", _skipped(field.type)) for field in writer.fields], {}, None)
-    if kind == "union":
-        return UnionNode([Branch("", _skipped(each)) for each in writer.branches], False, None)
-    if writer.items is not None:
-        return ArrayNode(_skipped(writer.items), kind == "map", _is_empty(writer.items), None)
-    if kind == "enum":
-        return Enum(range(len(writer.symbols)), writer.symbols, None)
-    return _SCALARS[kind](writer, None)
-
-
-def _is_empty(avro: AvroType) -> bool:
-    """Returns whether values of a type have no bytes."""
-    if avro.kind == "record":
-        return all(_is_empty(field.type) for field in avro.fields)
-    return avro.kind == "null" or (avro.kind == "fixed" and avro.size == 0)
-
-
-_SCALARS: Mapping[str, Callable[[AvroType, pa.DataType | None], AvroNode]] = {
-    "null": lambda writer, kind: Null(kind),
-    "boolean": lambda writer, kind: Boolean(kind),
-    "float": lambda writer, kind: Float(4, kind),
-    "double": lambda writer, kind: Float(8, kind),
-    "int": lambda writer, kind: Integer(True, 1, 1, kind),
-    "long": lambda writer, kind: Integer(False, 1, 1, kind),
-    "bytes": lambda writer, kind: Bytes(kind),
-    "string": lambda writer, kind: Bytes(kind),
-    "fixed": lambda writer, kind: Fixed(writer.size, kind),
-}
-
-
 def _scalar(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> AvroNode:
-    return _SCALARS[writer.kind](writer, kind)
+    return SCALARS[writer.kind](writer, kind)
 
 
 _SELECTED: Mapping[str, Callable[[AvroType, AvroType, pa.DataType, str], AvroNode]] = {
-    **dict.fromkeys(_SCALARS, _scalar),
+    **dict.fromkeys(SCALARS, _scalar),
     "int": _integer,
     "long": _integer,
     "enum": _enum,

@@ -11,6 +11,8 @@ from spark_groupsource.values import avro_lanes as reasons
 
 # items without bytes, such as nulls, for which a count costs nothing
 MAX_EMPTY_ITEMS = 1000
+# of the tenth byte of a varint, which has one bit
+_LAST_SHIFT = 63
 
 
 class DamagedValueError(ValueError):
@@ -29,7 +31,7 @@ def skip_long(data: bytes, at: int) -> int:
 
 
 def read_unsigned(data: bytes, at: int) -> tuple[int, int]:
-    """Returns the number of a varint of at most ten bytes, and the position after it.
+    """Returns the number of a varint of at most 64 bits, and the position after it.
 
     Raises: IndexError if it does not end, DamagedValueError for a longer one.
     """
@@ -38,10 +40,10 @@ def read_unsigned(data: bytes, at: int) -> tuple[int, int]:
     while byte > 127:
         at += 1
         byte = data[at]
+        if shift == _LAST_SHIFT and byte > 1:
+            raise DamagedValueError(reasons.VARINT)
         value |= (byte & 0x7F) << shift
         shift += 7
-        if shift > 70:
-            raise DamagedValueError(reasons.VARINT)
     return value, at + 1
 
 
@@ -64,7 +66,7 @@ def read_block_count(data: bytes, at: int, is_empty: bool) -> tuple[int, int]:
     count, at = read_long(data, at)
     if count < 0:
         count = -count
-        at = skip_long(data, at)
+        _, at = read_long(data, at)
     if count > (MAX_EMPTY_ITEMS if is_empty else len(data) - at):
         raise DamagedValueError(reasons.BLOCK)
     return count, at

@@ -1,4 +1,4 @@
-"""Spark types of Avro types.
+"""Spark types of expanded Avro types.
 
 Source: Spark `SchemaConverters.toSqlType`, which `from_avro` uses.
 """
@@ -9,7 +9,9 @@ from typing import Mapping
 
 from pyspark.sql import types as spark
 
-from spark_groupsource.values.avro_schema import AvroType, nullable_branch
+from spark_groupsource.values.avro_expansion import LEFT_OUT, Expansion, ExpansionRules, Wanted, expanded
+from spark_groupsource.values.avro_schema import AvroType, avro_schema
+from spark_groupsource.values.options import ColumnFormat
 
 _SCALARS: Mapping[tuple[str, str], spark.DataType] = {
     ("boolean", ""): spark.BooleanType(),
@@ -31,8 +33,13 @@ _SCALARS: Mapping[tuple[str, str], spark.DataType] = {
 }
 
 
+def column_expansion(given: ColumnFormat, wanted: Wanted | None = None) -> Expansion:
+    """Returns what a column of Spark has of its schema. Raises: ConfigurationError as `expanded`."""
+    return expanded(avro_schema(given), ExpansionRules(given.column, given.recursion_depth), wanted)
+
+
 def spark_type(avro: AvroType) -> spark.DataType:
-    """Returns the type of a column; every field may be null."""
+    """Returns the type of a column, given an expanded type; every field may be null."""
     if avro.logical == "decimal":
         return spark.DecimalType(avro.precision, avro.scale)
     if avro.kind == "record":
@@ -41,12 +48,13 @@ def spark_type(avro: AvroType) -> spark.DataType:
         item = spark_type(avro.items)
         return spark.ArrayType(item) if avro.kind == "array" else spark.MapType(spark.StringType(), item)
     if avro.kind == "union":
-        only = nullable_branch(avro)
-        if only is not None:
-            return spark_type(only)
-        others = [each for each in avro.branches if each.kind != "null"]
-        if others:
-            members = [spark_type(each) for each in others]
-            return spark.StructType([spark.StructField(f"member{at}", each) for at, each in enumerate(members)])
-    # a value that is always null
+        members = [each for each in avro.branches if each.kind != "null"]
+        return spark.StructType(
+            [
+                spark.StructField(f"member{at}", spark_type(each))
+                for at, each in enumerate(members)
+                if each is not LEFT_OUT
+            ]
+        )
+    # of a field that is not wanted, only the name is used
     return _SCALARS.get((avro.kind, avro.logical), spark.NullType())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from base64 import b64encode
 from dataclasses import dataclass, replace
 from typing import Mapping
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.values.registry_address import RegistryAddress
+from spark_groupsource.values.schema_text import decoded_text, has_utf_16_mark, is_path, plain_text
 from spark_groupsource.values.subjects import IGNORE, RESTART, ReaderSchema, SubjectOptions
 
 BINARY = "binary"
@@ -209,23 +209,28 @@ def parse_mode(name: str, text: str) -> str:
 def parse_schema_text(name: str, text: str) -> str:
     """Returns the text of a schema; one that begins with ``/`` or ``file:/`` is the path of a file with the schema.
 
-    A file that is no text, as a descriptor set of Protobuf, is returned in base64.
+    A text that begins with a comment is no path. A file that is no text, as a descriptor set of Protobuf, is returned in
+    base64.
     """
-    text = text.strip()
-    if not text.startswith(("/", "file:/")):
+    text = plain_text(text)
+    if not is_path(text):
         if not text:
             raise ConfigurationError(f"Option {name} must not be empty. Give it a schema, or the path of a file.")
         return text
     path = "/" + text.removeprefix("file:").lstrip("/")
     try:
-        if os.path.getsize(path) > _MAX_SCHEMA_BYTES:
-            raise ConfigurationError(f"Option {name} names {path}, which is larger than 16 MiB. Give a smaller schema.")
         with open(path, "rb") as file:
-            data = file.read()
+            data = file.read(_MAX_SCHEMA_BYTES + 1)
         # a descriptor set of Protobuf has control characters
-        is_text = data.translate(None, _CONTROL_CHARACTERS) == data
-        return data.decode().strip() if is_text else b64encode(data).decode()
-    except (OSError, UnicodeDecodeError) as error:
+        is_text = has_utf_16_mark(data) or data.translate(None, _CONTROL_CHARACTERS) == data
+        found = decoded_text(data) if is_text else b64encode(data).decode()
+    except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"Reading the schema of option {name} failed: {error}. Give the path of a readable file on the driver."
+            f"Reading the schema of option {name} failed: {str(error)[:200]}. Give the path of a readable file on the "
+            "driver."
         ) from None
+    if len(data) > _MAX_SCHEMA_BYTES:
+        raise ConfigurationError(f"Option {name} names {path}, which is larger than 16 MiB. Give a smaller schema.")
+    if not found:
+        raise ConfigurationError(f"Option {name} names {path}, which is empty. Give the path of a file with a schema.")
+    return found

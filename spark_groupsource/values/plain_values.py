@@ -11,7 +11,8 @@ import pyarrow as pa
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.records.arrow_arrays import integers
 from spark_groupsource.values.avro_blocks import AvroDecoder
-from spark_groupsource.values.avro_schema import AvroType, avro_schema, nullable_branch, parse_avro_schema
+from spark_groupsource.values.avro_expansion import LEFT_OUT, SPARK_DIGITS, ExpansionRules, expanded
+from spark_groupsource.values.avro_schema import AvroType, avro_schema, parse_avro_schema
 from spark_groupsource.values.decoded import Decoded, Malformed
 from spark_groupsource.values.options import AVRO, NO_HEADER, PROTOBUF, ColumnFormat
 from spark_groupsource.values.plain_protobuf import WrittenProtobuf, plain_message_type
@@ -22,6 +23,8 @@ from spark_groupsource.values.registry import RegisteredSchema, shared_registry
 from spark_groupsource.values.schema_headers import confluent_header, read_confluent
 from spark_groupsource.values.typed_columns import TypedColumn, column_decoder
 
+# digits of Arrow's longest decimals, and how often a record within itself is shown
+_RULES = ExpansionRules("value", recursion_depth=8, digits=76, has_nulls=True)
 PlainDecoder = Callable[[pa.Array, "pa.Array | None"], Sequence[Any]]
 """Decodes values, given those and the record headers; a malformed value is a `Malformed`."""
 
@@ -47,7 +50,7 @@ def plain_decoder(given: ColumnFormat, kinds: Collection[str] | None = None) -> 
         kind: pa.DataType = plain_message_type(protobuf_message(given))
     else:
         assert given.format == AVRO
-        kind = plain_type(avro_schema(given))
+        kind = plain_type(expanded(avro_schema(given), _RULES._replace(column=given.column)).type)
     decode = column_decoder(TypedColumn(given, kind))
     return lambda data, headers: _plain(decode(data, headers))
 
@@ -99,7 +102,7 @@ class _AsWritten:
         if schema.kind == "JSON":
             return lambda values, after_ids: [_json(value) for value in values.to_pylist()]
         avro = parse_avro_schema("of the registry", schema.avro)
-        decoder = AvroDecoder(avro, avro, plain_type(avro))
+        decoder = AvroDecoder(avro, avro, plain_type(expanded(avro, _RULES).type))
         return lambda values, after_ids: _plain(decoder.decode(values))
 
 
@@ -114,9 +117,13 @@ _KIND_NAMES = {"AVRO": "Avro", "JSON": "JSON", "PROTOBUF": "Protobuf"}
 
 
 def plain_type(avro: AvroType) -> pa.DataType:
-    """Returns the Arrow type of the column that `avro_types.spark_type` describes, without PySpark."""
+    """Returns the Arrow type of the column that `avro_types.spark_type` describes, without PySpark.
+
+    Decimals may have 76 digits, and types may be null.
+    """
     if avro.logical == "decimal":
-        return pa.decimal128(avro.precision, avro.scale)
+        decimal = pa.decimal128 if avro.precision <= SPARK_DIGITS else pa.decimal256
+        return decimal(avro.precision, avro.scale)
     if avro.kind == "record":
         return pa.struct([pa.field(each.name, plain_type(each.type)) for each in avro.fields])
     if avro.kind == "array" and avro.items is not None:
@@ -124,12 +131,11 @@ def plain_type(avro: AvroType) -> pa.DataType:
     if avro.kind == "map" and avro.items is not None:
         key = pa.field("key", pa.string(), nullable=False)
         return pa.map_(key, pa.field("value", plain_type(avro.items)))
-    others = [each for each in avro.branches if each.kind != "null"]
-    if others:
-        only = nullable_branch(avro)
-        if only is not None:
-            return plain_type(only)
-        return pa.struct([pa.field(f"member{at}", plain_type(each)) for at, each in enumerate(others)])
+    if avro.kind == "union":
+        members = [each for each in avro.branches if each.kind != "null"]
+        return pa.struct(
+            [pa.field(f"member{at}", plain_type(each)) for at, each in enumerate(members) if each is not LEFT_OUT]
+        )
     return _SCALARS.get(avro.logical) or _SCALARS.get(avro.kind, pa.null())
 
 

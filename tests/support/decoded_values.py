@@ -10,11 +10,13 @@ from typing import Any, Callable
 
 import fastavro
 import pyarrow as pa
+from pyspark.sql.types import DataType
 
 from spark_groupsource.records.arrow_arrays import byte_strings
 from spark_groupsource.values.arrow_types import arrow_type
 from spark_groupsource.values.avro_blocks import AvroDecoder
-from spark_groupsource.values.avro_schema import parse_avro_schema
+from spark_groupsource.values.avro_expansion import ExpansionRules, expanded
+from spark_groupsource.values.avro_schema import AvroType, parse_avro_schema
 from spark_groupsource.values.avro_types import spark_type
 from spark_groupsource.values.decoded import Decoded
 from spark_groupsource.values.protobuf_blocks import ProtobufDecoder
@@ -22,9 +24,18 @@ from spark_groupsource.values.protobuf_schema import ProtoFiles
 from spark_groupsource.values.protobuf_types import message_type
 
 
-def decode_avro(writer: Any, reader: Any, data: list[bytes], *fields: str) -> Decoded:
-    source, target = (parse_avro_schema("value.schema", json.dumps(each)) for each in (writer, reader))
-    kind = arrow_type(spark_type(target), "value")
+def parsed_avro(schema: Any) -> AvroType:
+    return parse_avro_schema("value.schema", json.dumps(schema))
+
+
+def spark_column(schema: Any, recursion_depth: int = -1) -> DataType:
+    """Returns the type of a column of Spark."""
+    return spark_type(expanded(parsed_avro(schema), ExpansionRules("value", recursion_depth)).type)
+
+
+def decode_avro(writer: Any, reader: Any, data: list[bytes | None], *fields: str, recursion_depth: int = -1) -> Decoded:
+    source, target = parsed_avro(writer), parsed_avro(reader)
+    kind = arrow_type(spark_column(reader, recursion_depth), "value")
     kind = pa.struct([kind.field(name) for name in fields]) if fields else kind
     found = AvroDecoder(source, target, kind).decode(byte_strings(data))
     found.values.validate(full=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pyarrow as pa
+from support.decoded_values import parsed_avro
 
 from spark_groupsource.values.arrow_types import arrow_type
-from spark_groupsource.values.avro_schema import parse_avro_schema
+from spark_groupsource.values.avro_expansion import ExpansionRules, expanded
 from spark_groupsource.values.avro_types import spark_type
 from spark_groupsource.values.plain_values import plain_type, plain_values
 
@@ -30,7 +29,7 @@ def test_types_are_those_of_spark() -> None:
     kinds += [{"type": "array", "items": ["null", "int"]}, {"type": "map", "values": {"type": "array", "items": "e"}}]
     kinds += [["null", "f"], ["int", "long"], ["double", "null", "float"], ["null", "string", "int"]]
     schema = {"type": "record", "name": "r", "fields": [{"name": f"f{at}", "type": k} for at, k in enumerate(kinds)]}
-    avro = parse_avro_schema("value.schema", json.dumps(schema))
+    avro = expanded(parsed_avro(schema), ExpansionRules("value")).type
     assert plain_type(avro) == arrow_type(spark_type(avro), "value")
 
 

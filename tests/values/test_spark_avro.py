@@ -14,12 +14,10 @@ import pytest
 from hypothesis import given, settings
 from pyspark.sql.types import ArrayType, DataType, FloatType, MapType, StructType
 from support.avro_strategies import avro_cases
-from support.decoded_values import decode_avro, encode_avro, ordered
+from support.decoded_values import decode_avro, encode_avro, ordered, spark_column
 from support.examples import scaled
 from support.java_tools import java_gateway, spark_jars
 
-from spark_groupsource.values.avro_schema import parse_avro_schema
-from spark_groupsource.values.avro_types import spark_type
 
 pytestmark = pytest.mark.java
 
@@ -37,7 +35,7 @@ class FromAvro:
         self._jvm = jvm
         avro = jvm.org.apache.avro
         parsed = avro.Schema.Parser().parse(json.dumps(schema))
-        self.type = spark_column(jvm, parsed)
+        self.type = java_column(jvm, parsed)
         sql = jvm.org.apache.spark.sql
         self._reader = avro.generic.GenericDatumReader(parsed)
         self._deserializer = sql.avro.AvroDeserializer(parsed, self.type, "CORRECTED", False, "", -1)
@@ -63,10 +61,10 @@ class FromAvro:
         return float(np.float32(value)) if isinstance(kind, FloatType) else value
 
 
-def spark_column(jvm: Any, parsed: Any) -> Any:
+def java_column(jvm: Any, parsed: Any, recursion_depth: int = -1) -> Any:
     """Returns the type of a schema's column, as from_avro in mode PERMISSIVE."""
     converters = getattr(getattr(jvm.org.apache.spark.sql.avro, "SchemaConverters$"), "MODULE$")
-    return converters.toSqlType(parsed, False, "", -1).dataType().asNullable()
+    return converters.toSqlType(parsed, False, "", recursion_depth).dataType().asNullable()
 
 
 @settings(max_examples=scaled(200, 15))
@@ -75,9 +73,7 @@ def test_columns_are_those_of_from_avro(jvm, case: tuple[Any, Any, list[Any]]) -
     schema, _, values = case
     data = [encode_avro(schema, value) for value in values]
     expected = FromAvro(jvm, schema)
-    assert spark_type(parse_avro_schema("value.schema", json.dumps(schema))).jsonValue() == json.loads(
-        expected.type.json()
-    )
+    assert spark_column(schema).jsonValue() == json.loads(expected.type.json())
     rows = decode_avro(schema, schema, data).values.to_pylist()
     assert repr(ordered(rows)) == repr(ordered([expected.row(each) for each in data]))
 
@@ -96,6 +92,46 @@ def test_columns_are_those_of_from_avro(jvm, case: tuple[Any, Any, list[Any]]) -
     ],
 )
 def test_logical_types_are_those_of_from_avro(jvm, kind: str, logical: str, extra: dict[str, int]) -> None:
-    schema = json.dumps({"type": kind, "logicalType": logical, **extra})
-    expected = spark_column(jvm, jvm.org.apache.avro.Schema.Parser().parse(schema))
-    assert spark_type(parse_avro_schema("value.schema", schema)).json() == expected.json()
+    schema = {"type": kind, "logicalType": logical, **extra}
+    expected = java_column(jvm, jvm.org.apache.avro.Schema.Parser().parse(json.dumps(schema)))
+    assert spark_column(schema).json() == expected.json()
+
+
+RECURSIVE = {
+    "a list": {
+        "type": "record", "name": "List",
+        "fields": [{"name": "x", "type": "int"}, {"name": "next", "type": ["null", "List"]}],
+    },
+    "children in arrays and maps": {
+        "type": "record", "name": "Node",
+        "fields": [
+            {"name": "children", "type": {"type": "array", "items": "Node"}},
+            {"name": "named", "type": {"type": "map", "values": ["null", "Node"]}},
+            {"name": "x", "type": "int"},
+        ],
+    },
+    "a choice": {
+        "type": "record", "name": "Choice",
+        "fields": [{"name": "c", "type": ["null", "Choice", "string", {"type": "array", "items": "Choice"}]}],
+    },
+    "two types": {
+        "type": "record", "name": "A",
+        "fields": [
+            {
+                "name": "b",
+                "type": ["null", {
+                    "type": "record", "name": "B",
+                    "fields": [{"name": "a", "type": ["null", "A"]}, {"name": "b", "type": ["null", "B"]}],
+                }],
+            },
+            {"name": "x", "type": "long"},
+        ],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 5])
+@pytest.mark.parametrize("schema", RECURSIVE.values(), ids=RECURSIVE)
+def test_recursive_types_have_the_columns_of_from_avro(jvm, schema: Any, depth: int) -> None:
+    expected = java_column(jvm, jvm.org.apache.avro.Schema.Parser().parse(json.dumps(schema)), depth)
+    assert spark_column(schema, depth).jsonValue() == json.loads(expected.json())
