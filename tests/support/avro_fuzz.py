@@ -1,0 +1,81 @@
+"""Comparison of the decoder of Avro columns with a second reader, with fastavro, and of its ways with each other."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+from support.avro_paths import check_paths
+from support.avro_reference import InvalidError, Reader
+from support.random_avro import RandomAvro
+
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.values.arrow_types import arrow_type
+from spark_groupsource.values.avro_expansion import ExpansionRules, expanded
+from spark_groupsource.values.avro_resolution import UnresolvedError
+from spark_groupsource.values.avro_schema import parse_avro_schema
+from spark_groupsource.values.avro_types import spark_type
+
+
+def check_random_schema(rng: random.Random, count: int = 12) -> str:
+    """Checks values of one random schema and of another reader; returns what was checked.
+
+    Raises: AssertionError, with the schemas and the bytes.
+    """
+    source = RandomAvro(rng)
+    schema = source.record(rng.randrange(1, 5))
+    data = [source.encoded(schema) for _ in range(count)]
+    valid = set(data)
+    data += [source.damaged(rng.choice(data)) for _ in range(count)]
+    depth = rng.choice([-1, 2, 3])
+    try:
+        found = _check_same(schema, data, valid, depth)
+        return f"{found}, {_check_resolved(schema, source.reader(schema), data, depth)}"
+    except Exception as error:
+        raise AssertionError(f"{json.dumps(schema)}: {type(error).__name__} {error}") from error
+
+
+def _kind(schema: Any, depth: int, rng: random.Random | None = None) -> pa.DataType:
+    avro = parse_avro_schema("value.schema", json.dumps(schema))
+    return arrow_type(spark_type(expanded(avro, ExpansionRules("value", depth)).type), "value")
+
+
+def _check_same(schema: Any, data: list[bytes], valid: set[bytes], depth: int) -> str:
+    kind = _kind(schema, depth)
+    avro = parse_avro_schema("value.schema", json.dumps(schema))
+    parts = [kind, *(pa.struct([field]) for field in kind), pa.struct([])]
+    parsed = fastavro.parse_schema(without_logical_types(schema))
+    for part in parts:
+        found = check_paths(avro, avro, part, data)
+        reader = Reader(schema, part)
+        for value, (text, reason) in zip(data, found):
+            try:
+                expected = repr(reader.value(value))
+            except InvalidError as error:
+                assert reason is not None, f"{value.hex()} is {text}, and invalid: {error}"
+            else:
+                assert (text, reason) == (expected, None), f"{value.hex()} is {text} ({reason}), not {expected}"
+            if value in valid and part is kind:
+                fastavro.schemaless_reader(io.BytesIO(value), parsed, None)
+    return f"{len(parts)} columns"
+
+
+def _check_resolved(schema: Any, other: Any, data: list[bytes], depth: int) -> str:
+    writer, reader = (parse_avro_schema("value.schema", json.dumps(each)) for each in (schema, other))
+    try:
+        kind = _kind(other, depth)
+        found = check_paths(writer, reader, kind, data)
+    except (UnresolvedError, ConfigurationError):
+        return "not resolved"
+    except Exception as error:
+        raise AssertionError(f"as {json.dumps(other)}: {error}") from error
+    return f"resolved {sum(reason is None for _, reason in found)}"
+
+
+def without_logical_types(schema: Any) -> Any:
+    """Returns a schema whose values fastavro reads as they are written."""
+    return json.loads(json.dumps(schema).replace('"logicalType"', '"ignored"'))
