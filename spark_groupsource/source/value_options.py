@@ -24,7 +24,7 @@ from spark_groupsource.values.options import (
     parse_mode,
     parse_schema_text,
 )
-from spark_groupsource.values.registry_address import RegistryAddress, parse_urls
+from spark_groupsource.values.registry_address import RegistryAddress, check_credentials, parse_urls
 from spark_groupsource.values.subjects import (
     IGNORE,
     REACTIONS,
@@ -255,15 +255,19 @@ def _address(column: str, given: Mapping[str, Any], tls: Mapping[str, str], wait
         for name in [*credentials, *(f"{prefix}{each}" for each in settings)]:
             raise ConfigurationError(f"Option {name} has no effect without {url}. Set both.")
         return None
-    user_info, token = given.get(f"{column}.basic.auth.user.info"), given.get(f"{column}.bearer.auth.token")
+    info_option, token_option = f"{column}.basic.auth.user.info", f"{column}.bearer.auth.token"
+    user_info = check_credentials(info_option, given.get(info_option), is_header=False)
+    token = check_credentials(token_option, given.get(token_option), is_header=True)
     if user_info is not None and token is not None:
         raise ConfigurationError(
-            f"Options {column}.basic.auth.user.info and {column}.bearer.auth.token are both set. Remove one of them."
+            f"Options {info_option} and {token_option} are both set. Remove one of them."
         )
     cloud = {
         _LOGICAL_CLUSTER: given.get(f"{column}.bearer.auth.logical.cluster"),
         _IDENTITY_POOL: given.get(f"{column}.bearer.auth.identity.pool.id"),
     }
+    for name, option in zip(cloud, (f"{column}.bearer.auth.logical.cluster", f"{column}.bearer.auth.identity.pool.id")):
+        check_credentials(option, cloud[name], is_header=True)
     headers = tuple((name, text) for name, text in cloud.items() if text is not None)
     return RegistryAddress(given[url], user_info, token, headers, _tls(prefix, settings), wait_ms)
 

@@ -15,7 +15,7 @@ from spark_groupsource.values.avro_resolution import UnresolvedError
 from spark_groupsource.values.avro_schema import AvroType, parse_avro_schema
 from spark_groupsource.values.binary_blocks import Ints
 from spark_groupsource.values.decoded import Decoded, bounded_reason
-from spark_groupsource.values.registry import SchemaRegistry
+from spark_groupsource.values.registry import SchemaRegistry, UnreadableSchemaError
 from spark_groupsource.values.schema_headers import NamedSchemas
 
 
@@ -62,7 +62,10 @@ class WrittenAvroDecoder:
 
     def _decoder(self, schema_id: int | str) -> AvroDecoder | str:
         """Returns the decoder of a writer's schema, or why there is none."""
-        text = self._registry.schema(schema_id)
+        try:
+            text = self._registry.schema(schema_id)
+        except UnreadableSchemaError as error:
+            return bounded_reason(str(error))
         if text is None:
             return "the registry has no Avro schema with this id"
         try:

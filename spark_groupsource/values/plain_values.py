@@ -19,7 +19,7 @@ from spark_groupsource.values.plain_protobuf import WrittenProtobuf, plain_messa
 from spark_groupsource.values.proto_files import descriptor_set, is_proto_text
 from spark_groupsource.values.protobuf_schema import ProtoFiles, protobuf_message
 from spark_groupsource.values.python_values import python_values
-from spark_groupsource.values.registry import RegisteredSchema, shared_registry
+from spark_groupsource.values.registry import RegisteredSchema, UnreadableSchemaError, shared_registry
 from spark_groupsource.values.schema_headers import confluent_header, read_confluent
 from spark_groupsource.values.typed_columns import TypedColumn, column_decoder
 
@@ -85,7 +85,10 @@ class _AsWritten:
 
     def _decoder(self, schema_id: int | str) -> _Column | Malformed:
         if schema_id not in self._decoders:
-            schema = self._registry.registered(schema_id)
+            try:
+                schema = self._registry.registered(schema_id)
+            except UnreadableSchemaError as error:
+                return Malformed(str(error))
             if schema is None or schema.kind not in self._kinds:
                 return Malformed(f"the registry has no {self._format} schema with id {schema_id}")
             try:

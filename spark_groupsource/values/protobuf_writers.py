@@ -6,7 +6,7 @@ from spark_groupsource.values.decoded import bounded_reason
 from spark_groupsource.values.proto_files import InvalidProtoError
 from spark_groupsource.values.protobuf_indexes import encoded_indexes
 from spark_groupsource.values.protobuf_schema import ProtoFiles, ProtoMessage, paths_of
-from spark_groupsource.values.registry import SchemaRegistry
+from spark_groupsource.values.registry import SchemaRegistry, UnreadableSchemaError
 from spark_groupsource.values.subjects import ReaderSchema
 
 
@@ -37,7 +37,7 @@ class RegisteredMessages:
     def _indexes(self, schema_id: int | str) -> list[bytes] | str:
         try:
             files = written_files(self._registry, schema_id)
-        except InvalidProtoError as error:
+        except (InvalidProtoError, UnreadableSchemaError) as error:
             return bounded_reason(str(error))
         if files is None:
             return "the registry has no Protobuf schema with this id"

@@ -5,14 +5,11 @@ Source: REST interface of Confluent Schema Registry, which Karapace and Apicurio
 
 from __future__ import annotations
 
-import json
 import logging
-from base64 import b64encode
 from functools import cache
-from typing import Any, Mapping, NamedTuple
+from typing import Mapping, NamedTuple
 from urllib.error import HTTPError, URLError
-from urllib.parse import quote
-from urllib.request import Request, urlopen
+from urllib.parse import quote, urlsplit
 
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import AuthenticationError, ConfigurationError, NetworkError
@@ -20,6 +17,8 @@ from spark_groupsource.tls import is_lost_in_handshake
 from spark_groupsource.tls_contexts import tls_context
 from spark_groupsource.values.avro_references import with_references
 from spark_groupsource.values.registry_address import RegistryAddress
+from spark_groupsource.values.registry_requests import error_body, get
+from spark_groupsource.values.registry_responses import SchemaResponse, parse_error_code, parse_schema_response
 
 _log = logging.getLogger(__name__)
 _CLOCK = SystemClock()
@@ -27,14 +26,18 @@ _TIMEOUT_MS = 10_000
 _BACKOFF_MS, _MAX_BACKOFF_MS = 100, 5_000
 # how long an unknown id is not requested again: a follower of the registry may not have it yet
 _UNKNOWN_MS = 30_000
-_MAX_BYTES = 16 * 1024 * 1024
 _MAX_REFERENCES = 1_000
+_MAX_REFERENCE_DEPTH = 100
 _NOT_FOUND = 404
 _UNAUTHORIZED = (401, 403)
 # codes of requests that are not repeated; 408 and 429 are repeated
 _INVALID = (400, 405, 406, 409, 410, 422)
 # codes in the body of the responses: subject, version, schema not found; a proxy's 404 has none
 _UNKNOWN_CODES = (40401, 40402, 40403)
+
+
+class UnreadableSchemaError(ConfigurationError):
+    """A schema of the registry refers to others that it does not have. Values that name it are malformed."""
 
 
 class RegisteredSchema(NamedTuple):
@@ -97,7 +100,8 @@ class SchemaRegistry:
         Args:
             schema_id: number, or text of a UUID.
         Returns: None if the registry has no Avro schema with this id.
-        Raises: NetworkError if no address responds in time; AuthenticationError; ConfigurationError.
+        Raises: UnreadableSchemaError; NetworkError if no address responds as a registry in time; AuthenticationError;
+            ConfigurationError.
         """
         found = self.registered(schema_id)
         return found.avro if found is not None and found.kind == "AVRO" else None
@@ -111,7 +115,7 @@ class SchemaRegistry:
             if self._unknown_until_ms.get(schema_id, 0) > _CLOCK.now_ms():
                 return None
             kind = "guids" if isinstance(schema_id, str) else "ids"
-            found = self._get(f"/schemas/{kind}/{schema_id}")
+            found = self._get(f"/schemas/{kind}/{schema_id}", is_version=False)
             if found is None:
                 self._unknown_until_ms[schema_id] = _CLOCK.now_ms() + _UNKNOWN_MS
                 return None
@@ -123,53 +127,60 @@ class SchemaRegistry:
 
         Raises: as `schema`.
         """
-        found = self._get(f"/subjects/{quote(subject, safe='')}/versions/{version or 'latest'}")
+        found = self._get(_path(subject, version))
         if found is None:
             return None
-        schema = self._with_references(found)
-        return SubjectVersion(subject, int(found["version"]), int(found["id"]), schema)
+        return SubjectVersion(subject, found.version, found.schema_id, self._with_references(found))
 
     def latest_version(self, subject: str) -> int | None:
         """Returns the number of the latest version of a subject, without its references; None if there is none."""
-        found = self._get(f"/subjects/{quote(subject, safe='')}/versions/latest")
-        return None if found is None else int(found["version"])
+        found = self._get(_path(subject, None))
+        return None if found is None else found.version
 
-    def _with_references(self, found: Mapping[str, Any]) -> RegisteredSchema:
+    def _with_references(self, found: SchemaResponse) -> RegisteredSchema:
         references: dict[str, str] = {}
-        self._add_references(found, references, set())
-        return RegisteredSchema(str(found["schema"]), found.get("schemaType", "AVRO"), references)
+        self._add_references(found, references, set(), 1)
+        return RegisteredSchema(found.schema, found.kind, references)
 
-    def _add_references(self, found: Mapping[str, Any], references: dict[str, str], visited: set[str]) -> None:
-        for each in found.get("references") or ():
+    def _add_references(
+        self, found: SchemaResponse, references: dict[str, str], visited: set[str], depth: int
+    ) -> None:
+        for each in found.references:
             # a deleted version remains readable for the schemas that refer to it
-            path = f"/subjects/{quote(each['subject'], safe='')}/versions/{each['version']}?deleted=true"
+            path = f"{_path(each.subject, each.version)}?deleted=true"
             if path in visited:
                 continue
             visited.add(path)
             other = self._get(path)
-            if other is None or len(visited) > _MAX_REFERENCES:
-                reason = "does not exist" if other is None else f"is one of more than {_MAX_REFERENCES}"
-                raise ConfigurationError(
-                    f"Reading a schema failed: its reference to version {each['version']} of subject "
-                    f"{each['subject']} {reason}. Correct the schema in the registry."
+            if other is None or len(visited) > _MAX_REFERENCES or depth > _MAX_REFERENCE_DEPTH:
+                reason = f"is nested deeper than {_MAX_REFERENCE_DEPTH}"
+                if other is None:
+                    reason = "does not exist"
+                elif len(visited) > _MAX_REFERENCES:
+                    reason = f"is one of more than {_MAX_REFERENCES}"
+                raise UnreadableSchemaError(
+                    f"Reading a schema failed: its reference to version {each.version} of subject {each.subject} "
+                    f"{reason}. Correct the schema in the registry."
                 )
-            self._add_references(other, references, visited)
-            references[each["name"]] = str(other["schema"])
+            self._add_references(other, references, visited, depth + 1)
+            references[each.name] = other.schema
 
-    def _get(self, path: str) -> dict[str, Any] | None:
-        """Returns the object of a response; None if the registry does not have it."""
+    def _get(self, path: str, is_version: bool = True) -> SchemaResponse | None:
+        """Returns a response; None if the registry does not have the schema or version."""
+        context = None if self._address.tls is None else tls_context(self._address.tls)
         deadline_ms = _CLOCK.now_ms() + self._address.wait_ms
         backoff_ms, is_first = _BACKOFF_MS, True
         while True:
             for url in self._address.urls:
                 remaining_ms = max(deadline_ms - _CLOCK.now_ms(), 1)
                 try:
-                    return self._request(url + path, min(_TIMEOUT_MS, remaining_ms))
+                    body = get(url + path, self._address, context, min(_TIMEOUT_MS, remaining_ms), _CLOCK)
+                    return parse_schema_response(body, is_version)
                 except HTTPError as error:
                     with error:
-                        if error.code == _NOT_FOUND and _error_code(error) in _UNKNOWN_CODES:
+                        if error.code == _NOT_FOUND and parse_error_code(error_body(error)) in _UNKNOWN_CODES:
                             return None
-                    self._check_retriable(error.code, url + path)
+                    self._check_retriable(error, url + path)
                     failure = f"{url} responded {error.code}"
                 except (OSError, ValueError) as error:
                     self._check_certificate(error, url)
@@ -184,7 +195,10 @@ class SchemaRegistry:
             _CLOCK.sleep_ms(backoff_ms)
             backoff_ms, is_first = min(2 * backoff_ms, _MAX_BACKOFF_MS), False
 
-    def _check_retriable(self, code: int, url: str) -> None:
+    def _check_retriable(self, error: HTTPError, url: str) -> None:
+        code = error.code
+        if error.url and error.url != url:
+            url = f"{url} (redirected to {_server(error.url)})"
         if code in _UNAUTHORIZED:
             column = self._option.partition(".")[0]
             verdict = "the registry rejected the credentials" if code == _UNAUTHORIZED[0] else "permission is missing"
@@ -210,30 +224,16 @@ class SchemaRegistry:
                     "authority of the registry, or renew the certificate."
                 ) from None
 
-    def _request(self, url: str, timeout_ms: int) -> dict[str, Any]:
-        address = self._address
-        request = Request(url, headers={"Accept": "application/vnd.schemaregistry.v1+json"})
-        # a redirect to another host must not carry the credentials
-        if address.user_info is not None:
-            request.add_unredirected_header("Authorization", f"Basic {b64encode(address.user_info.encode()).decode()}")
-        elif address.token is not None:
-            request.add_unredirected_header("Authorization", f"Bearer {address.token}")
-        for name, text in address.headers:
-            request.add_unredirected_header(name, text)
-        context = None if address.tls is None else tls_context(address.tls)
-        with urlopen(request, timeout=timeout_ms / 1000, context=context) as response:  # noqa: S310, checked by the parser
-            found = json.loads(response.read(_MAX_BYTES))
-        if not isinstance(found, dict) or "schema" not in found:
-            raise ValueError("the response has no schema")
-        return found
+
+def _path(subject: str, version: int | None) -> str:
+    # a surrogate that an escape has alone has no encoding
+    return f"/subjects/{quote(subject, safe='', errors='replace')}/versions/{version or 'latest'}"
 
 
-def _error_code(error: HTTPError) -> int | None:
-    try:
-        found = json.loads(error.read(_MAX_BYTES))
-    except (OSError, ValueError):
-        return None
-    return found.get("error_code") if isinstance(found, dict) else None
+def _server(url: str) -> str:
+    """Returns the server of an address, without what may be secret in it."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 @cache

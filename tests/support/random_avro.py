@@ -144,7 +144,8 @@ class RandomAvro:
         data = rng.randbytes(size)
         if rng.random() < 0.5 and size:
             # small numbers, and the least of 8 and 16 bytes
-            data = rng.choice([b"\0" * (size - 1) + data[:1], b"\xff" * (size - 1) + data[:1], b"\x80" + b"\0" * (size - 1)])
+            zeros, ones = bytes(size - 1), b"\xff" * (size - 1)
+            data = rng.choice([zeros + data[:1], ones + data[:1], b"\x80" + zeros])
         return data if kind == "fixed" else varint(size) + data
 
     def _blocks(self, schema: Any, is_map: bool, depth: int) -> bytes:
