@@ -15,6 +15,7 @@ from spark_groupsource.values.options import CONFLUENT, PROTOBUF, parse_schema_t
 from spark_groupsource.values.plain_values import PlainDecoder, descriptors, plain_decoder
 from spark_groupsource.values.protobuf_schema import ProtoFiles
 from spark_groupsource.values.python_values import python_rows
+from spark_groupsource.values.schema_text import decoded_text
 
 _HEADERS, _TIMESTAMP = "headers", "timestamp"
 
@@ -92,7 +93,7 @@ def read_schema(path: Path, name: str) -> str:
     if name == PROTOBUF:
         return descriptors(str(path), parse_schema_text("--schema", str(path.resolve())))
     try:
-        return path.read_text("utf-8")
+        return decoded_text(path.read_bytes())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"Reading Avro schema {path} failed: {error}. Check --schema.") from error
 

@@ -90,7 +90,7 @@ def _columns(name: str, given: ColumnFormat) -> list[StructField | str]:
     if given.format == AVRO:
         left_out = available_type(given)[1]
         if left_out:
-            fields = bounded_names(f"{path} {reason}" for path, reason in left_out.items())
+            fields = bounded_names(f"{path} (it {reason})" for path, reason in left_out.items())
             _log.warning("[column=%s] Fields that Spark cannot represent are left out: %s.", name, fields)
     if isinstance(found, str):
         if given.flatten:

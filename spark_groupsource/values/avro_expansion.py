@@ -138,7 +138,8 @@ class _Expander:
         others = [each for each in avro.branches if each.kind != "null"]
         if not others:
             return self.expand(avro.branches[0], path, outer, depth + 1, wanted)
-        branches, reason = [], ""
+        branches = []
+        left_out: dict[str, str] = {}
         for at, each in enumerate(others):
             name = f"member{at}"
             kind: AvroType | str = AvroType(each.kind)
@@ -146,9 +147,10 @@ class _Expander:
                 inner = None if wanted is None else wanted[name]
                 kind = self.expand(each, f"{path}.{name}", outer, depth + 1, inner)
             if isinstance(kind, str):
-                reason = self.left_out[f"{path}.{name}"] = kind
+                left_out[f"{path}.{name}"] = kind
                 kind = LEFT_OUT
             branches.append(kind)
-        if all(each is LEFT_OUT for each in branches):
-            return reason
+        if len(left_out) == len(branches):
+            return next(iter(left_out.values()))
+        self.left_out |= left_out
         return replace(avro, branches=tuple(branches))
