@@ -111,7 +111,7 @@ class AvroType:
         return self.only is None and any(each.kind != "null" for each in self.branches)
 
 
-_WIDER = {("int", "long"): "long", ("double", "float"): "double"}
+_WIDER: Mapping[tuple[str, ...], str] = {("int", "long"): "long", ("double", "float"): "double"}
 
 
 def parse_avro_schema(option: str, text: str, references: Sequence[str] = ()) -> AvroType:
@@ -188,7 +188,7 @@ class _Parser:
         name, kind = schema.get("name"), schema["type"]
         if not _is_name(name):
             raise self._invalid(f"a {kind} has no name")
-        full = _full_name(name, schema.get("namespace", namespace))
+        full = _full_name(str(name), schema.get("namespace", namespace))
         aliases = _names(schema.get("aliases"))
         if kind == "enum":
             symbols = schema.get("symbols")

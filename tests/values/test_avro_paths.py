@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from support.avro_fuzz import check_random_schema
+from support.avro_fuzz import check_random_schema, check_random_text
 from support.avro_paths import check_paths
 from support.decoded_values import decode_avro, parsed_avro, spark_column
 from support.examples import scaled
@@ -19,6 +19,11 @@ from spark_groupsource.values.arrow_types import arrow_type
 @pytest.mark.parametrize("seed", range(scaled(60, 8)))
 def test_random_schemas_and_damaged_values(seed: int) -> None:
     check_random_schema(random.Random(seed))
+
+
+def test_a_damaged_schema_is_a_schema_or_a_clear_error() -> None:
+    for seed in range(scaled(2000, 150)):
+        check_random_text(random.Random(seed))
 
 
 LONGS = [

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 from typing import Any
 
-import fastavro
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
+from support.avro_resolved import check_resolved
 from support.avro_strategies import avro_cases
 from support.decoded_values import decode_avro, encode_avro
 from support.examples import scaled
@@ -18,69 +16,10 @@ from support.examples import scaled
 from spark_groupsource.values.avro_resolution import UnresolvedError
 
 
-def expected(schema: Any, value: Any) -> Any:
-    """Returns what fastavro read, or left of a default in JSON, as PyArrow shows the column."""
-    if isinstance(schema, list):
-        return union(schema, value)
-    kind = schema["type"] if isinstance(schema, dict) else schema
-    if kind == "record":
-        return {
-            field["name"]: expected(field["type"], value.get(field["name"], field.get("default")))
-            for field in schema["fields"]
-        }
-    if kind == "array":
-        return [expected(schema["items"], each) for each in value]
-    if kind == "map":
-        return [(key, expected(schema["values"], each)) for key, each in value.items()]
-    if kind in ("bytes", "fixed"):
-        return value.encode("latin-1") if isinstance(value, str) else value
-    return float(np.float32(value)) if kind == "float" else value
-
-
-def union(schema: list[Any], value: Any) -> Any:
-    others = [each for each in schema if each != "null"]
-    if value is None or len(others) == 1:
-        return None if value is None else expected(others[0], value)
-    place = next(at for at, each in enumerate(others) if type_in_python(value) in kinds_in_python(each))
-    return {f"member{at}": expected(each, value) if at == place else None for at, each in enumerate(others)}
-
-
-def type_in_python(value: Any) -> str:
-    names = {bool: "boolean", int: "number", float: "number", str: "text", bytes: "text", list: "array", dict: "map"}
-    return names[type(value)]
-
-
-def kinds_in_python(schema: Any) -> tuple[str, ...]:
-    kind = schema["type"] if isinstance(schema, dict) else schema
-    if kind in ("int", "long", "float", "double"):
-        return ("number",)
-    return ("text",) if kind in ("string", "bytes") else (kind,)
-
-
 @settings(max_examples=scaled(600, 30))
 @given(avro_cases())
 def test_random_schemas_and_values(case: tuple[Any, Any, list[Any]]) -> None:
-    writer, reader, values = case
-    data, rows, malformed = [encode_avro(writer, each) for each in values], [], []
-    for at, value in enumerate(data):
-        try:
-            found = fastavro.schemaless_reader(
-                io.BytesIO(value), fastavro.parse_schema(writer), fastavro.parse_schema(reader)
-            )
-            rows.append(expected(reader, found))
-        except fastavro.read.SchemaResolutionError:
-            rows.append(None)
-            malformed.append(at)
-    try:
-        decoded = decode_avro(writer, reader, data)
-    except UnresolvedError:
-        # no value of the writer can be read
-        assert len(malformed) == len(data)
-        return
-    assert (decoded.values.to_pylist(), list(decoded.malformed)) == (rows, malformed)
-    if not malformed:
-        name = reader["fields"][0]["name"]
-        assert decode_avro(writer, reader, data, name).values.to_pylist() == [{name: row[name]} for row in rows]
+    check_resolved(*case)
 
 
 def rec(name: str, *fields: dict[str, Any], **extra: Any) -> dict[str, Any]:
