@@ -82,7 +82,9 @@ class Float:
             return None
         word = lanes.word(start)
         values = word.astype(np.uint32).view("<f4") if self._size == 4 else word.view("<f8")
-        return fixed_width(self._kind, values.astype(_numpy(self._kind), copy=False))
+        # a signaling NaN becomes a quiet one
+        with np.errstate(invalid="ignore"):
+            return fixed_width(self._kind, values.astype(_numpy(self._kind), copy=False))
 
 
 class Integer:

@@ -146,3 +146,31 @@ def test_a_stream_has_typed_columns(spark, broker_address, filled, tmp_path):
     query.awaitTermination()
     rows = spark.table("typed_values").orderBy("offset").collect()
     assert [row.id for row in rows] == [1, None, None, -(2**63), None, None, 2, 3, None, None]
+
+
+def test_recursive_avro_is_read_to_a_depth(spark, broker_address):
+    """Fields that Spark cannot represent are left out, also all fields of a record."""
+    decimal = {"type": "bytes", "logicalType": "decimal", "precision": 64}
+    amounts = {"type": "record", "name": "Amounts", "fields": [{"name": "amount", "type": decimal}]}
+    schema = {
+        "type": "record",
+        "name": "Person",
+        "fields": [
+            {"name": "name", "type": "string"},
+            {"name": "friends", "type": {"type": "array", "items": "Person"}},
+            {"name": "amounts", "type": amounts},
+        ],
+    }
+    create_topic(broker_address, "people", 1)
+    child = b"\2b" + b"\2" + b"\2c\0\2\1" + b"\0" + b"\2\1"
+    produce(broker_address, "people", [(0, None, b"\2a" + b"\2" + child + b"\0" + b"\2\1"), (0, None, child)])
+    options = {"value_format": "avro", "value_schema": json.dumps(schema)}
+    people = read(spark, broker_address, "people", 0, **options, value_recursive_fields_max_depth="2").load()
+    assert people.schema["value"].dataType.simpleString() == (
+        "struct<name:string,friends:array<struct<name:string,amounts:struct<>>>,amounts:struct<>>"
+    )
+    found = people.orderBy("offset").select("value.name", "value.friends.name", "value.amounts").collect()
+    assert [tuple(row) for row in found] == [("a", ["b"], ()), ("b", ["c"], ())]
+    flat = read(spark, broker_address, "people", 0, **options, value_flatten="true").load()
+    assert flat.columns[:3] == ["key", "name", "amounts"]
+    assert [row.name for row in flat.orderBy("offset").collect()] == ["a", "b"]
