@@ -1,4 +1,4 @@
-"""What a column can have of an Avro schema, as a finite type.
+"""What a column has of an Avro schema.
 
 Source: Spark `SchemaConverters.toSqlTypeHelper` with the option `recursiveFieldMaxDepth`.
 """

@@ -1,4 +1,4 @@
-"""Fuzzer of Avro values: random schemas, readers and damaged bytes, read in every way.
+"""Fuzzer of Avro values: schemas, readers, damaged bytes.
 
     PYTHONPATH=jobs:tests python tests/chaos/fuzz_avro_values.py --seed 7 --minutes 10
 

@@ -1,4 +1,4 @@
-"""Comparison of the decoder of Avro columns with a second reader, with fastavro, and of its ways with each other."""
+"""Random Avro values beside a second reader and fastavro."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way in which the decoder of columns reads an Avro value, and their comparison.
+"""Every way in which an Avro value is read, compared.
 
 Values of a block advance together, items of long arrays are found one by one, and what is not selected is skipped. The
 result for a value must not depend on the way, nor on the other values of the block.

@@ -1,4 +1,4 @@
-"""A second reader of Avro, value by value, for comparison with the decoder of columns.
+"""A second reader of Avro, value by value.
 
 It reads what a column of Spark has: times in microseconds, decimals without their scale, unions as structs.
 

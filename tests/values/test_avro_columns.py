@@ -21,8 +21,8 @@ from pyspark.sql.types import (
     StructType,
 )
 from schema_registry import SchemaRegistryServer
+from support.avro_schemas import LIST, chained, doubled, listed, record
 from support.decoded_values import encode_avro
-from test_avro_paths import LIST, chained, doubled, listed, record
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition

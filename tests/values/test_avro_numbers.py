@@ -1,4 +1,4 @@
-"""Decimals, dates and times of Avro: the number that was written, or malformed."""
+"""Decimals, dates and times of Avro: exact, or malformed."""
 
 from __future__ import annotations
 

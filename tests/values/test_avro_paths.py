@@ -1,4 +1,4 @@
-"""The value of a record does not depend on the way in which its block is read."""
+"""An Avro value does not depend on how its block is read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from support.avro_fuzz import check_random_schema, check_random_text
 from support.avro_paths import check_paths
+from support.avro_schemas import LIST, chained, doubled, listed, record
 from support.decoded_values import decode_avro, parsed_avro, spark_column
 from support.examples import scaled
 from support.random_avro import varint
@@ -64,10 +65,6 @@ def blocks(items: list[bytes]) -> list[bytes]:
     return [*found, b"", b"\0", *LONGS, varint(-(2**63)), varint(-1) + b"\0"]
 
 
-def record(*fields: tuple[str, Any]) -> dict[str, Any]:
-    return {"type": "record", "name": "r", "fields": [{"name": name, "type": kind} for name, kind in fields]}
-
-
 def check(schema: Any, data: list[bytes]) -> None:
     """Compares the ways for all fields, and for the last one, so that the others are skipped."""
     avro, kind = parsed_avro(schema), arrow_type(spark_column(schema), "value")
@@ -97,15 +94,6 @@ def test_records_in_arrays_in_arrays() -> None:
     data = [each + b"\2" for each in blocks(blocks(items[:4])[::4])]
     nested = {"type": "array", "items": {"type": "array", "items": inner}}
     check(record(("a", nested), ("b", "long")), data)
-
-
-LIST = {
-    "type": "record", "name": "L", "fields": [{"name": "x", "type": "int"}, {"name": "next", "type": ["null", "L"]}],
-}  # fmt: skip
-
-
-def listed(count: int) -> bytes:
-    return b"".join(varint(number) + b"\2" for number in range(1, count)) + varint(count) + b"\0"
 
 
 @pytest.mark.parametrize("depth", [-1, 1, 2, 3, 15])
@@ -144,16 +132,6 @@ def test_a_type_that_has_no_value() -> None:
     assert list(arrays.malformed) == [1]
 
 
-def doubled(levels: int, innermost: Any) -> Any:
-    """Returns a schema of `levels` records, each of which has the previous one twice."""
-    kind = innermost
-    for level in range(levels):
-        inner = kind["name"] if isinstance(kind, dict) else kind
-        fields = [{"name": "a", "type": kind}, {"name": "b", "type": inner}]
-        kind = {"type": "record", "name": f"d{level}", "fields": fields}
-    return kind
-
-
 @pytest.mark.parametrize("innermost", ["int", "null", {"type": "fixed", "name": "f", "size": 4}])
 def test_a_writer_with_more_types_than_a_column_can_have(innermost: Any) -> None:
     writer = record(("n", "int"), ("many", doubled(60, innermost)), ("m", "int"))
@@ -161,15 +139,6 @@ def test_a_writer_with_more_types_than_a_column_can_have(innermost: Any) -> None
     data = [b"\2\4" + bytes(20), b"\2", b"\2\4"]
     found = decode_avro(writer, reader, data)
     assert list(found.malformed) == ([0, 1] if innermost == "null" else [0, 1, 2])
-
-
-def chained(levels: int) -> dict[str, Any]:
-    """Returns a record whose fields are defined one after the other, each of which contains the previous one."""
-    fields = [("f0", record(("x", "int")) | {"name": "c0"})]
-    fields += [
-        (f"f{level}", record(("p", ["null", f"c{level - 1}"])) | {"name": f"c{level}"}) for level in range(1, levels)
-    ]
-    return record(*fields)
 
 
 def test_types_that_are_nested_by_their_names() -> None:

@@ -1,4 +1,4 @@
-"""Odd responses of a schema registry, and addresses and credentials that are none."""
+"""Odd responses, addresses and credentials of a schema registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas given as text or as a file, with comments, byte order marks and whitespace."""
+"""Schemas as text or file: comments, byte order marks, whitespace."""
 
 from __future__ import annotations
 
