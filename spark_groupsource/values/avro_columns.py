@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from spark_groupsource.records.arrow_arrays import booleans, fixed_width, integers, strings
 from spark_groupsource.values import avro_lanes as reasons
-from spark_groupsource.values.avro_lanes import Lanes, slices
+from spark_groupsource.values.avro_lanes import Lanes, ValueBytes, slices
 from spark_groupsource.values.avro_scan import DamagedValueError, skip_bytes, skip_long
 from spark_groupsource.values.binary_blocks import Ints, Mask, as_text, invalid_text
 
@@ -32,7 +32,7 @@ class AvroNode(Protocol):
     def read(self, lanes: Lanes) -> pa.Array | None:
         """Advances every lane. Returns the column of the lanes, None if it is not selected."""
 
-    def skip(self, data: bytes, at: int) -> int:
+    def skip(self, data: ValueBytes, at: int) -> int:
         """Returns the position after one value; it may be after the end of `data`.
 
         Raises: IndexError or DamagedValueError.
@@ -45,7 +45,7 @@ class Null:
     def __init__(self, kind: pa.DataType | None) -> None:
         self._kind = kind
 
-    def skip(self, data: bytes, at: int) -> int:
+    def skip(self, data: ValueBytes, at: int) -> int:
         return at
 
     def read(self, lanes: Lanes) -> pa.Array | None:
@@ -58,7 +58,7 @@ class Boolean:
     def __init__(self, kind: pa.DataType | None) -> None:
         self._kind = kind
 
-    def skip(self, data: bytes, at: int) -> int:
+    def skip(self, data: ValueBytes, at: int) -> int:
         return at + 1
 
     def read(self, lanes: Lanes) -> pa.Array | None:
@@ -73,7 +73,7 @@ class Float:
         self._kind = kind
         self._size = size
 
-    def skip(self, data: bytes, at: int) -> int:
+    def skip(self, data: ValueBytes, at: int) -> int:
         return at + self._size
 
     def read(self, lanes: Lanes) -> pa.Array | None:
@@ -101,7 +101,7 @@ class Integer:
         self._factor = factor
         self._divisor = divisor
 
-    def skip(self, data: bytes, at: int) -> int:
+    def skip(self, data: ValueBytes, at: int) -> int:
         return skip_long(data, at)
 
     def read(self, lanes: Lanes) -> pa.Array | None:
@@ -134,7 +134,7 @@ class Bytes:
     def __init__(self, kind: pa.DataType | None) -> None:
         self._kind = kind
 
-    def skip(self, data: bytes, at: int) -> int:
+    def skip(self, data: ValueBytes, at: int) -> int:
         return skip_bytes(data, at)
 
     def read(self, lanes: Lanes) -> pa.Array | None:
@@ -149,7 +149,7 @@ class Fixed:
         self._kind = kind
         self._size = size
 
-    def skip(self, data: bytes, at: int) -> int:
+    def skip(self, data: ValueBytes, at: int) -> int:
         return at + self._size
 
     def read(self, lanes: Lanes) -> pa.Array | None:
@@ -224,7 +224,7 @@ class Enum:
         self._places = np.array(places, np.int64)
         self._symbols = strings(symbols)
 
-    def skip(self, data: bytes, at: int) -> int:
+    def skip(self, data: ValueBytes, at: int) -> int:
         return skip_long(data, at)
 
     def read(self, lanes: Lanes) -> pa.Array | None:
@@ -247,7 +247,7 @@ class Mismatch:
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
 
-    def skip(self, data: bytes, at: int) -> int:
+    def skip(self, data: ValueBytes, at: int) -> int:
         raise DamagedValueError(reasons.OTHER_BRANCH)
 
     def read(self, lanes: Lanes) -> pa.Array | None:

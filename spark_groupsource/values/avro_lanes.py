@@ -36,10 +36,22 @@ REASONS = {
     DEPTH: "groups are nested deeper than 100 levels",
     NESTING: "it is nested deeper than 100,000 types",
 }
+MAX_EMPTY_ITEMS = 1000
+"""Items without bytes that the arrays of a value may have; their number is in no proportion to its bytes."""
 Words = npt.NDArray[np.uint64]
 _MAX_VARINT = 10
 # a read of 8 bytes, or of a varint of 10, may begin at the last byte
 PADDING = 32
+
+
+class ValueBytes(bytes):
+    """Bytes of a value.
+
+    Attributes:
+        empty_items: how many items without bytes its arrays may still have.
+    """
+
+    empty_items = MAX_EMPTY_ITEMS
 
 
 def _u(number: int) -> np.uint64:
@@ -62,13 +74,22 @@ class Lanes:
         position: where the next field of each lane begins.
         end: end of the value of each lane.
         reason: 0, or why the value is malformed.
+        empty_items: how many items without bytes the arrays of each value may still have.
     """
 
-    def __init__(self, payload: Bytes, position: Ints, end: Ints, reason: npt.NDArray[np.int8] | None = None) -> None:
+    def __init__(
+        self,
+        payload: Bytes,
+        position: Ints,
+        end: Ints,
+        reason: npt.NDArray[np.int8] | None = None,
+        empty_items: Ints | None = None,
+    ) -> None:
         self.payload = payload
         self.position = position
         self.end = end
         self.reason = np.zeros(len(position), np.int8) if reason is None else reason
+        self.empty_items = np.full(len(position), MAX_EMPTY_ITEMS) if empty_items is None else empty_items
         self._words = _words(payload)
 
     def __len__(self) -> int:
@@ -81,13 +102,14 @@ class Lanes:
 
     def subset(self, index: Ints) -> Lanes:
         """Returns some of the lanes; `merge` returns their positions."""
-        return Lanes(self.payload, self.position[index], self.end[index], self.reason[index])
+        return Lanes(self.payload, self.position[index], self.end[index], self.reason[index], self.empty_items[index])
 
     def merge(self, index: Ints, part: Lanes) -> None:
         """Takes over the positions and reasons of a subset."""
         self.position[index] = part.position
         self.end[index] = part.end
         self.reason[index] = part.reason
+        self.empty_items[index] = part.empty_items
 
     def fail(self, mask: Mask, reason: int) -> None:
         """Marks the values as malformed, unless they are already."""
@@ -108,6 +130,12 @@ class Lanes:
         self.position += size
         self.fail(self.position > self.end, TRUNCATED)
         return start
+
+    def value(self, lane: int) -> ValueBytes:
+        """Returns the bytes of a lane from its position on."""
+        found = ValueBytes(self.payload[self.position[lane] : self.end[lane]])
+        found.empty_items = int(self.empty_items[lane])
+        return found
 
     def word(self, start: Ints) -> Words:
         """Returns the eight bytes at each position; any bytes for a position at or after the end of the payload."""

@@ -14,8 +14,8 @@ import pyarrow as pa
 from spark_groupsource.records.arrow_arrays import booleans, fixed_width, integers
 from spark_groupsource.values import avro_lanes as reasons
 from spark_groupsource.values.avro_columns import AvroNode, Bytes
-from spark_groupsource.values.avro_lanes import Lanes
-from spark_groupsource.values.avro_scan import MAX_EMPTY_ITEMS, DamagedValueError, read_block_count, read_long
+from spark_groupsource.values.avro_lanes import Lanes, ValueBytes
+from spark_groupsource.values.avro_scan import DamagedValueError, read_block_count, read_long
 from spark_groupsource.values.binary_blocks import Ints
 
 # a step over fewer lanes than this costs more than finding the items one by one
@@ -39,7 +39,7 @@ class RecordNode:
         self._fields = fields
         self._defaults = defaults
 
-    def skip(self, data: bytes, at: int) -> int:
+    def skip(self, data: ValueBytes, at: int) -> int:
         for _, each in self._fields:
             at = each.skip(data, at)
             if at > len(data):
@@ -83,7 +83,7 @@ class UnionNode:
         self._branches = branches
         self._is_struct = is_struct and kind is not None
 
-    def skip(self, data: bytes, at: int) -> int:
+    def skip(self, data: ValueBytes, at: int) -> int:
         branch, at = read_long(data, at)
         if not 0 <= branch < len(self._branches):
             raise DamagedValueError(reasons.BRANCH)
@@ -121,7 +121,7 @@ class MemberNode:
         self._node = node
         self._kind = kind
 
-    def skip(self, data: bytes, at: int) -> int:
+    def skip(self, data: ValueBytes, at: int) -> int:
         return self._node.skip(data, at)
 
     def read(self, lanes: Lanes) -> pa.Array | None:
@@ -171,7 +171,7 @@ class ArrayNode:
         self._key = Bytes(None if kind is None else pa.string()) if is_map else None
         self._is_empty = is_empty and not is_map
 
-    def skip(self, data: bytes, at: int) -> int:
+    def skip(self, data: ValueBytes, at: int) -> int:
         while True:
             count, at = read_block_count(data, at, self._is_empty)
             if not count:
@@ -179,7 +179,7 @@ class ArrayNode:
             for _ in range(count):
                 at = self._skip_item(data, at)
 
-    def _skip_item(self, data: bytes, at: int) -> int:
+    def _skip_item(self, data: ValueBytes, at: int) -> int:
         return self._item.skip(data, at if self._key is None else self._key.skip(data, at))
 
     def read(self, lanes: Lanes) -> pa.Array | None:
@@ -215,9 +215,11 @@ class ArrayNode:
             sized.long()
             part.merge(negative, sized)
             count[negative] = -count[negative]
-        limit = MAX_EMPTY_ITEMS if self._is_empty else part.end - part.position
+        limit = part.empty_items if self._is_empty else part.end - part.position
         failed = (count < 0) | (count > limit)
         part.fail(failed & (part.reason == 0), reasons.BLOCK)
+        if self._is_empty:
+            part.empty_items -= np.where(part.reason == 0, count, 0)
         lanes.merge(ended, part)
         found: Ints = np.where(part.reason == 0, count, 0)
         return found
@@ -227,8 +229,7 @@ class ArrayNode:
         positions = _Positions(lanes)
         ended: list[tuple[int, int]] = []
         for lane in active[lanes.reason[active] == 0].tolist():
-            begin, after = int(lanes.position[lane]), int(lanes.end[lane])
-            data = lanes.payload[begin:after].tobytes()
+            begin, data = int(lanes.position[lane]), lanes.value(lane)
             positions.begin_lane(lane, begin)
             count, at, reason = int(rest[lane]), 0, 0
             try:
@@ -251,6 +252,7 @@ class ArrayNode:
                 ended.append((lane, reason or reasons.TRUNCATED))
             else:
                 lanes.position[lane] = begin + at
+            lanes.empty_items[lane] = data.empty_items
         self._read_found(lanes, positions, found)
         # an invalid item is the reason, if there is one
         for lane, reason in ended:
@@ -300,21 +302,25 @@ class _Positions:
     def _begin(self) -> None:
         self._owners: list[tuple[int, int, int]] = []
         self.starts, self.ends = array("q"), array("q")
+        # of invalid items
+        self._empty_items: dict[int, int] = {}
 
     def begin_lane(self, lane: int, begin: int) -> None:
         """Begins with the items of a lane, whose positions are relative to `begin`."""
         self._owners.append((lane, begin, len(self.ends)))
 
-    def find(self, skip: Callable[[bytes, int], int], data: bytes, at: int, count: int) -> int:
+    def find(self, skip: Callable[[ValueBytes, int], int], data: ValueBytes, at: int, count: int) -> int:
         """Finds some items; returns the position after the last one. An item that is invalid ends with the value."""
-        starts, ends = self.starts, self.ends
+        starts, ends, empty_items = self.starts, self.ends, data.empty_items
         try:
             for _ in range(count):
                 starts.append(at)
+                empty_items = data.empty_items
                 at = skip(data, at)
                 ends.append(at)
         finally:
             if len(ends) < len(starts):
+                self._empty_items[len(ends)] = empty_items
                 ends.append(len(data))
         return at
 
@@ -326,5 +332,8 @@ class _Positions:
         limit = self._lanes.end[owners]
         start = np.minimum(base + np.frombuffer(self.starts, np.int64), limit) if len(owners) else base
         end = np.minimum(base + np.frombuffer(self.ends, np.int64), limit) if len(owners) else base
+        found = Lanes(self._lanes.payload, start, end)
+        for item, empty_items in self._empty_items.items():
+            found.empty_items[item] = empty_items
         self._begin()
-        return owners, Lanes(self._lanes.payload, start, end)
+        return owners, found

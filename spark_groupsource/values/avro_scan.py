@@ -8,9 +8,8 @@ Source: Avro specification 1.12 (binary encoding).
 from __future__ import annotations
 
 from spark_groupsource.values import avro_lanes as reasons
+from spark_groupsource.values.avro_lanes import ValueBytes
 
-# items without bytes, such as nulls, for which a count costs nothing
-MAX_EMPTY_ITEMS = 1000
 # of the tenth byte of a varint, which has one bit
 _LAST_SHIFT = 63
 
@@ -61,12 +60,14 @@ def skip_bytes(data: bytes, at: int) -> int:
     return at + length
 
 
-def read_block_count(data: bytes, at: int, is_empty: bool) -> tuple[int, int]:
+def read_block_count(data: ValueBytes, at: int, is_empty: bool) -> tuple[int, int]:
     """Returns the count of the items in a block, and the position of the first; `is_empty` if they have no bytes."""
     count, at = read_long(data, at)
     if count < 0:
         count = -count
         _, at = read_long(data, at)
-    if count > (MAX_EMPTY_ITEMS if is_empty else len(data) - at):
+    if count > (data.empty_items if is_empty else len(data) - at):
         raise DamagedValueError(reasons.BLOCK)
+    if is_empty:
+        data.empty_items -= count
     return count, at

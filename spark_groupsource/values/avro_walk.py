@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_groupsource.values import avro_lanes as reasons
-from spark_groupsource.values.avro_lanes import Lanes
+from spark_groupsource.values.avro_lanes import Lanes, ValueBytes
 from spark_groupsource.values.avro_scan import DamagedValueError, read_block_count, read_long, skip_bytes
 from spark_groupsource.values.avro_schema import AvroField, AvroType
 
@@ -29,23 +29,24 @@ class WalkedNode:
     def __init__(self, avro: AvroType) -> None:
         self._avro = avro
 
-    def skip(self, data: bytes, at: int) -> int:
+    def skip(self, data: ValueBytes, at: int) -> int:
         return end_of_value(self._avro, data, at)
 
     def read(self, lanes: Lanes) -> pa.Array | None:
         for lane in np.flatnonzero(lanes.reason == 0).tolist():
             begin = int(lanes.position[lane])
-            data = lanes.payload[begin : lanes.end[lane]].tobytes()
+            data = lanes.value(lane)
             try:
                 lanes.position[lane] = begin + end_of_value(self._avro, data, 0)
             except IndexError:
                 lanes.fail_lane(lane, reasons.TRUNCATED)
             except DamagedValueError as error:
                 lanes.fail_lane(lane, error.reason)
+            lanes.empty_items[lane] = data.empty_items
         return None
 
 
-def end_of_value(avro: AvroType, data: bytes, at: int) -> int:
+def end_of_value(avro: AvroType, data: ValueBytes, at: int) -> int:
     """Returns the position after a value.
 
     Raises: IndexError or DamagedValueError for the first byte that is invalid.
@@ -88,25 +89,25 @@ def _entry(items: AvroType) -> AvroType:
     return found
 
 
-def _integer(avro: AvroType, data: bytes, at: int) -> int:
+def _integer(avro: AvroType, data: ValueBytes, at: int) -> int:
     value, at = read_long(data, at)
     if avro.kind == "int" and not -_INT_LIMIT <= value < _INT_LIMIT:
         raise DamagedValueError(reasons.VARINT)
     return at
 
 
-def _enum(avro: AvroType, data: bytes, at: int) -> int:
+def _enum(avro: AvroType, data: ValueBytes, at: int) -> int:
     index, at = read_long(data, at)
     if not 0 <= index < len(avro.symbols):
         raise DamagedValueError(reasons.SYMBOL)
     return at
 
 
-def _bytes(avro: AvroType, data: bytes, at: int) -> int:
+def _bytes(avro: AvroType, data: ValueBytes, at: int) -> int:
     return skip_bytes(data, at)
 
 
-_ENDS: Mapping[str, Callable[[AvroType, bytes, int], int]] = {
+_ENDS: Mapping[str, Callable[[AvroType, ValueBytes, int], int]] = {
     "boolean": lambda avro, data, at: at + 1,
     "float": lambda avro, data, at: at + 4,
     "double": lambda avro, data, at: at + 8,

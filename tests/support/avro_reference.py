@@ -33,10 +33,12 @@ class Reader:
         self._schema = schema
         self._kind = kind
         self._named: dict[str, Any] = {}
+        self._empty_items = _MAX_EMPTY_ITEMS
         self._define(schema)
 
     def value(self, data: bytes) -> Any:
         """Returns the value of all bytes. Raises: InvalidError."""
+        self._empty_items = _MAX_EMPTY_ITEMS
         try:
             found, at = self._read(self._schema, data, 0, self._kind)
         except IndexError:
@@ -145,8 +147,10 @@ class Reader:
             if not count:
                 return found, at
             items = schema["values" if is_map else "items"]
-            if count > (_MAX_EMPTY_ITEMS if not is_map and self._is_empty(items) else len(data) - at):
+            is_empty = not is_map and self._is_empty(items)
+            if count > (self._empty_items if is_empty else len(data) - at):
                 raise InvalidError("a block")
+            self._empty_items -= count * is_empty
             for _ in range(count):
                 if is_map:
                     key, at = self._read("string", data, at, None if kind is None else kind.key_type)

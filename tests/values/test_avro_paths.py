@@ -121,6 +121,21 @@ def test_damage_in_what_is_skipped_of_a_list() -> None:
     ]
 
 
+@pytest.mark.parametrize("items", ["null", {"type": "record", "name": "e", "fields": []}])
+def test_a_few_bytes_are_not_millions_of_items(items: Any) -> None:
+    """The limit is that of a value, in all blocks and all arrays."""
+    thousand, half = varint(1000), varint(500)
+    one = record(("a", {"type": "array", "items": items}), ("b", "long"))
+    two = record(("a", {"type": "array", "items": {"type": "array", "items": items}}), ("b", "long"))
+    long = [thousand * 20_000, half + b"\1" * 40_000]
+    check(one, [thousand + b"\0\2", half * 2 + b"\0\2", half * 3 + b"\0\2", *long])
+    inner = [thousand + b"\0", half + b"\0" + half + b"\0", (half + b"\0") * 3, (thousand + b"\0") * 10_000]
+    counts = [1, 2, 3, 10_000]
+    check(two, [varint(count) + each + b"\0\2" for count, each in zip(counts, inner)])
+    found = decode_avro(two, two, [varint(count) + each + b"\0\2" for count, each in zip(counts, inner)])
+    assert list(found.malformed) == [2, 3]
+
+
 NEVER = {"type": "record", "name": "N", "fields": [{"name": "a", "type": "N"}, {"name": "b", "type": "N"}]}
 
 
