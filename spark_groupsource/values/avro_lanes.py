@@ -74,7 +74,6 @@ class Lanes:
         position: where the next field of each lane begins.
         end: end of the value of each lane.
         reason: 0, or why the value is malformed.
-        empty_items: how many items without bytes the arrays of each value may still have.
     """
 
     def __init__(
@@ -89,7 +88,8 @@ class Lanes:
         self.position = position
         self.end = end
         self.reason = np.zeros(len(position), np.int8) if reason is None else reason
-        self.empty_items = np.full(len(position), MAX_EMPTY_ITEMS) if empty_items is None else empty_items
+        # few schemas have items without bytes
+        self._empty_items = empty_items
         self._words = _words(payload)
 
     def __len__(self) -> int:
@@ -100,16 +100,25 @@ class Lanes:
         self.payload = np.concatenate([self.payload, more])
         self._words = _words(self.payload)
 
+    @property
+    def empty_items(self) -> Ints:
+        """How many items without bytes the arrays of each value may still have."""
+        if self._empty_items is None:
+            self._empty_items = np.full(len(self), MAX_EMPTY_ITEMS)
+        return self._empty_items
+
     def subset(self, index: Ints) -> Lanes:
         """Returns some of the lanes; `merge` returns their positions."""
-        return Lanes(self.payload, self.position[index], self.end[index], self.reason[index], self.empty_items[index])
+        empty_items = None if self._empty_items is None else self._empty_items[index]
+        return Lanes(self.payload, self.position[index], self.end[index], self.reason[index], empty_items)
 
     def merge(self, index: Ints, part: Lanes) -> None:
         """Takes over the positions and reasons of a subset."""
         self.position[index] = part.position
         self.end[index] = part.end
         self.reason[index] = part.reason
-        self.empty_items[index] = part.empty_items
+        if part._empty_items is not None:
+            self.empty_items[index] = part._empty_items
 
     def fail(self, mask: Mask, reason: int) -> None:
         """Marks the values as malformed, unless they are already."""
@@ -134,8 +143,14 @@ class Lanes:
     def value(self, lane: int) -> ValueBytes:
         """Returns the bytes of a lane from its position on."""
         found = ValueBytes(self.payload[self.position[lane] : self.end[lane]])
-        found.empty_items = int(self.empty_items[lane])
+        if self._empty_items is not None:
+            found.empty_items = int(self._empty_items[lane])
         return found
+
+    def keep_empty_items(self, lane: int, value: ValueBytes) -> None:
+        """Takes over how many items without bytes a value may still have."""
+        if value.empty_items != MAX_EMPTY_ITEMS:
+            self.empty_items[lane] = value.empty_items
 
     def word(self, start: Ints) -> Words:
         """Returns the eight bytes at each position; any bytes for a position at or after the end of the payload."""

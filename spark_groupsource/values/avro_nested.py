@@ -219,7 +219,7 @@ class ArrayNode:
         failed = (count < 0) | (count > limit)
         part.fail(failed & (part.reason == 0), reasons.BLOCK)
         if self._is_empty:
-            part.empty_items -= np.where(part.reason == 0, count, 0)
+            np.subtract(part.empty_items, count, out=part.empty_items, where=part.reason == 0)
         lanes.merge(ended, part)
         found: Ints = np.where(part.reason == 0, count, 0)
         return found
@@ -252,7 +252,7 @@ class ArrayNode:
                 ended.append((lane, reason or reasons.TRUNCATED))
             else:
                 lanes.position[lane] = begin + at
-            lanes.empty_items[lane] = data.empty_items
+            lanes.keep_empty_items(lane, data)
         self._read_found(lanes, positions, found)
         # an invalid item is the reason, if there is one
         for lane, reason in ended:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any, Sequence
 
+from spark_groupsource.values.schema_text import plain_text, without_comments
+
 _NAMED = ("record", "error", "enum", "fixed")
 
 
@@ -18,13 +20,17 @@ def with_references(text: str, others: Sequence[str]) -> str:
     """
     try:
         definitions: dict[str, dict[str, Any]] = {}
-        for schema in map(json.loads, others):
+        for schema in map(_parsed, others):
             for each in schema if isinstance(schema, list) else [schema]:
                 if isinstance(each, dict) and each.get("type") in _NAMED and isinstance(each.get("name"), str):
                     definitions[_full_name(each["name"], each.get("namespace", ""))] = each
-        return json.dumps(_defined(json.loads(text), "", definitions))
+        return json.dumps(_defined(_parsed(text), "", definitions))
     except (ValueError, RecursionError):
         return text
+
+
+def _parsed(text: str) -> Any:
+    return json.loads(without_comments(plain_text(text)))
 
 
 def _defined(schema: Any, namespace: str, definitions: dict[str, dict[str, Any]]) -> Any:

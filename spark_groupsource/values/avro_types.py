@@ -39,7 +39,7 @@ def column_expansion(given: ColumnFormat, wanted: Wanted | None = None) -> Expan
 
 
 def spark_type(avro: AvroType) -> spark.DataType:
-    """Returns the type of a column, given an expanded type; every field may be null."""
+    """Returns the type of a column, given a type that does not contain itself; every field may be null."""
     if avro.logical == "decimal":
         return spark.DecimalType(avro.precision, avro.scale)
     if avro.kind == "record":
@@ -47,7 +47,9 @@ def spark_type(avro: AvroType) -> spark.DataType:
     if avro.kind in ("array", "map") and avro.items is not None:
         item = spark_type(avro.items)
         return spark.ArrayType(item) if avro.kind == "array" else spark.MapType(spark.StringType(), item)
-    if avro.kind == "union":
+    if avro.only is not None:
+        return spark_type(avro.only)
+    if avro.is_struct:
         members = [each for each in avro.branches if each.kind != "null"]
         return spark.StructType(
             [
@@ -56,5 +58,5 @@ def spark_type(avro: AvroType) -> spark.DataType:
                 if each is not LEFT_OUT
             ]
         )
-    # of a field that is not wanted, only the name is used
+    # a value that is always null, or a field of which only the name is used
     return _SCALARS.get((avro.kind, avro.logical), spark.NullType())

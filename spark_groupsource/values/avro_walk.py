@@ -42,7 +42,7 @@ class WalkedNode:
                 lanes.fail_lane(lane, reasons.TRUNCATED)
             except DamagedValueError as error:
                 lanes.fail_lane(lane, error.reason)
-            lanes.empty_items[lane] = data.empty_items
+            lanes.keep_empty_items(lane, data)
         return None
 
 

@@ -134,7 +134,9 @@ def plain_type(avro: AvroType) -> pa.DataType:
     if avro.kind == "map" and avro.items is not None:
         key = pa.field("key", pa.string(), nullable=False)
         return pa.map_(key, pa.field("value", plain_type(avro.items)))
-    if avro.kind == "union":
+    if avro.only is not None:
+        return plain_type(avro.only)
+    if avro.is_struct:
         members = [each for each in avro.branches if each.kind != "null"]
         return pa.struct(
             [pa.field(f"member{at}", plain_type(each)) for at, each in enumerate(members) if each is not LEFT_OUT]
