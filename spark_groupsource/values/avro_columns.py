@@ -63,7 +63,12 @@ class Boolean:
 
     def read(self, lanes: Lanes) -> pa.Array | None:
         start = lanes.skip(1)
-        return None if self._kind is None else booleans((lanes.word(start) & np.uint64(0xFF)) == np.uint64(1))
+        if self._kind is None:
+            return None
+        byte = lanes.word(start) & np.uint64(0xFF)
+        # Java reads other bytes as false, fastavro as true
+        lanes.fail((byte > np.uint64(1)) & (lanes.reason == 0), reasons.BOOLEAN)
+        return booleans(byte == np.uint64(1))
 
 
 class Float:

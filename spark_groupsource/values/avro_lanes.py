@@ -14,7 +14,7 @@ from spark_groupsource.records.arrow_arrays import integers
 from spark_groupsource.values.binary_blocks import Bytes, Ints, Mask
 
 TRUNCATED, BRANCH, LENGTH, SYMBOL, TEXT, TRAILING, BLOCK, VARINT, DECIMAL, OTHER_BRANCH, OTHER_SYMBOL = range(1, 12)
-TAG, WIRE_TYPE, REQUIRED, TIME, ENUM, PACKED, DEPTH, NESTING = range(12, 20)
+TAG, WIRE_TYPE, REQUIRED, TIME, ENUM, PACKED, DEPTH, NESTING, BOOLEAN = range(12, 21)
 REASONS = {
     TRUNCATED: "it ends before its last field",
     BRANCH: "the branch of a union does not exist",
@@ -35,6 +35,7 @@ REASONS = {
     PACKED: "the bytes of a packed field are no whole numbers",
     DEPTH: "groups are nested deeper than 100 levels",
     NESTING: "it is nested deeper than 100,000 types",
+    BOOLEAN: "a boolean is neither 0 nor 1",
 }
 MAX_EMPTY_ITEMS = 1000
 """Items without bytes that the arrays of a value may have; their number is in no proportion to its bytes."""

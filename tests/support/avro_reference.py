@@ -70,6 +70,8 @@ class Reader:
         if name == "null":
             return None, at
         if name == "boolean":
+            if kind is not None and data[at] > 1:
+                raise InvalidError("a boolean")
             return data[at] == 1, at + 1
         if name in ("float", "double"):
             size = 4 if name == "float" else 8

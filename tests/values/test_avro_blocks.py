@@ -228,6 +228,7 @@ LONG = {"type": "record", "name": "r", "fields": [{"name": "n", "type": "long"},
             b"\xff" + b"\xff" * 8 + b"\x01",
             "an integer has more than 64 bits, or exceeds its type",
         ),
+        ("boolean", b"\x02", "a boolean is neither 0 nor 1"),
         (["null", "int"], b"\x04", "the branch of a union does not exist"),
         ({"type": "enum", "name": "e", "symbols": ["A"]}, b"\x02", "the symbol of an enum does not exist"),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from typing import Any
 
 import pyarrow as pa
@@ -23,12 +24,14 @@ from pyspark.sql.types import (
 from schema_registry import SchemaRegistryServer
 from support.avro_schemas import LIST, chained, doubled, listed, record
 from support.decoded_values import encode_avro
+from support.random_avro import RandomAvro
 
-from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.errors import ConfigurationError, MalformedRecordError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.source.datasource import GroupDataSource
 from spark_groupsource.source.option_parser import parse_options
 from spark_groupsource.source.schema import select_columns
+from spark_groupsource.source.typed_schema import ERROR_FIELD
 from spark_groupsource.values.avro_schema import parse_avro_schema
 from spark_groupsource.values.options import ColumnFormat
 from spark_groupsource.values.plain_values import plain_decoder
@@ -132,6 +135,34 @@ def test_a_schema_without_anything_that_spark_can_represent(schema: Any) -> None
         columns(schema)
     with pytest.raises(ConfigurationError, match="Option value.schema has nothing that a column can have: it is a"):
         select(schema, NullType())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_damaged_value_is_malformed_in_each_mode(seed: int) -> None:
+    source = RandomAvro(random.Random(seed))
+    schema = source.record(3)
+    values = [source.encoded(schema) for _ in range(40)]
+    values = [each if row % 3 else source.damaged(each) for row, each in enumerate(values)]
+    kind = columns(schema)["value"].dataType
+    arrays = {"value": pa.array(values, pa.binary()), "offset": pa.array(range(50, 90), pa.int64())}
+
+    def convert(mode: str, *fields: StructField) -> pa.RecordBatch:
+        given = parse_options({**BASE, "value.schema": json.dumps(schema), "mode": mode}).values
+        selected = select_columns(StructType([StructField("value", kind), *fields]), False, given)
+        batch = pa.RecordBatch.from_pydict({name: arrays[name] for name in selected.names})
+        return selected.typed.converter().convert(batch, TopicPartition("t", 4))
+
+    described = convert("PERMISSIVE", StructField("offset", LongType()), ERROR_FIELD).to_pylist()
+    errors = {row["offset"]: row["_error"] for row in described if row["_error"]}
+    assert errors and all(row["value"] is None for row in described if row["_error"])
+    assert all(each["bytes"] == values[offset - 50] and each["reason"] for offset, each in errors.items())
+    kept = convert("DROPMALFORMED", StructField("offset", LongType())).to_pylist()
+    good = [{"value": row["value"], "offset": row["offset"]} for row in described if not row["_error"]]
+    assert repr(kept) == repr(good)
+    first = min(errors)
+    with pytest.raises(MalformedRecordError) as caught:
+        convert("FAILFAST")
+    assert f"value of t-4 at offset {first} as avro failed: {errors[first]['reason']}." in str(caught.value)
 
 
 def test_the_depth_of_recursive_fields() -> None:
