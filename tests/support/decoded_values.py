@@ -6,7 +6,7 @@ import io
 import json
 from base64 import b64encode
 from operator import itemgetter
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import fastavro
 import pyarrow as pa
@@ -33,7 +33,9 @@ def spark_column(schema: Any, recursion_depth: int = -1) -> DataType:
     return spark_type(expanded(parsed_avro(schema), ExpansionRules("value", recursion_depth)).type)
 
 
-def decode_avro(writer: Any, reader: Any, data: list[bytes | None], *fields: str, recursion_depth: int = -1) -> Decoded:
+def decode_avro(
+    writer: Any, reader: Any, data: Sequence[bytes | None], *fields: str, recursion_depth: int = -1
+) -> Decoded:
     source, target = parsed_avro(writer), parsed_avro(reader)
     kind = arrow_type(spark_column(reader, recursion_depth), "value")
     kind = pa.struct([kind.field(name) for name in fields]) if fields else kind
