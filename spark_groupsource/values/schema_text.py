@@ -6,7 +6,7 @@ import codecs
 import re
 
 # a path has no line break, and a schema after a line comment has one
-_LINE_COMMENT = re.compile(r"//[^\n]*\n")
+_LINE_COMMENT = re.compile(r"//[^\r\n]*[\r\n]")
 # strings are matched so that what is within them is no comment
 _STRINGS_AND_COMMENTS = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\r\n]*|/\*.*?\*/', re.DOTALL)
 _AROUND = "\ufeff \t\n\r\f\v\u0085\u00a0\u2028\u2029"

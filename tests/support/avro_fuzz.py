@@ -9,7 +9,7 @@ from typing import Any
 
 import fastavro
 import pyarrow as pa
-from support.avro_paths import check_paths
+from support.avro_paths import check_paths, check_written
 from support.avro_reference import InvalidError, Reader
 from support.random_avro import RandomAvro
 
@@ -86,6 +86,7 @@ def _check_same(schema: Any, data: list[bytes], valid: set[bytes], depth: int) -
     parsed = fastavro.parse_schema(without_logical_types(schema))
     for part in parts:
         found = check_paths(avro, avro, part, data)
+        check_written(json.dumps(schema), avro, part, data, found)
         reader = Reader(schema, part)
         for value, (text, reason) in zip(data, found):
             try:
@@ -104,6 +105,7 @@ def _check_resolved(schema: Any, other: Any, data: list[bytes], depth: int) -> s
     try:
         kind = _kind(other, depth)
         found = check_paths(writer, reader, kind, data)
+        check_written(json.dumps(schema), reader, kind, data, found)
     except (UnresolvedError, ConfigurationError):
         return "reader does not fit"
     except Exception as error:

@@ -6,14 +6,17 @@ result for a value must not depend on the way, nor on the other values of the bl
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+from typing import Iterator
 from unittest.mock import patch
 
 import pyarrow as pa
+from support.avro_reference import raw_rows
 
 from spark_groupsource.values import avro_nested, avro_skips
 from spark_groupsource.values.avro_blocks import AvroDecoder
 from spark_groupsource.values.avro_schema import AvroType
+from spark_groupsource.values.avro_writers import WrittenAvroDecoder
+from spark_groupsource.values.schema_headers import read_confluent
 
 Outcome = tuple[str, "str | None"]
 """The value as text, and why it is malformed."""
@@ -26,13 +29,7 @@ def outcomes(decoder: AvroDecoder, data: list[bytes | None]) -> list[Outcome]:
     found = decoder.decode(pa.array(data, pa.binary()))
     found.values.validate(full=True)
     assert not any(found.values[row].is_valid for row in found.malformed)
-    return [(repr(each), found.malformed.get(row)) for row, each in enumerate(_rows(found.values))]
-
-
-def _rows(column: pa.Array) -> list[Any]:
-    from support.avro_reference import raw_rows
-
-    return raw_rows(column)
+    return [(repr(each), found.malformed.get(row)) for row, each in enumerate(raw_rows(found.values))]
 
 
 def paths(
@@ -60,7 +57,36 @@ def paths(
 def _sliced(decoder: AvroDecoder, data: list[bytes]) -> list[Outcome]:
     values = pa.array([b"\x01\x02", *data, b"\xff"], pa.binary()).slice(1, len(data))
     found = decoder.decode(values)
-    return [(repr(each), found.malformed.get(row)) for row, each in enumerate(_rows(found.values))]
+    return [(repr(each), found.malformed.get(row)) for row, each in enumerate(raw_rows(found.values))]
+
+
+class _Registry:
+    """Two ids of the same schema, and one of another."""
+
+    def __init__(self, text: str) -> None:
+        self._texts = {1: text, 2: text, 3: '"string"'}
+
+    def schema(self, schema_id: int) -> str | None:
+        return self._texts.get(schema_id)
+
+
+def check_written(text: str, reader: AvroType, kind: pa.DataType, data: list[bytes], expected: list[Outcome]) -> None:
+    """Compares the values beside values of other schemas, each named by an id.
+
+    Args:
+        text: the writer's schema.
+        expected: the outcomes of the values alone.
+    Raises: AssertionError for another outcome.
+    """
+    values: list[bytes | None] = []
+    for row, each in enumerate(data):
+        values += [b"\0\0\0\0" + bytes([1 + row % 2]) + each, b"\0\0\0\0\3\2a", None, b"\0\0\0\0\4", b"no"]
+    named = read_confluent(pa.array(values, pa.binary()), None, "header")
+    found = WrittenAvroDecoder(_Registry(text), reader, kind).decode_named(named)  # type: ignore[arg-type]
+    found.values.validate(full=True)
+    shown = [(repr(each), found.malformed.get(row)) for row, each in enumerate(raw_rows(found.values))][::5]
+    for value, one, other in zip(data, expected, shown):
+        assert one == other, f"{value.hex()} is {one} alone, and {other} beside other schemas"
 
 
 def check_paths(writer: AvroType, reader: AvroType, kind: pa.DataType, data: list[bytes]) -> list[Outcome]:

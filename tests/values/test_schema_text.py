@@ -27,6 +27,7 @@ BEGINNINGS = {
     "a mark and a comment": f"\ufeff{LICENSE}",
     "whitespace and a comment": f"\n\n  {LICENSE}",
     "a comment with Windows line ends": LICENSE.replace("\n", "\r\n"),
+    "a comment with line ends of old Macs": LICENSE.replace("\n", "\r"),
 }
 
 
