@@ -65,7 +65,7 @@ def _format_options(column: str) -> list[SourceOption]:
             f"{column}.schema",
             f"Schema of the column {column}: for json DDL (id bigint, name string) or the JSON of a StructType, for "
             "avro an Avro schema, for protobuf a descriptor set of protoc, or the text of a .proto file. Text that "
-            "begins with / or file:/ is the path of a file on the driver.",
+            "begins with / or file:/, and with no comment, is the path of a file on the driver.",
             parser=parse_schema_text,
         ),
         _text(

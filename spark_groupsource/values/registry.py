@@ -214,7 +214,7 @@ class SchemaRegistry:
 
     def _check_certificate(self, error: Exception, url: str) -> None:
         reason = error.reason if isinstance(error, URLError) else error
-        if url.startswith("https:") and not isinstance(reason, str):
+        if url.lower().startswith("https:") and not isinstance(reason, str):
             import ssl
 
             if isinstance(reason, ssl.SSLError) and not is_lost_in_handshake(reason):
