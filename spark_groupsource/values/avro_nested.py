@@ -10,8 +10,9 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from spark_groupsource.records.arrow_arrays import booleans, fixed_width, integers
+from spark_groupsource.records.arrow_arrays import booleans, fixed_width, integers, to_numbers
 from spark_groupsource.values import avro_lanes as reasons
 from spark_groupsource.values.avro_columns import AvroNode, Bytes
 from spark_groupsource.values.avro_lanes import Lanes, ValueBytes
@@ -274,22 +275,42 @@ class ArrayNode:
         assert kind is not None
         owners = np.concatenate(found.owners) if found.owners else np.empty(0, np.int64)
         is_ordered = bool((owners[1:] >= owners[:-1]).all())
-        order = None if is_ordered else integers(np.argsort(owners, kind="stable"))
-        ends = np.zeros(count + 1, np.int32)
-        np.cumsum(np.bincount(owners, minlength=count), out=ends[1:])
-        offsets = fixed_width(pa.int32(), ends)
+        order = None if is_ordered else np.argsort(owners, kind="stable")
 
         def ordered(arrays: list[pa.Array], element: pa.DataType) -> pa.Array:
             joined = pa.concat_arrays(arrays) if arrays else pa.nulls(0, element)
-            return joined if order is None else joined.take(order)
+            return joined if order is None else joined.take(integers(order))
 
         if self._key is None:
+            offsets = _offsets(owners, count)
             return pa.ListArray.from_arrays(offsets, ordered(found.items, kind.value_type), type=kind)
-        entries = pa.StructArray.from_arrays(
-            [ordered(found.keys, kind.key_type), ordered(found.items, kind.item_type)],
-            fields=[kind.key_field, kind.item_field],
-        )
-        return pa.Array.from_buffers(kind, count, [None, offsets.buffers()[1]], children=[entries])
+        owners = owners if order is None else owners[order]
+        keys, items = ordered(found.keys, kind.key_type), ordered(found.items, kind.item_type)
+        owners, keys, items = _without_repeated_keys(owners, keys, items)
+        entries = pa.StructArray.from_arrays([keys, items], fields=[kind.key_field, kind.item_field])
+        limits = _offsets(owners, count).buffers()[1]
+        return pa.Array.from_buffers(kind, count, [None, limits], children=[entries])
+
+
+def _offsets(owners: Ints, count: int) -> pa.Array:
+    ends = np.zeros(count + 1, np.int32)
+    np.cumsum(np.bincount(owners, minlength=count), out=ends[1:])
+    return fixed_width(pa.int32(), ends)
+
+
+def _without_repeated_keys(owners: Ints, keys: pa.Array, items: pa.Array) -> tuple[Ints, pa.Array, pa.Array]:
+    """Returns the entries of maps, in the order of the maps; of a key that is repeated the last value, as in Java."""
+    if not (owners[1:] == owners[:-1]).any():
+        return owners, keys, items
+    encoded = keys.dictionary_encode()
+    entry = owners * len(encoded.dictionary) + to_numbers(encoded.indices)
+    if pc.count_distinct(integers(entry)).as_py() == len(entry):
+        return owners, keys, items
+    first = np.unique(entry, return_index=True)[1]
+    last = len(entry) - 1 - np.unique(entry[::-1], return_index=True)[1]
+    order = np.argsort(first)
+    kept = first[order]
+    return owners[kept], keys.take(integers(kept)), items.take(integers(last[order]))
 
 
 class _Positions:

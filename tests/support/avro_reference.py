@@ -147,7 +147,8 @@ class Reader:
                 _, at = self._long(data, at)
                 count = -count
             if not count:
-                return found, at
+                # of a key that is repeated, the last value
+                return (list(dict(found).items()) if is_map else found), at
             items = schema["values" if is_map else "items"]
             is_empty = not is_map and self._is_empty(items)
             if count > (self._empty_items if is_empty else len(data) - at):

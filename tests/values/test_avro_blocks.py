@@ -290,6 +290,25 @@ def test_a_long_array_costs_no_more_for_each_item() -> None:
         assert found.values[1000][-1].as_py() == {"s": "a", "n": 2}
 
 
+def test_of_a_repeated_key_a_map_has_the_last_value(arrays) -> None:
+    def entry(key: bytes, value: int) -> bytes:
+        return b"\2" + key + bytes([2 * value])
+
+    blocks = [
+        b"\6" + entry(b"a", 1) + entry(b"b", 2) + entry(b"a", 3) + b"\2" + entry(b"b", 4),
+        b"\2" + entry(b"a", 5),
+        b"",
+        b"\4" + entry(b"b", 6) + entry(b"b", 7),
+    ]
+    schema = {"type": "map", "values": "int"}
+    data = [each + b"\0" for each in blocks]
+    expected = [fastavro.schemaless_reader(io.BytesIO(each), schema, None) for each in data]
+    assert decode(schema, data).values.to_pylist() == [list(each.items()) for each in expected]
+    assert decode(array_of(schema), [b"\2" + each + b"\0" for each in data]).values.to_pylist() == [
+        [list(each.items())] for each in expected
+    ]
+
+
 def test_blocks_with_sizes_and_extreme_numbers(arrays) -> None:
     # two blocks: -2 items in 2 bytes, then one item
     assert decode(RECORD, [b"\x00\x03\x04\x02\x04\x02\x06\x00"]).values.to_pylist() == [{"s": "", "a": [1, 2, 3]}]
