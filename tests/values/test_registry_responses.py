@@ -274,7 +274,7 @@ def test_values_whose_schema_cannot_be_read_are_malformed() -> None:
         (f"http://{'a' * 64}.b", "invalid host or port"),
         ("http://a..b", "invalid host or port"),
         ("http://h/a b", "must be percent-encoded"),
-        ("http://h/\x00", "must be percent-encoded"),
+        ("http://h/\x00x", "must be percent-encoded"),
         ("http://h/a\nHost: x", "must be percent-encoded"),
         ("http://r\u00e9gistry", "must be percent-encoded"),
         ("http://h?secret=1", "has a query or fragment"),
