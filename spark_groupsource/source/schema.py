@@ -24,7 +24,6 @@ from spark_groupsource.source.typed_schema import (
     ERROR_FIELD,
     available_type,
     check_selected,
-    declared_type,
     other_type,
     serde_type,
     typed_schema,
@@ -73,9 +72,7 @@ def spark_schema(include_headers: bool) -> StructType:
     return StructType([StructField(column.name, _SPARK_TYPES[column.type]) for column in columns])
 
 
-def select_columns(
-    schema: StructType, include_headers: bool, values: ValueOptions = ValueOptions()
-) -> SelectedColumns:
+def select_columns(schema: StructType, include_headers: bool, values: ValueOptions = ValueOptions()) -> SelectedColumns:
     """Returns the columns that a user's schema selects.
 
     Raises: ConfigurationError for a column that the source does not have, has with another type, or may be null.
@@ -160,13 +157,9 @@ def _typed_column(given: ColumnFormat, fields: list[StructField]) -> TypedColumn
         serde = serde_type(given)
         _check_column(field, (serde or field.dataType).simpleString(), (field.name,))
     kind = StructType(fields) if given.flatten else fields[0].dataType
-    if given.format == AVRO:
+    if given.format in (AVRO, PROTOBUF):
         actual, left_out = available_type(given, kind)
         check_selected(kind, actual, given.column, left_out)
-    elif given.format == PROTOBUF:
-        available = declared_type(given)
-        assert not isinstance(available, str)
-        check_selected(kind, available, given.column)
     return TypedColumn(given, arrow_type(kind, given.column, has_text_keys=given.format == JSON))
 
 

@@ -87,7 +87,7 @@ def _ddl(field: StructField) -> str:
 def _columns(name: str, given: ColumnFormat) -> list[StructField | str]:
     """Returns the columns that replace `name`; a log line names the fields of the schema that they do not have."""
     found = serde_type(given) or declared_type(given)
-    if given.format == AVRO:
+    if given.format in (AVRO, PROTOBUF):
         left_out = available_type(given)[1]
         if left_out:
             fields = bounded_names(f"{path} (it {reason})" for path, reason in left_out.items())
@@ -113,13 +113,8 @@ def declared_type(given: ColumnFormat) -> DataType | str:
     Raises: ConfigurationError.
     """
     option = f"{given.column}.schema"
-    if given.format == AVRO:
+    if given.format in (AVRO, PROTOBUF):
         return available_type(given)[0]
-    if given.format == PROTOBUF:
-        from spark_groupsource.values.protobuf_schema import protobuf_message
-        from spark_groupsource.values.protobuf_types import message_type
-
-        return message_type(protobuf_message(given))
     if given.schema is None:
         raise ConfigurationError(
             f"Option {option} is missing: {given.column}.format is {given.format}. Give the schema as DDL, for example "
@@ -136,16 +131,24 @@ def declared_type(given: ColumnFormat) -> DataType | str:
 
 
 def available_type(given: ColumnFormat, declared: DataType | None = None) -> tuple[DataType, Mapping[str, str]]:
-    """Returns the type of an Avro column, and path of each field that it cannot have -> the reason.
+    """Returns the type of a column of Avro or Protobuf, and path of each field that it cannot have -> the reason.
 
     Args:
         declared: the type that the query declares; of the fields that it does not select only the names are returned.
     Raises: ConfigurationError.
     """
+    wanted = None if declared is None else _wanted(declared)
     # the modules of a format are imported with its first use
+    if given.format == PROTOBUF:
+        from spark_groupsource.values import arrow_types
+        from spark_groupsource.values.protobuf_schema import protobuf_message
+        from spark_groupsource.values.protobuf_types import column_type
+
+        message = column_type(protobuf_message(given), given.column, wanted)
+        return arrow_types.spark_type(message.type), message.left_out
     from spark_groupsource.values.avro_types import column_expansion, spark_type
 
-    found = column_expansion(given, None if declared is None else _wanted(declared))
+    found = column_expansion(given, wanted)
     return spark_type(found.type), found.left_out
 
 

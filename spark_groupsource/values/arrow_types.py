@@ -35,6 +35,19 @@ def _scalars() -> Mapping[type, pa.DataType]:
     }
 
 
+def spark_type(kind: pa.DataType) -> spark.DataType:
+    """Returns Spark's type of an Arrow type of `arrow_type`; everything may be null."""
+    if pa.types.is_struct(kind):
+        return spark.StructType([spark.StructField(field.name, spark_type(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return spark.MapType(spark_type(kind.key_type), spark_type(kind.item_type))
+    if pa.types.is_list(kind):
+        return spark.ArrayType(spark_type(kind.value_type))
+    if pa.types.is_decimal(kind):
+        return spark.DecimalType(kind.precision, kind.scale)
+    return next((each() for each, arrow in _scalars().items() if arrow == kind), spark.NullType())
+
+
 def arrow_type(kind: spark.DataType, name: str, has_text_keys: bool = True) -> pa.DataType:
     """Returns the Arrow type of a decoded column.
 

@@ -2,54 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from dataclasses import replace
+from typing import Any, Callable, Sequence, TypeVar
 
 import pyarrow as pa
 
+from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.records.arrow_arrays import byte_strings
 from spark_groupsource.values.avro_scan import DamagedValueError
 from spark_groupsource.values.decoded import Decoded, Malformed, bounded_reason
-from spark_groupsource.values.proto_files import InvalidProtoError
+from spark_groupsource.values.options import ColumnFormat
 from spark_groupsource.values.protobuf_blocks import ProtobufDecoder
 from spark_groupsource.values.protobuf_indexes import Path, read_indexes
-from spark_groupsource.values.protobuf_schema import ProtoField, ProtoFiles, ProtoMessage
+from spark_groupsource.values.protobuf_schema import ProtoFiles, protobuf_message
+from spark_groupsource.values.protobuf_types import TooManyMessagesError, column_type, message_type
 
-_SCALARS = {
-    **dict.fromkeys(("int32", "uint32", "sint32", "fixed32", "sfixed32"), pa.int32()),
-    **dict.fromkeys(("int64", "uint64", "sint64", "fixed64", "sfixed64"), pa.int64()),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "bool": pa.bool_(),
-    "string": pa.string(),
-    "bytes": pa.binary(),
-    "enum": pa.string(),
-}
-_TIMES = {"Timestamp": pa.timestamp("us", tz="UTC"), "Duration": pa.duration("us")}
+Result = TypeVar("Result")
+# how often a message within itself is shown
+_DEPTHS = (8, 4)
 
 
-def plain_message_type(message: ProtoMessage) -> pa.StructType:
-    """Returns the Arrow type of the column that `protobuf_types.message_type` describes, without PySpark."""
-    found = [(each.name, _field_type(each)) for each in message.fields]
-    return pa.struct([pa.field(name, kind) for name, kind in found if kind is not None])
+def shown_column(given: ColumnFormat) -> tuple[ColumnFormat, pa.StructType]:
+    """Returns a column with messages within themselves to a depth, and its type. Raises: ConfigurationError."""
+
+    def build(depth: int) -> tuple[ColumnFormat, pa.StructType]:
+        deep = replace(given, recursion_depth=depth)
+        return deep, column_type(protobuf_message(deep), given.column).type
+
+    return _as_deep(build)
 
 
-def _field_type(field: ProtoField) -> pa.DataType | None:
-    kind = _value_type(field)
-    if kind is None or pa.types.is_map(kind) or not field.is_repeated:
-        return kind
-    return pa.list_(pa.field("element", kind))
-
-
-def _value_type(field: ProtoField) -> pa.DataType | None:
-    if field.message is None:
-        return _SCALARS[field.kind]
-    if field.message.time:
-        return _TIMES[field.message.time]
-    if field.message.is_map_entry and field.is_repeated:
-        key, value = (_value_type(each) for each in field.message.fields)
-        return None if value is None else pa.map_(pa.field("key", key, nullable=False), pa.field("value", value))
-    found = plain_message_type(field.message)
-    return found if found.num_fields else None
+def _as_deep(build: Callable[[int], Result]) -> Result:
+    """Returns what is built with the deepest messages that are not too many."""
+    for depth in _DEPTHS:
+        try:
+            return build(depth)
+        except TooManyMessagesError:
+            continue
+    return build(1)
 
 
 class WrittenProtobuf:
@@ -101,8 +91,12 @@ class WrittenProtobuf:
         name = self._files.names.get(path)
         if name is None:
             return f"its schema has no message with indexes {list(path)}"
+
+        def build(depth: int) -> ProtobufDecoder:
+            message = self._files.message("message", name, depth)
+            return ProtobufDecoder(message, message_type(message))
+
         try:
-            message = self._files.message("message", name)
-        except InvalidProtoError as error:
+            return _as_deep(build)
+        except ConfigurationError as error:
             return bounded_reason(str(error))
-        return ProtobufDecoder(message, plain_message_type(message))

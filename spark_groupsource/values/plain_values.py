@@ -15,9 +15,9 @@ from spark_groupsource.values.avro_expansion import LEFT_OUT, SPARK_DIGITS, Expa
 from spark_groupsource.values.avro_schema import AvroType, avro_schema, parse_avro_schema
 from spark_groupsource.values.decoded import Decoded, Malformed
 from spark_groupsource.values.options import AVRO, NO_HEADER, PROTOBUF, ColumnFormat
-from spark_groupsource.values.plain_protobuf import WrittenProtobuf, plain_message_type
+from spark_groupsource.values.plain_protobuf import WrittenProtobuf, shown_column
 from spark_groupsource.values.proto_files import descriptor_set, is_proto_text
-from spark_groupsource.values.protobuf_schema import ProtoFiles, protobuf_message
+from spark_groupsource.values.protobuf_schema import ProtoFiles
 from spark_groupsource.values.python_values import python_values
 from spark_groupsource.values.registry import RegisteredSchema, UnreadableSchemaError, shared_registry
 from spark_groupsource.values.schema_headers import confluent_header, read_confluent
@@ -47,7 +47,7 @@ def plain_decoder(given: ColumnFormat, kinds: Collection[str] | None = None) -> 
     if given.schema is None:
         return _AsWritten(given, kinds or (given.format.upper(),)).decode
     if given.format == PROTOBUF:
-        kind: pa.DataType = plain_message_type(protobuf_message(given))
+        given, kind = shown_column(given)
     else:
         assert given.format == AVRO
         kind = plain_type(expanded(avro_schema(given), _RULES._replace(column=given.column)).type)

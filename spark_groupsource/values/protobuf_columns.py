@@ -24,7 +24,7 @@ from spark_groupsource.values.avro_lanes import PADDING, Lanes, Words, slices
 from spark_groupsource.values.binary_blocks import Ints, Mask, as_text, invalid_text
 from spark_groupsource.values.protobuf_fields import FieldLayout, Fields, Found
 from spark_groupsource.values.protobuf_scan import DELIMITED, FIXED32, FIXED64, GROUP, VARINT
-from spark_groupsource.values.protobuf_schema import ProtoField, ProtoMessage
+from spark_groupsource.values.protobuf_schema import ProtoField, ProtoMessage, Scalar
 
 _WIRES = {
     **dict.fromkeys(("int32", "int64", "uint32", "uint64", "sint32", "sint64", "bool", "enum"), VARINT),
@@ -65,14 +65,14 @@ class Message:
     def read(self, lanes: Lanes) -> pa.Array:
         """Reads all fields of every lane."""
         fields = Fields(lanes, self._layout)
+        columns = [each.read(lanes, fields) for each in self._columns]
         for each in self._required:
             is_set = np.zeros(len(lanes), np.bool_)
             for found in fields.values(each.number, _WIRES[each.kind]):
                 is_set[found.lanes] = True
             lanes.fail(~is_set & (lanes.reason == 0), reasons.REQUIRED)
-        if not self._columns:
+        if not columns:
             return pa.Array.from_buffers(self._kind, len(lanes), [None])
-        columns = [each.read(lanes, fields) for each in self._columns]
         return pa.StructArray.from_arrays(columns, fields=list(self._kind))
 
 
@@ -117,14 +117,34 @@ class _Single:
     def _values(self, lanes: Lanes, fields: Fields, found: list[Found]) -> Found:
         """Returns at most one value for each lane."""
         values = _joined(found)
+        if self._field.oneof is not None:
+            # another field of the oneof clears this one: messages before it are not merged
+            is_kept = values.start > fields.last_other(self._field.number)[values.lanes]
+            values = self._kept(lanes, values, is_kept)
         is_last = np.ones(len(values.lanes), np.bool_)
         is_last[:-1] = values.lanes[1:] != values.lanes[:-1]
-        if not is_last.all() and self._field.message is not None:
-            values = _merged(lanes, values)
-            is_last = np.ones(len(values.lanes), np.bool_)
-        if self._field.oneof is not None:
-            is_last &= fields.last[self._field.oneof][values.lanes] == self._field.number
-        return values if is_last.all() else _selected(values, is_last)
+        if self._field.message is not None:
+            return values if is_last.all() else _merged(lanes, values)
+        values = self._kept(lanes, values, is_last)
+        return values if self._field.has_presence else _selected(values, ~self._is_default(lanes, values))
+
+    def _kept(self, lanes: Lanes, values: Found, is_kept: Mask) -> Found:
+        """Returns some of the values; the others, which they replace, are checked."""
+        if is_kept.all():
+            return values
+        before = lanes.reason.copy()
+        self._reader.read(lanes, _selected(values, ~is_kept))
+        # only messages that remain must have their required fields
+        lanes.reason = np.where(lanes.reason == reasons.REQUIRED, before, lanes.reason)
+        return _selected(values, is_kept)
+
+    def _is_default(self, lanes: Lanes, values: Found) -> Mask:
+        """Returns which values are the default of their type; as in Java, such a value clears a field of proto3."""
+        if self._wire == DELIMITED:
+            return values.length == 0
+        raw = values.number if self._wire == VARINT else lanes.word(values.start)
+        is_short = self._wire == FIXED32 or self._field.kind.endswith("32") or self._field.kind == "enum"
+        return raw & np.uint64(0xFFFFFFFF) == 0 if is_short else raw == 0
 
 
 class _Repeated:
@@ -300,9 +320,13 @@ class _MessageReader:
         self._map = kind if pa.types.is_map(kind) else None
         struct = pa.struct([kind.key_field, kind.item_field]) if self._map is not None else kind
         self._message = Message(message, struct, message.is_map_entry)
+        self._nothing = pa.array([], struct)
 
     def read(self, lanes: Lanes, values: Found) -> pa.Array:
         start, length = values.start, values.length
+        if not len(start):
+            # messages within themselves mostly end early
+            return self._nothing
         # merged messages are behind the others
         order = None if (start[1:] >= start[:-1]).all() else np.argsort(start, kind="stable")
         if order is not None:
@@ -327,13 +351,17 @@ class _TimeReader:
 
     def read(self, lanes: Lanes, values: Found) -> pa.Array:
         seconds, nanos = (
-            np.where(is_valid(each), to_numbers(each), 0) for each in self._parts.read(lanes, values).flatten()
+            np.where(is_valid(each), to_numbers(each), 0).astype(np.int64)
+            for each in self._parts.read(lanes, values).flatten()
         )
-        failed = (seconds >= _MAX_SECONDS) | (seconds <= -_MAX_SECONDS)
-        _fail_lanes(lanes, values.lanes[failed], reasons.TIME)
         # nanoseconds are cut towards zero, as in Java
-        micros = np.where(failed, 0, seconds) * 1_000_000 + (np.abs(nanos.astype(np.int64)) // 1000) * np.sign(nanos)
-        return fixed_width(self._kind, micros)
+        rest = (np.abs(nanos) // 1000) * np.sign(nanos)
+        is_far = (seconds > _MAX_SECONDS) | (seconds < -_MAX_SECONDS)
+        micros = np.where(is_far, 0, seconds) * 1_000_000
+        total = micros + rest
+        # a sum of equal signs that exceeds 64 bits has the other sign
+        _fail_lanes(lanes, values.lanes[is_far | ((micros ^ total) & (rest ^ total) < 0)], reasons.TIME)
+        return fixed_width(self._kind, total)
 
 
 def _default(field: ProtoField, reader: Reader, kind: pa.DataType) -> pa.Array:
@@ -345,28 +373,16 @@ def _default(field: ProtoField, reader: Reader, kind: pa.DataType) -> pa.Array:
         if isinstance(default, bytes):
             return byte_strings([default])
         found = np.array([default])
-        return booleans(found) if kind == pa.bool_() else fixed_width(kind, found.astype(kind.to_pandas_dtype()))
+        return booleans(found != 0) if kind == pa.bool_() else fixed_width(kind, found.astype(kind.to_pandas_dtype()))
     # an empty message
     zero = np.zeros(1, np.int64)
     lanes = Lanes(np.zeros(PADDING, np.uint8), zero, zero.copy())
     return reader.read(lanes, Found(zero, zero, zero, zero.view(np.uint64)))
 
 
-def _scalar_default(field: ProtoField) -> Any:
-    text = field.default or ""
-    if field.kind == "enum":
-        assert field.enum is not None
-        return text or field.enum.text(next(iter(field.enum.names), 0))
-    if field.kind in ("string", "bytes"):
-        return text if field.kind == "string" else _unescaped(text)
-    if field.kind == "bool":
-        return text == "true"
-    if field.kind in ("float", "double"):
-        return float(text or 0)
-    number, bits = int(text or 0), 64 if field.kind.endswith("64") else 32
-    return number - (1 << bits) if number >> (bits - 1) > 0 else number
-
-
-def _unescaped(text: str) -> bytes:
-    """Returns the bytes of a default in C escapes."""
-    return text.encode("latin-1", "backslashreplace").decode("unicode_escape").encode("latin-1")
+def _scalar_default(field: ProtoField) -> Scalar:
+    if field.default is not None:
+        return field.default
+    if field.enum is not None:
+        return field.enum.text(next(iter(field.enum.names), 0))
+    return {"string": "", "bytes": b""}.get(field.kind, 0)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from spark_groupsource.values import avro_lanes as reasons
 from spark_groupsource.values.avro_lanes import Lanes, Words
-from spark_groupsource.values.avro_scan import DamagedValueError
+from spark_groupsource.values.avro_scan import DamagedValueError, read_unsigned
 from spark_groupsource.values.binary_blocks import Ints
 from spark_groupsource.values.protobuf_scan import (
     DELIMITED,
@@ -23,7 +23,6 @@ from spark_groupsource.values.protobuf_scan import (
     MAX_TAG,
     VARINT,
     read_value,
-    read_varint,
 )
 
 _FEW_LANES = 16
@@ -65,20 +64,42 @@ class Fields:
 
     Attributes:
         found: tag -> values; those of a lane are in their order.
-        last: oneof -> number of the field that each lane sets last, 0 without.
     """
 
     def __init__(self, lanes: Lanes, layout: FieldLayout) -> None:
         self._lanes = lanes
         self._layout = layout
         self.found: dict[int, list[Found]] = {}
-        self.last: dict[int, Ints] = {each: np.zeros(len(lanes), np.int64) for each in set(layout.oneofs.values())}
+        self._last: dict[int, tuple[Ints, Ints, Ints]] = {}
         self._alone: dict[int, list[tuple[int, int, int, int]]] = {}
         self._read()
 
     def values(self, number: int, wire: int) -> list[Found]:
         """Returns the values of a field with one wire type."""
         return self.found.get(number << 3 | wire, [])
+
+    def last_other(self, number: int) -> Ints:
+        """Returns where each lane sets another field of the oneof of a field last; -1 if it sets none."""
+        oneof = self._layout.oneofs[number]
+        if oneof not in self._last:
+            self._last[oneof] = self._last_two(oneof)
+        owner, last, before = self._last[oneof]
+        return np.where(owner == number, before, last)
+
+    def _last_two(self, oneof: int) -> tuple[Ints, Ints, Ints]:
+        """Returns the field of a oneof that each lane sets last, where, and where it sets another one last."""
+        owner = np.zeros(len(self._lanes), np.int64)
+        last, before = np.full(len(self._lanes), -1), np.full(len(self._lanes), -1)
+        for number in (number for number, each in self._layout.oneofs.items() if each == oneof):
+            own = np.full(len(self._lanes), -1)
+            for wire in self._layout.wires[number]:
+                for found in self.values(number, wire):
+                    # of several assignments to a lane the last one remains, and positions increase
+                    own[found.lanes] = np.maximum(own[found.lanes], found.start)
+            is_later = own > last
+            before = np.where(is_later, last, np.maximum(before, own))
+            last, owner = np.where(is_later, own, last), np.where(is_later, number, owner)
+        return owner, last, before
 
     def _read(self) -> None:
         lanes = self._lanes
@@ -141,8 +162,6 @@ class Fields:
             length = np.empty(0, np.int64)
         if number in self._layout.wires:
             self.found.setdefault(tag, []).append(Found(rows, start, length, raw))
-            if number in self._layout.oneofs:
-                self.last[self._layout.oneofs[number]][rows] = number
 
     def _read_alone(self, lane: int, tag: int) -> None:
         """Reads one lane to its end; `tag` is that of its next field."""
@@ -156,14 +175,11 @@ class Fields:
                 if problem:
                     raise DamagedValueError(problem)
                 number, start, end, at = read_value(data, at, tag)
-                field = tag >> 3
-                if field in layout.wires:
+                if tag >> 3 in layout.wires:
                     self._alone.setdefault(tag, []).append((lane, begin + start, end - start, number))
-                    if field in layout.oneofs:
-                        self.last[layout.oneofs[field]][lane] = field
                 if at == len(data):
                     break
-                tag, at = read_varint(data, at)
+                tag, at = read_unsigned(data, at)
             lanes.position[lane] = begin + at
         except (IndexError, DamagedValueError) as error:
             reason = error.reason if isinstance(error, DamagedValueError) else reasons.TRUNCATED
@@ -183,8 +199,8 @@ def _next_tags(lanes: Lanes) -> npt.NDArray[np.int64]:
         tags[index] = part.varint().view(np.int64)
         lanes.merge(index, part)
     tags[~is_read] = _END
-    failed = (lanes.reason != 0) | (tags < 0)
-    if failed.any():
-        lanes.fail(tags < 0, reasons.TAG)
-        tags[failed] = _END
+    # unsigned numbers of 64 bits are negative
+    is_invalid = is_read & ((tags < 0) | (tags > MAX_TAG))
+    lanes.fail(is_invalid, reasons.TAG)
+    tags[is_invalid | (lanes.reason != 0)] = _END
     return tags

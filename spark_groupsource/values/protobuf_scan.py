@@ -16,17 +16,6 @@ MAX_TAG = (1 << 32) - 1
 _MAX_DEPTH = 100
 
 
-def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Returns an unsigned number, and the position after it.
-
-    Raises: IndexError if it does not end, DamagedValueError for one of more than 64 bits.
-    """
-    value, at = read_unsigned(data, at)
-    if value >> 64:
-        raise DamagedValueError(reasons.VARINT)
-    return value, at
-
-
 def read_value(data: bytes, at: int, tag: int, depth: int = 0) -> tuple[int, int, int, int]:
     """Reads the value of a field.
 
@@ -37,7 +26,7 @@ def read_value(data: bytes, at: int, tag: int, depth: int = 0) -> tuple[int, int
     if tag >> 3 == 0 or tag > MAX_TAG:
         raise DamagedValueError(reasons.TAG)
     if wire == VARINT:
-        number, after = read_varint(data, at)
+        number, after = read_unsigned(data, at)
         return number, at, after, after
     if wire in FIXED_SIZES:
         after = at + FIXED_SIZES[wire]
@@ -45,7 +34,7 @@ def read_value(data: bytes, at: int, tag: int, depth: int = 0) -> tuple[int, int
             raise DamagedValueError(reasons.TRUNCATED)
         return 0, at, after, after
     if wire == DELIMITED:
-        length, at = read_varint(data, at)
+        length, at = read_unsigned(data, at)
         if length > len(data) - at:
             raise DamagedValueError(reasons.LENGTH)
         return 0, at, at + length, at + length
@@ -56,7 +45,7 @@ def read_value(data: bytes, at: int, tag: int, depth: int = 0) -> tuple[int, int
     start = at
     while True:
         end = at
-        inner, at = read_varint(data, at)
+        inner, at = read_unsigned(data, at)
         if inner == (tag & ~7) | END_GROUP:
             return 0, start, end, at
         at = read_value(data, at, inner, depth + 1)[3]
@@ -66,6 +55,6 @@ def read_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
     """Returns number, wire type and value of each field. Raises: IndexError, DamagedValueError."""
     at = 0
     while at < len(data):
-        tag, at = read_varint(data, at)
+        tag, at = read_unsigned(data, at)
         number, start, end, at = read_value(data, at, tag)
         yield tag >> 3, tag & 7, number if tag & 7 == VARINT else data[start:end]

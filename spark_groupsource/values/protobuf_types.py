@@ -1,50 +1,127 @@
-"""Spark types of Protobuf messages.
+"""Column types of Protobuf messages.
 
 Source: Spark `protobuf.utils.SchemaConverters`, which `from_protobuf` uses, with its default options.
 """
 
 from __future__ import annotations
 
-from typing import Mapping
+from typing import Mapping, NamedTuple
 
-from pyspark.sql import types as spark
+import pyarrow as pa
 
+from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.values.protobuf_schema import ProtoField, ProtoMessage
 
-_INT, _LONG = spark.IntegerType(), spark.LongType()
-_SCALARS: Mapping[str, spark.DataType] = {
-    **dict.fromkeys(("int32", "uint32", "sint32", "fixed32", "sfixed32"), _INT),
-    **dict.fromkeys(("int64", "uint64", "sint64", "fixed64", "sfixed64"), _LONG),
-    "float": spark.FloatType(),
-    "double": spark.DoubleType(),
-    "bool": spark.BooleanType(),
-    "string": spark.StringType(),
-    "bytes": spark.BinaryType(),
-    "enum": spark.StringType(),
+_SCALARS: Mapping[str, pa.DataType] = {
+    **dict.fromkeys(("int32", "uint32", "sint32", "fixed32", "sfixed32"), pa.int32()),
+    **dict.fromkeys(("int64", "uint64", "sint64", "fixed64", "sfixed64"), pa.int64()),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bool": pa.bool_(),
+    "string": pa.string(),
+    "bytes": pa.binary(),
+    "enum": pa.string(),
 }
-_TIMES: Mapping[str, spark.DataType] = {"Timestamp": spark.TimestampType(), "Duration": spark.DayTimeIntervalType()}
+_TIMES = {"Timestamp": pa.timestamp("us", tz="UTC"), "Duration": pa.duration("us")}
+_MAX_DEPTH = 100
+# a message that is used several times is read, and is a column, at each place
+_MAX_MESSAGES = 20_000
 
 
-def message_type(message: ProtoMessage) -> spark.StructType:
-    """Returns the type of a message; every field may be null. A message without fields is left out."""
-    found = [(each.name, _field_type(each)) for each in message.fields]
-    return spark.StructType([spark.StructField(name, kind) for name, kind in found if kind is not None])
+class TooManyMessagesError(ConfigurationError):
+    """A column has too many messages, or too deep ones."""
 
 
-def _field_type(field: ProtoField) -> spark.DataType | None:
-    kind = _value_type(field)
-    if kind is None or isinstance(kind, spark.MapType) or not field.is_repeated:
-        return kind
-    return spark.ArrayType(kind)
+Wanted = Mapping[str, "Wanted | None"]
+"""Name -> what is wanted of a field, of the `element` of an array, of the `value` of a map; None for all."""
 
 
-def _value_type(field: ProtoField) -> spark.DataType | None:
-    if field.message is None:
-        return _SCALARS[field.kind]
-    if field.message.time:
-        return _TIMES[field.message.time]
-    if field.message.is_map_entry and field.is_repeated:
-        key, value = (_value_type(each) for each in field.message.fields)
-        return None if key is None or value is None else spark.MapType(key, value)
-    found = message_type(field.message)
-    return found if found.fields else None
+class ColumnType(NamedTuple):
+    """The type of a column; every field may be null.
+
+    Attributes:
+        left_out: path of each field that the column cannot have -> the reason.
+    """
+
+    type: pa.StructType
+    left_out: Mapping[str, str]
+
+
+def column_type(message: ProtoMessage, column: str = "value", wanted: Wanted | None = None) -> ColumnType:
+    """Returns the type of the column of a message.
+
+    A message without fields is left out, and one that is within itself more often than allowed.
+
+    Args:
+        wanted: of other fields only the names are returned, with the type null.
+    Raises: ConfigurationError for a type that the schema does not define, and for too many or too deep messages.
+    """
+    builder = _Builder(column)
+    return ColumnType(builder.struct(message, column, wanted), builder.left_out)
+
+
+def message_type(message: ProtoMessage) -> pa.StructType:
+    """Returns the type of the column of a message. Raises: as `column_type`."""
+    return column_type(message).type
+
+
+class _Builder:
+    def __init__(self, column: str) -> None:
+        self._column = column
+        self._messages = 0
+        self.left_out: dict[str, str] = {}
+
+    def struct(self, message: ProtoMessage, path: str, wanted: Wanted | None) -> pa.StructType:
+        self._messages += 1
+        if self._messages > _MAX_MESSAGES or len(message.outer) > _MAX_DEPTH:
+            limit = f"more than {_MAX_MESSAGES} messages, those that are used repeatedly included"
+            if self._messages <= _MAX_MESSAGES:
+                limit = f"messages within more than {_MAX_DEPTH} others"
+            raise TooManyMessagesError(
+                f"Option {self._column}.schema has {limit}. Declare the fields to read with .schema(...), or lower "
+                f"{self._option}."
+            )
+        fields = []
+        for each in message.fields:
+            kind: pa.DataType | None = pa.null()
+            if wanted is None or each.name in wanted:
+                kind = self._field(each, f"{path}.{each.name}", None if wanted is None else wanted[each.name])
+            if kind is not None:
+                fields.append(pa.field(each.name, kind))
+        return pa.struct(fields)
+
+    @property
+    def _option(self) -> str:
+        return f"{self._column}.recursive.fields.max.depth"
+
+    def _field(self, field: ProtoField, path: str, wanted: Wanted | None) -> pa.DataType | None:
+        if not field.is_repeated:
+            return self._value(field, path, path, wanted)
+        if field.message is not None and field.message.is_map_entry:
+            key, value = field.message.fields
+            item = self._value(value, path, f"{path}.value", None if wanted is None else wanted.get("value", {}))
+            if item is None:
+                return None
+            return pa.map_(pa.field("key", _SCALARS[key.kind], nullable=False), pa.field("value", item))
+        inner = None if wanted is None else wanted.get("element", {})
+        element = self._value(field, path, f"{path}.element", inner)
+        return None if element is None else pa.list_(pa.field("element", element))
+
+    def _value(self, field: ProtoField, column: str, path: str, wanted: Wanted | None) -> pa.DataType | None:
+        """Returns the type of a value, None if the column `column` is left out for it."""
+        if field.is_recursive:
+            assert field.message is not None
+            name = field.message.name[:60]
+            reason = f"is of type {name}, which contains it; {self._option} is {field.recursion_depth}"
+        elif field.message is None:
+            # an enum that is not defined is reported
+            return _SCALARS["enum" if field.enum is not None else field.kind]
+        elif field.message.time:
+            return _TIMES[field.message.time]
+        else:
+            found = self.struct(field.message, path, wanted)
+            if found.num_fields:
+                return found
+            reason = "is a message without fields"
+        self.left_out[column] = reason
+        return None

@@ -52,7 +52,7 @@ def encode_avro(schema: Any, value: Any) -> bytes:
 
 def protobuf_decoder(descriptor_set: bytes, name: str, *fields: str) -> ProtobufDecoder:
     message = ProtoFiles("Option value.schema", b64encode(descriptor_set).decode()).message("value.message.name", name)
-    kind = arrow_type(message_type(message), "value", has_text_keys=False)
+    kind = message_type(message)
     return ProtobufDecoder(message, pa.struct([kind.field(name) for name in fields]) if fields else kind)
 
 
