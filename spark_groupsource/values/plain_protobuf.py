@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.records.arrow_arrays import byte_strings
+from spark_groupsource.values.avro_lanes import TRAILING
 from spark_groupsource.values.avro_scan import DamagedValueError
 from spark_groupsource.values.decoded import Decoded, Malformed, bounded_reason
 from spark_groupsource.values.options import ColumnFormat
@@ -67,6 +68,8 @@ class WrittenProtobuf:
             try:
                 # an id in a record header without indexes is that of a file with one message
                 path, size = read_indexes(value if after is None else after or b"\0")
+                if after and size < len(after):
+                    raise DamagedValueError(TRAILING)
             except (IndexError, DamagedValueError):
                 found[row] = Malformed("it has no message indexes after the id of its schema")
                 continue

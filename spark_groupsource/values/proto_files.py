@@ -7,6 +7,7 @@ FileDescriptorProto in base64 in place of a text.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import subprocess
@@ -22,6 +23,7 @@ from spark_groupsource.values.protobuf_indexes import varint
 from spark_groupsource.values.protobuf_scan import read_fields
 
 _TIMEOUT_S = 60
+_INVALID_NAMES = (errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 _MAIN = "schema-of-the-value.proto"
 # a name that no module has: the directory is on the path of the modules of protoc's process
 _IMPORTS, _OUTPUT = "imported files", "descriptor set"
@@ -73,8 +75,15 @@ def descriptor_set(subject: str, schema: str, references: tuple[tuple[str, str],
     with tempfile.TemporaryDirectory(prefix="groupsource-proto-") as directory:
         for name, text in [*_KNOWN.items(), *files]:
             path = Path(directory, _IMPORTS, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, "utf-8")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, "utf-8")
+            except (OSError, ValueError) as error:
+                # a full disk is no fault of the schema
+                if isinstance(error, OSError) and error.errno not in _INVALID_NAMES:
+                    raise
+                # also half of a surrogate pair
+                raise _invalid(subject, f"file {name[:100]!r} cannot be written: {type(error).__name__}") from None
         return b64encode(_compiled(subject, directory)).decode()
 
 

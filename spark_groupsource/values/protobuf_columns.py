@@ -141,10 +141,10 @@ class _Single:
     def _is_default(self, lanes: Lanes, values: Found) -> Mask:
         """Returns which values are the default of their type; as in Java, such a value clears a field of proto3."""
         if self._wire == DELIMITED:
-            return values.length == 0
+            return np.equal(values.length, 0)
         raw = values.number if self._wire == VARINT else lanes.word(values.start)
         is_short = self._wire == FIXED32 or self._field.kind.endswith("32") or self._field.kind == "enum"
-        return raw & np.uint64(0xFFFFFFFF) == 0 if is_short else raw == 0
+        return np.equal(raw & np.uint64(0xFFFFFFFF) if is_short else raw, 0)
 
 
 class _Repeated:
@@ -385,4 +385,6 @@ def _scalar_default(field: ProtoField) -> Scalar:
         return field.default
     if field.enum is not None:
         return field.enum.text(next(iter(field.enum.names), 0))
-    return {"string": "", "bytes": b""}.get(field.kind, 0)
+    if field.kind == "bytes":
+        return b""
+    return "" if field.kind == "string" else 0

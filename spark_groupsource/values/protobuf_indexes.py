@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
+from spark_groupsource.values import avro_lanes as reasons
 from spark_groupsource.values.avro_scan import DamagedValueError, read_unsigned
 
 Path = tuple[int, ...]
@@ -27,12 +28,16 @@ def read_indexes(data: bytes) -> tuple[Path, int]:
     """
     count, at = read_unsigned(data, 0)
     if count > 2 * _MAX_DEPTH or count % 2:
-        raise DamagedValueError(0)
+        raise DamagedValueError(reasons.TAG)
     path = []
     for _ in range(count // 2):
         number, at = read_unsigned(data, at)
         path.append(number // 2)
-    return tuple(path) or (0,), at
+    found = tuple(path) or (0,)
+    # negative numbers, and numbers with more bytes than needed
+    if data[:at] not in encoded_indexes([found]):
+        raise DamagedValueError(reasons.TAG)
+    return found, at
 
 
 def varint(number: int) -> bytes:

@@ -140,7 +140,7 @@ def check(seed: int, count: int, is_wide: bool = True) -> int:
     damaged = [damaged_value(rng, whole) for _ in range(count)]
     data = [*whole, *damaged]
     found = paths.decode(data)
-    is_complete = all(map(_is_complete, _messages(schemas, max(depth, 1))))
+    is_complete = _is_complete(schemas.type.DESCRIPTOR, max(depth, 1))
     for row, value in enumerate(data):
         try:
             message = schemas.type.FromString(value)
@@ -173,22 +173,13 @@ def _has_unknown_entries(message: Any) -> bool:
     return any(each.field_number in maps for each in UnknownFieldSet(message)) or any(map(_has_unknown_entries, inner))
 
 
-def _messages(schemas: Schemas, depth: int) -> list[tuple[Any, int, tuple[str, ...]]]:
-    """Returns the messages of the columns, with the names of those that contain them."""
-    found, pending = [], [(schemas.type.DESCRIPTOR, (schemas.type.DESCRIPTOR.full_name,))]
-    while pending:
-        descriptor, outer = pending.pop()
-        found.append((descriptor, depth, outer))
-        for field in descriptor.fields:
-            inner = field.message_type
-            if inner is not None and has_column(field, depth, outer) and len(outer) < 12:
-                pending.append((inner, outer if is_map(field) else (*outer, inner.full_name)))
-    return found
-
-
-def _is_complete(found: tuple[Any, int, tuple[str, ...]]) -> bool:
-    descriptor, depth, outer = found
-    return all(has_column(field, depth, outer) for field in descriptor.fields)
+def _is_complete(descriptor: Any, depth: int, outer: tuple[str, ...] = ()) -> bool:
+    """Returns whether every field of a message is a column."""
+    outer = (*outer, descriptor.full_name)
+    if not all(has_column(field, depth, outer) for field in descriptor.fields):
+        return False
+    inner = [field.message_type for field in descriptor.fields if field.message_type is not None]
+    return all(_is_complete(each, depth, outer) for each in inner)
 
 
 def damaged_value(rng: Any, values: Sequence[bytes]) -> bytes:

@@ -6,6 +6,7 @@ import pickle
 from base64 import b64encode
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2, timestamp_pb2
@@ -16,8 +17,13 @@ from spark_groupsource.source.datasource import GroupDataSource
 from spark_groupsource.source.option_parser import parse_options
 from spark_groupsource.source.schema import select_columns
 from spark_groupsource.values import proto_files
+from spark_groupsource.values.decoded import Malformed
+from spark_groupsource.values.plain_protobuf import WrittenProtobuf
 from spark_groupsource.values.proto_files import descriptor_set
+from spark_groupsource.values.protobuf_blocks import ProtobufDecoder
 from spark_groupsource.values.protobuf_schema import ProtoFiles
+from spark_groupsource.values.protobuf_types import message_type
+from spark_groupsource.values.schema_headers import NamedSchemas
 from spark_groupsource.values.typed_columns import column_decoder
 
 PLACE = 'syntax = "proto3"; package geo; message Unused {} message Place { string city = 1; }'
@@ -153,6 +159,11 @@ def test_a_schema_given_as_text(tmp_path) -> None:
         ("message M {}", (("../x.proto", PLACE),), "reference '../x.proto' is no relative path"),
         ("message M {}", (("/x.proto", PLACE),), "reference '/x.proto' is no relative path"),
         ("message M {}", (("x.proto", "eA=="),), "file x.proto is no .proto text"),
+        ("message M {} // \ud800", (), "file 'schema-of-the-value.proto' cannot be written: UnicodeEncodeError"),
+        ("message M {}", (("", PLACE),), "file '' cannot be written: IsADirectoryError"),
+        ("message M {}", (("x" * 300, PLACE),), "cannot be written: OSError"),
+        ("message M {}", (("a.proto", PLACE), ("a.proto/b.proto", PLACE)), "cannot be written: "),
+        ("message M {}", (("\ud800.proto", PLACE),), "cannot be written: UnicodeEncodeError"),
         ("no base64", (), "it is neither the text of a .proto file nor a descriptor in base64"),
         ("eA==", (), "it is neither the text of a .proto file nor a descriptor in base64"),
     ],
@@ -161,6 +172,24 @@ def test_invalid_schemas_are_rejected(schema: str, references: Any, message: str
     with pytest.raises(ConfigurationError) as caught:
         descriptor_set("s", schema, references)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "indexes", [b"", b"\0", b"\2\0", b"\2\2", b"\2\1", b"\x80\0", b"\2\x80\0", b"\1", b"\4\0\2", b"\xff"]
+)
+@pytest.mark.parametrize("is_in_header", [False, True])
+def test_indexes_are_those_of_columns_and_of_values_for_people(indexes: bytes, is_in_header: bool) -> None:
+    text = descriptor_set("s", 'syntax = "proto3"; message M { int32 a = 1; message N { int32 a = 1; } }')
+    values = [b"\x08\x05" if is_in_header else indexes + b"\x08\x05"]
+    files = ProtoFiles("Schema", text)
+    plain = WrittenProtobuf(files, lambda each: each.values.to_pylist()).decode(
+        values, [indexes if is_in_header else None]
+    )
+    message = files.message("message", "M")
+    named = NamedSchemas(pa.array(values), {1: np.array([0])}, {}, {0: indexes} if is_in_header else {})
+    column = ProtobufDecoder(message, message_type(message)).decode_named(named)
+    assert isinstance(plain[0], Malformed) == (0 in column.malformed)
+    assert plain[0] == column.values.to_pylist()[0] or 0 in column.malformed
 
 
 def test_files_of_references_are_no_modules_of_protoc() -> None:
