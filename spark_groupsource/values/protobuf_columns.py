@@ -134,8 +134,8 @@ class _Single:
             return values
         before = lanes.reason.copy()
         self._reader.read(lanes, _selected(values, ~is_kept))
-        # only messages that remain must have their required fields
-        lanes.reason = np.where(lanes.reason == reasons.REQUIRED, before, lanes.reason)
+        # only messages that remain must have their required fields, and times within the range
+        lanes.reason = np.where(np.isin(lanes.reason, (reasons.REQUIRED, reasons.TIME)), before, lanes.reason)
         return _selected(values, is_kept)
 
     def _is_default(self, lanes: Lanes, values: Found) -> Mask:
@@ -320,7 +320,7 @@ class _MessageReader:
         self._map = kind if pa.types.is_map(kind) else None
         struct = pa.struct([kind.key_field, kind.item_field]) if self._map is not None else kind
         self._message = Message(message, struct, message.is_map_entry)
-        self._nothing = pa.array([], struct)
+        self._nothing = pa.nulls(0, struct)
 
     def read(self, lanes: Lanes, values: Found) -> pa.Array:
         start, length = values.start, values.length
