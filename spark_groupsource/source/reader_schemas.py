@@ -94,5 +94,5 @@ def _text(given: ColumnFormat, schema: RegisteredSchema, subject: str) -> str:
     if given.format == JSON:
         from spark_groupsource.values.json_schema import struct_of_json_schema
 
-        return str(struct_of_json_schema(schema.text, f"of subject {subject}").json())
+        return str(struct_of_json_schema(schema.text, f"of subject {subject}", schema.references).json())
     return schema.avro if given.format == AVRO else schema.descriptor_set(f"subject {subject}")

@@ -157,4 +157,6 @@ def test_other_columns_of_an_unusable_schema_are_read() -> None:
 def test_a_writer_with_recursive_messages_is_shown() -> None:
     text = b64encode(PERSON.SerializeToString()).decode()
     written = WrittenProtobuf(ProtoFiles("Schema", text), lambda each: plain_values(each.values))
-    assert written.decode([b"\0\x0a\x01a\x12\x03\x0a\x01b"], [None]) == [{"name": "a", "bff": {"name": "b", "bff": None}}]
+    assert written.decode([b"\0\x0a\x01a\x12\x03\x0a\x01b"], [None]) == [
+        {"name": "a", "bff": {"name": "b", "bff": None}}
+    ]
