@@ -58,6 +58,7 @@ soak: java-there $(VENV)/.ready-test
 	$(BIN)/python tests/chaos/fuzz_wire.py --sasl
 	$(BIN)/python tests/chaos/hostile.py --seed $(SEED) --minutes 10
 	$(BIN)/python tests/chaos/fuzz_avro_values.py --seed $(SEED) --minutes 10
+	$(BIN)/python tests/chaos/fuzz_protobuf_values.py --seed $(SEED) --minutes 10
 	$(BIN)/python tests/chaos/compare_brokers.py --seed $(SEED) --requests 50000
 	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 60
 	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 30 --kafka --applications 3 --assignor cooperative-sticky

@@ -17,9 +17,10 @@ from support.avro_strategies import avro_cases
 from support.decoded_values import decode_avro, decode_protobuf, encode_avro, ordered
 from support.examples import scaled
 from support.java_tools import java_gateway, plain_java_errors, spark_jars
-from support.protobuf_messages import Schemas
+from support.protobuf_messages import Field, Schemas
 
 from spark_groupsource.values.avro_resolution import UnresolvedError
+from spark_groupsource.values.protobuf_indexes import varint
 
 pytestmark = pytest.mark.java
 
@@ -134,6 +135,18 @@ class DynamicMessages:
         return bytes(value.toByteArray()) if kind == "BYTE_STRING" else value
 
 
+def zeros(schemas: Schemas) -> bytes:
+    """Returns the default of each number and text of the root message, as it is not written."""
+    found = b""
+    for field in schemas.type.DESCRIPTOR.fields:
+        if field.message_type is None and not field.is_repeated:
+            wire = {Field.TYPE_DOUBLE: 1, Field.TYPE_FIXED64: 1, Field.TYPE_SFIXED64: 1, Field.TYPE_FLOAT: 5}
+            wire |= {Field.TYPE_FIXED32: 5, Field.TYPE_SFIXED32: 5, Field.TYPE_STRING: 2, Field.TYPE_BYTES: 2}
+            size = {1: 8, 5: 4}.get(wire.get(field.type, 0), 1)
+            found += varint(field.number << 3 | wire.get(field.type, 0)) + bytes(size)
+    return found
+
+
 @pytest.mark.parametrize("syntax", ["proto2", "proto3"])
 @pytest.mark.parametrize("seed", range(100, 104))
 def test_protobuf_is_decoded_as_by_java(jvm, seed: int, syntax: str) -> None:
@@ -141,7 +154,9 @@ def test_protobuf_is_decoded_as_by_java(jvm, seed: int, syntax: str) -> None:
     rng = random.Random(seed)
     data = [schemas.value().SerializeToString() for _ in range(4)]
     # fields in another order or twice, and damaged values
-    data += [data[0] + data[1], data[2][:-1], data[3] + rng.randbytes(3)]
+    data += [data[0] + data[1], data[2][:-1], data[3] + rng.randbytes(3), data[0] + zeros(schemas), zeros(schemas)]
+    # messages and other fields of a oneof in turn
+    data += [b"".join(rng.choice(data[:4]) for _ in range(4))]
     java = DynamicMessages(jvm, schemas)
     expected = [java.read(each) for each in data]
     found = decode_protobuf(schemas.descriptor_set, "pkg.M0", data)
