@@ -12,8 +12,16 @@ from spark_groupsource.values.schema_headers import PREFIX_BYTES
 
 
 def parse_json(data: bytes) -> Any:
-    """Parses JSON with or without the header. Raises: ValueError."""
-    return json.loads(_without_header(data))
+    """Parses JSON with or without the header. Raises: ValueError, also for JSON that is nested too deeply."""
+    return parse_bare_json(_without_header(data))
+
+
+def parse_bare_json(data: bytes) -> Any:
+    """Parses JSON. Raises: as `parse_json`."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def seems_json(data: bytes) -> bool:

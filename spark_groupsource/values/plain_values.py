@@ -13,7 +13,8 @@ from spark_groupsource.records.arrow_arrays import integers
 from spark_groupsource.values.avro_blocks import AvroDecoder
 from spark_groupsource.values.avro_expansion import LEFT_OUT, SPARK_DIGITS, ExpansionRules, expanded
 from spark_groupsource.values.avro_schema import AvroType, avro_schema, parse_avro_schema
-from spark_groupsource.values.decoded import Decoded, Malformed
+from spark_groupsource.values.decoded import Decoded, Malformed, bounded_reason
+from spark_groupsource.values.framed_json import parse_bare_json
 from spark_groupsource.values.options import AVRO, NO_HEADER, PROTOBUF, ColumnFormat
 from spark_groupsource.values.plain_protobuf import WrittenProtobuf, shown_column
 from spark_groupsource.values.proto_files import descriptor_set, is_proto_text
@@ -111,9 +112,9 @@ class _AsWritten:
 
 def _json(value: bytes) -> Any:
     try:
-        return json.loads(value)
+        return parse_bare_json(value)
     except ValueError as error:
-        return Malformed(str(error))
+        return Malformed(bounded_reason(str(error)))
 
 
 _KIND_NAMES = {"AVRO": "Avro", "JSON": "JSON", "PROTOBUF": "Protobuf"}

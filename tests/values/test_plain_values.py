@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
+from schema_registry import SchemaRegistryServer
 from support.decoded_values import parsed_avro
 
 from spark_groupsource.values.arrow_types import arrow_type
 from spark_groupsource.values.avro_expansion import ExpansionRules, expanded
 from spark_groupsource.values.avro_types import spark_type
-from spark_groupsource.values.plain_values import plain_type, plain_values
+from spark_groupsource.values.decoded import Malformed
+from spark_groupsource.values.framed_json import parse_json
+from spark_groupsource.values.options import CONFLUENT, ColumnFormat
+from spark_groupsource.values.plain_values import plain_decoder, plain_type, plain_values
+from spark_groupsource.values.registry_address import RegistryAddress
 
 
 def test_types_are_those_of_spark() -> None:
@@ -52,3 +58,15 @@ def test_times_that_python_does_not_have_are_text() -> None:
     days = pa.array([3_000_000], pa.int32()).cast(pa.date32())
     nested = pa.StructArray.from_arrays([listed, entries, days], ["times", "map", "day"])
     assert plain_values(nested) == [{"times": texts, "map": {"k": texts[0]}, "day": "10183-09-21"}]
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 100_000, b"1" * 5_000, b"\xff", b"{", b"\0\0\0\0\1{", b""])
+def test_json_of_a_registry_that_is_no_json_is_malformed(data: bytes) -> None:
+    with SchemaRegistryServer() as registry:
+        schema_id = registry.register("t-value", {"type": "object"}, "JSON")
+        given = ColumnFormat("value", "json", registry=RegistryAddress((registry.url,)), header=CONFLUENT)
+        prefix = b"\0" + schema_id.to_bytes(4, "big")
+        found = plain_decoder(given)(pa.array([prefix + b'{"a": 1}', prefix + data]), None)
+    assert found[0] == {"a": 1} and isinstance(found[1], Malformed)
+    with pytest.raises(ValueError):
+        parse_json(prefix + data)
