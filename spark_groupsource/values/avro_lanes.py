@@ -94,11 +94,6 @@ class Lanes:
     def __len__(self) -> int:
         return len(self.position)
 
-    def extend(self, more: Bytes) -> None:
-        """Adds bytes, of which the last are `PADDING` others, behind the payload."""
-        self.payload = np.concatenate([self.payload, more])
-        self._words = _words(self.payload)
-
     @property
     def empty_items(self) -> Ints:
         """How many items without bytes the arrays of each value may still have."""

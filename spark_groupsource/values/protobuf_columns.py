@@ -21,7 +21,7 @@ from spark_groupsource.records.arrow_arrays import (
 )
 from spark_groupsource.values import avro_lanes as reasons
 from spark_groupsource.values.avro_lanes import PADDING, Lanes, Words, slices
-from spark_groupsource.values.binary_blocks import Ints, Mask, as_text, invalid_text
+from spark_groupsource.values.binary_blocks import Ints, Mask, as_text, bounds, invalid_text
 from spark_groupsource.values.protobuf_fields import FieldLayout, Fields, Found
 from spark_groupsource.values.protobuf_scan import DELIMITED, FIXED32, FIXED64, GROUP, VARINT
 from spark_groupsource.values.protobuf_schema import ProtoField, ProtoMessage, Scalar
@@ -103,8 +103,8 @@ class _Single:
     def read(self, lanes: Lanes, fields: Fields) -> pa.Array:
         found = fields.values(self._field.number, self._wire)
         rows = len(lanes)
-        values = self._values(lanes, fields, found)
-        column = self._reader.read(lanes, values)
+        source, values = self._values(lanes, fields, found)
+        column = self._reader.read(source, values)
         if len(values.lanes) == rows:
             return column
         places = np.full(rows, -1, np.int64)
@@ -114,8 +114,8 @@ class _Single:
         column = pa.concat_arrays([column, self._default])
         return column.take(integers(np.where(places < 0, len(column) - 1, places)))
 
-    def _values(self, lanes: Lanes, fields: Fields, found: list[Found]) -> Found:
-        """Returns at most one value for each lane."""
+    def _values(self, lanes: Lanes, fields: Fields, found: list[Found]) -> tuple[Lanes, Found]:
+        """Returns at most one value for each lane, and the lanes with the bytes of these values."""
         values = _joined(found)
         if self._field.oneof is not None:
             # another field of the oneof clears this one: messages before it are not merged
@@ -124,9 +124,11 @@ class _Single:
         is_last = np.ones(len(values.lanes), np.bool_)
         is_last[:-1] = values.lanes[1:] != values.lanes[:-1]
         if self._field.message is not None:
-            return values if is_last.all() else _merged(lanes, values)
+            return (lanes, values) if is_last.all() else _merged(lanes, values)
         values = self._kept(lanes, values, is_last)
-        return values if self._field.has_presence else _selected(values, ~self._is_default(lanes, values))
+        if not self._field.has_presence:
+            values = _selected(values, ~self._is_default(lanes, values))
+        return lanes, values
 
     def _kept(self, lanes: Lanes, values: Found, is_kept: Mask) -> Found:
         """Returns some of the values; the others, which they replace, are checked."""
@@ -135,7 +137,7 @@ class _Single:
         before = lanes.reason.copy()
         self._reader.read(lanes, _selected(values, ~is_kept))
         # only messages that remain must have their required fields, and times within the range
-        lanes.reason = np.where(np.isin(lanes.reason, (reasons.REQUIRED, reasons.TIME)), before, lanes.reason)
+        lanes.reason[:] = np.where(np.isin(lanes.reason, (reasons.REQUIRED, reasons.TIME)), before, lanes.reason)
         return _selected(values, is_kept)
 
     def _is_default(self, lanes: Lanes, values: Found) -> Mask:
@@ -226,26 +228,18 @@ def _fail_lanes(lanes: Lanes, rows: Ints, reason: int) -> None:
         lanes.fail(failed, reason)
 
 
-def _merged(lanes: Lanes, values: Found) -> Found:
+def _merged(lanes: Lanes, values: Found) -> tuple[Lanes, Found]:
     """Returns one value for each lane: messages that are set several times are joined, which merges them.
 
-    The joined bytes are behind the payload of the lanes, to which they are added.
+    The lanes that are returned have the joined bytes in place of their own.
     """
+    payload, starts, _ = bounds(slices(lanes.payload, values.start, values.length))
+    padded = np.zeros(len(payload) + PADDING, np.uint8)
+    padded[: len(payload)] = payload
     first = np.flatnonzero(np.concatenate([[True], values.lanes[1:] != values.lanes[:-1]]))
-    starts, lengths = values.start[first].copy(), values.length[first].copy()
-    after = np.append(first[1:], len(values.lanes))
-    added: list[bytes] = []
-    size = len(lanes.payload)
-    for at in np.flatnonzero(after - first > 1).tolist():
-        parts = range(int(first[at]), int(after[at]))
-        joined = b"".join(
-            lanes.payload[values.start[each] : values.start[each] + values.length[each]].tobytes() for each in parts
-        )
-        starts[at], lengths[at] = size, len(joined)
-        added.append(joined)
-        size += len(joined)
-    lanes.extend(np.frombuffer(b"".join([*added, bytes(PADDING)]), np.uint8))
-    return Found(values.lanes[first], starts, lengths, np.empty(0, np.uint64))
+    lengths = np.add.reduceat(values.length, first)
+    source = Lanes(padded, lanes.position, lanes.end, lanes.reason)
+    return source, Found(values.lanes[first], starts[first], lengths, np.empty(0, np.uint64))
 
 
 def _reader(field: ProtoField, kind: pa.DataType) -> Reader:
@@ -327,15 +321,8 @@ class _MessageReader:
         if not len(start):
             # messages within themselves mostly end early
             return self._nothing
-        # merged messages are behind the others
-        order = None if (start[1:] >= start[:-1]).all() else np.argsort(start, kind="stable")
-        if order is not None:
-            start, length = start[order], length[order]
         part = Lanes(lanes.payload, start.copy(), start + length)
         found = self._message.read(part)
-        if order is not None:
-            place = np.argsort(order, kind="stable")
-            found, part = found.take(integers(place)), part.subset(place)
         for reason in np.unique(part.reason[part.reason != 0]).tolist():
             _fail_lanes(lanes, values.lanes[part.reason == reason], reason)
         return found
