@@ -21,7 +21,7 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _MISSING = object()
 
 
-class Node(NamedTuple):
+class SchemaNode(NamedTuple):
     """A schema at its place.
 
     Attributes:
@@ -50,9 +50,9 @@ class Node(NamedTuple):
         """Whether the keywords beside its reference have no effect, as in drafts 3 to 7."""
         return bool(_LEGACY.search(self.draft))
 
-    def inner(self, schema: Any) -> Node:
+    def inner(self, schema: Any) -> SchemaNode:
         """Returns a schema within this one."""
-        return Node(schema, self.own_base, self.draft)
+        return SchemaNode(schema, self.own_base, self.draft)
 
 
 class JsonDocuments:
@@ -63,17 +63,17 @@ class JsonDocuments:
     """
 
     def __init__(self, document: Any, others: Mapping[str, Any] = {}) -> None:
-        self.root = Node(document, "", _draft(document))
-        self._resources: dict[str, Node] = {"": self.root}
-        self._anchors: dict[tuple[str, str], Node] = {}
+        self.root = SchemaNode(document, "", _draft(document))
+        self._resources: dict[str, SchemaNode] = {"": self.root}
+        self._anchors: dict[tuple[str, str], SchemaNode] = {}
         self._add(self.root)
         for name, other in others.items():
-            node = Node(other, _joined(self.root.own_base, name), _draft(other))
+            node = SchemaNode(other, _joined(self.root.own_base, name), _draft(other))
             for uri in (node.base, _plain(name)):
                 self._resources.setdefault(uri, node)
             self._add(node)
 
-    def _add(self, root: Node) -> None:
+    def _add(self, root: SchemaNode) -> None:
         """Adds the schemas with an own URI or anchor within a document."""
         pending = [root]
         while pending:
@@ -85,7 +85,7 @@ class JsonDocuments:
                 self._anchors.setdefault((base, name), node)
             pending += map(node.inner, _inner(node.schema))
 
-    def resolve(self, node: Node) -> Node | None:
+    def resolve(self, node: SchemaNode) -> SchemaNode | None:
         """Returns the schema to which a schema refers; None if there is none."""
         reference = node.reference or ""
         if reference.startswith("#"):
@@ -104,7 +104,7 @@ class JsonDocuments:
         return self._anchors.get((resource.own_base, fragment))
 
 
-def _at_pointer(node: Node, pointer: str) -> Node | None:
+def _at_pointer(node: SchemaNode, pointer: str) -> SchemaNode | None:
     for part in pointer.split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")
         found: Any = _MISSING
@@ -148,7 +148,7 @@ def _identifier(schema: Any, draft: str) -> str | None:
     return None if _LEGACY.search(draft) and isinstance(schema.get("$ref"), str) else found
 
 
-def _anchors(node: Node) -> list[str]:
+def _anchors(node: SchemaNode) -> list[str]:
     if not isinstance(node.schema, dict):
         return []
     found = [node.schema.get("$anchor"), node.schema.get("$dynamicAnchor")]

@@ -12,7 +12,7 @@ from typing import Any, Iterable, Mapping
 from pyspark.sql import types as spark
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.values.json_documents import JsonDocuments, Node
+from spark_groupsource.values.json_documents import JsonDocuments, SchemaNode
 
 _TEXT, _LONG, _DOUBLE = spark.StringType(), spark.LongType(), spark.DoubleType()
 # a number may be an integer
@@ -72,9 +72,9 @@ class _Shape:
         is_recursive: whether one of them is within itself.
     """
 
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[SchemaNode] = field(default_factory=list)
     kinds: frozenset[str] | None = None
-    choices: list[list[Node]] = field(default_factory=list)
+    choices: list[list[SchemaNode]] = field(default_factory=list)
     entered: set[int] = field(default_factory=set)
     is_recursive: bool = False
 
@@ -114,7 +114,7 @@ class _Parser:
         self._name = name
         self._found = 0
 
-    def type_of(self, nodes: list[Node], outer: frozenset[int], depth: int) -> spark.DataType:
+    def type_of(self, nodes: list[SchemaNode], outer: frozenset[int], depth: int) -> spark.DataType:
         """Returns the type of a value that fits all schemas.
 
         Args:
@@ -137,7 +137,7 @@ class _Parser:
             found = next((self._common(each, inner, depth + 1) for each in shape.choices), None)
         return _TEXT if found is None else found
 
-    def _shape(self, nodes: Iterable[Node], outer: frozenset[int], depth: int) -> _Shape:
+    def _shape(self, nodes: Iterable[SchemaNode], outer: frozenset[int], depth: int) -> _Shape:
         self._found += 1
         if depth > _MAX_DEPTH or self._found > _MAX_TYPES:
             raise ConfigurationError(
@@ -170,7 +170,7 @@ class _Parser:
             pending += included[::-1]
         return shape
 
-    def _choose(self, alternatives: list[Node], shape: _Shape, outer: frozenset[int], depth: int) -> None:
+    def _choose(self, alternatives: list[SchemaNode], shape: _Shape, outer: frozenset[int], depth: int) -> None:
         """Adds a choice, or its only alternative besides null."""
         inner = outer | shape.entered
         found = [(each, self._shape([each], inner, depth)) for each in alternatives]
@@ -184,7 +184,7 @@ class _Parser:
             if len(known) == len(kinds) and not any(each.is_recursive for _, each in others):
                 shape.restrict(frozenset().union(*known, _NULL))
 
-    def _referenced(self, node: Node) -> Node:
+    def _referenced(self, node: SchemaNode) -> SchemaNode:
         found = self._documents.resolve(node)
         if found is None:
             raise ConfigurationError(
@@ -194,8 +194,8 @@ class _Parser:
             )
         return found
 
-    def _object(self, nodes: list[Node], outer: frozenset[int], depth: int) -> spark.DataType | None:
-        properties: dict[str, list[Node]] = {}
+    def _object(self, nodes: list[SchemaNode], outer: frozenset[int], depth: int) -> spark.DataType | None:
+        properties: dict[str, list[SchemaNode]] = {}
         for node in nodes:
             if isinstance(node.schema.get("properties"), dict):
                 for name, each in node.schema["properties"].items():
@@ -211,9 +211,9 @@ class _Parser:
             return None
         return spark.MapType(_TEXT, self._common(listed, outer, depth) or _TEXT)
 
-    def _array(self, nodes: list[Node], outer: frozenset[int], depth: int) -> spark.DataType | None:
-        items: list[Node] = []
-        tuples: list[Node] = []
+    def _array(self, nodes: list[SchemaNode], outer: frozenset[int], depth: int) -> spark.DataType | None:
+        items: list[SchemaNode] = []
+        tuples: list[SchemaNode] = []
         for node in nodes:
             schema = node.schema
             given = schema.get("items")
@@ -227,7 +227,7 @@ class _Parser:
             return spark.ArrayType(self._common([*tuples, *items], outer, depth) or _TEXT)
         return spark.ArrayType(self.type_of(items, outer, depth)) if items else None
 
-    def _common(self, nodes: list[Node], outer: frozenset[int], depth: int) -> spark.DataType | None:
+    def _common(self, nodes: list[SchemaNode], outer: frozenset[int], depth: int) -> spark.DataType | None:
         """Returns the type that values of each schema have; None if they have several."""
         others = [each for each in nodes if self._shape([each], outer, depth).other_kinds != frozenset()]
         found: list[spark.DataType] = []

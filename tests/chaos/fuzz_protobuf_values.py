@@ -1,4 +1,4 @@
-"""Fuzzer of Protobuf values: random files of every syntax, values, damaged bytes and damaged schemas.
+"""Fuzzer of Protobuf values: random files, damaged bytes and damaged schemas.
 
     PYTHONPATH=jobs:tests python tests/chaos/fuzz_protobuf_values.py --seed 7 --minutes 10
 

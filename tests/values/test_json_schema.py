@@ -1,4 +1,4 @@
-"""Types of JSON Schema: references as those of the package referencing, kinds, choices, and values that fit."""
+"""Types of JSON Schema: references, kinds, choices, and values that fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.records.arrow_arrays import byte_strings
 from spark_groupsource.values.arrow_types import arrow_type
 from spark_groupsource.values.json_blocks import JsonDecoder
-from spark_groupsource.values.json_documents import JsonDocuments, Node
+from spark_groupsource.values.json_documents import JsonDocuments, SchemaNode
 from spark_groupsource.values.json_schema import struct_of_json_schema
 
 P = {"$ref": "#/$defs/P"}
@@ -300,7 +300,7 @@ def test_references_are_resolved_as_by_another_library(draft: str, seed: int) ->
             expected = resolver.lookup(reference).contents
         except (Unresolvable, Unretrievable):
             expected = None
-        found = documents.resolve(Node({"$ref": reference}, documents.root.own_base, draft))
+        found = documents.resolve(SchemaNode({"$ref": reference}, documents.root.own_base, draft))
         # numbers name schemas
         assert (None if found is None else found.schema) == expected, reference
 

@@ -1,4 +1,4 @@
-"""Protobuf editions: presence, closed enums and encoding of messages are those of google.protobuf."""
+"""Protobuf editions: presence, closed enums, encoding of messages, as google.protobuf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way to decode Protobuf values, over random values, damaged bytes and damaged schemas."""
+"""Every way to decode Protobuf values, also damaged, beside google.protobuf."""
 
 from __future__ import annotations
 

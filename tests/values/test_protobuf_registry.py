@@ -115,6 +115,28 @@ def test_indexes_are_those_of_the_writers_file(registry) -> None:
     assert found.schema_ids[3] == str(ids[2])
 
 
+TREE = """
+syntax = "proto3"; package shop; import "google/protobuf/struct.proto";
+message Order { int64 id = 1; Order parent = 2; google.protobuf.Struct extra = 3; }
+"""
+
+
+def test_writers_and_readers_with_recursive_messages(registry) -> None:
+    """A field that Spark cannot represent affects no other field, in the writer's and in the reader's file."""
+    flat = registry.register(
+        "orders-value", 'syntax = "proto3"; package shop; message Order { int64 id = 1; }', "PROTOBUF"
+    )
+    tree = registry.register("others", TREE, "PROTOBUF")
+    value = b"\0\x08\x07\x12\x04\x08\x05\x12\x00\x1a\x00"
+    found = decode(registry, [prefixed(tree, value), prefixed(flat, value)])
+    assert found.values.to_pylist() == [{"id": 7}] * 2
+    registry.register("orders-value", TREE, "PROTOBUF")
+    found = decode(registry, [prefixed(tree, value)])
+    assert found.values.to_pylist() == [{"id": 7, "extra": {"fields": []}}]
+    found = decode(registry, [prefixed(tree, value)], value_recursive_fields_max_depth="2")
+    assert found.values.to_pylist() == [{"id": 7, "parent": {"id": 5, "extra": None}, "extra": {"fields": []}}]
+
+
 def test_ids_and_indexes_in_record_headers(registry) -> None:
     schema_id = registry.register("orders-value", ORDER, "PROTOBUF", [REFERENCE])
     guid = b"\1" + bytes.fromhex(registry.guid(schema_id).replace("-", ""))

@@ -1,4 +1,4 @@
-"""Recursive Protobuf messages: columns to a depth, and an error when deeper ones are selected."""
+"""Recursive Protobuf messages: columns to a depth, errors when deeper are selected."""
 
 from __future__ import annotations
 
