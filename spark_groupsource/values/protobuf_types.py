@@ -57,7 +57,7 @@ def column_type(message: ProtoMessage, column: str = "value", wanted: Wanted | N
     Raises: ConfigurationError for a type that the schema does not define, and for too many or too deep messages.
     """
     builder = _Builder(column)
-    return ColumnType(builder.struct(message, column, wanted), builder.left_out)
+    return ColumnType(builder.struct(message, column, wanted), dict(builder.left_out))
 
 
 def message_type(message: ProtoMessage) -> pa.StructType:
@@ -69,7 +69,7 @@ class _Builder:
     def __init__(self, column: str) -> None:
         self._column = column
         self._messages = 0
-        self.left_out: dict[str, str] = {}
+        self.left_out: list[tuple[str, str]] = []
 
     def struct(self, message: ProtoMessage, path: str, wanted: Wanted | None) -> pa.StructType:
         self._messages += 1
@@ -119,9 +119,13 @@ class _Builder:
         elif field.message.time:
             return _TIMES[field.message.time]
         else:
+            before = len(self.left_out)
             found = self.struct(field.message, path, wanted)
             if found.num_fields:
                 return found
-            reason = "is a message without fields"
-        self.left_out[column] = reason
+            # one for which all its fields are left out is reported in place of these
+            inner = self.left_out[before:]
+            del self.left_out[before:]
+            reason = inner[0][1] if inner else "is a message without fields"
+        self.left_out.append((column, reason))
         return None
