@@ -27,8 +27,8 @@ from spark_groupsource.values.schema_headers import read_confluent
 
 # what google.protobuf accepts: a value of another type as an unknown field, text of proto2, times as integers, and tags
 # and numbers of more than 32 and 64 bits
-_LONG_TAG = re.compile(rb"[\x80-\xff]{5}")
 _STRICTER = {REASONS[each] for each in (WIRE_TYPE, ENUM, TEXT, TIME, TAG, VARINT, DEPTH)}
+_LONG_TAG = re.compile(rb"[\x80-\xff]{5}")
 
 
 def rows(values: pa.Array) -> list[Any]:
