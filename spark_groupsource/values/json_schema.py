@@ -31,6 +31,8 @@ _NULL = _KINDS["null"]
 _MAX_DEPTH = 100
 # a definition that several references name is a column at each place
 _MAX_TYPES = 20_000
+# a choice has those of its alternatives
+_SHAPES_OF_A_TYPE = 3
 
 
 def struct_of_json_schema(text: str, name: str, references: Mapping[str, str] = {}) -> spark.StructType:
@@ -112,7 +114,8 @@ class _Parser:
     def __init__(self, documents: JsonDocuments, name: str) -> None:
         self._documents = documents
         self._name = name
-        self._found = 0
+        self._types = 0
+        self._shapes = 0
 
     def type_of(self, nodes: list[SchemaNode], outer: frozenset[int], depth: int) -> spark.DataType:
         """Returns the type of a value that fits all schemas.
@@ -121,6 +124,7 @@ class _Parser:
             outer: identities of the schemas that contain it.
             depth: number of types that contain it.
         """
+        self._types += 1
         shape = self._shape(nodes, outer, depth)
         if shape.is_recursive:
             return _TEXT
@@ -138,8 +142,8 @@ class _Parser:
         return _TEXT if found is None else found
 
     def _shape(self, nodes: Iterable[SchemaNode], outer: frozenset[int], depth: int) -> _Shape:
-        self._found += 1
-        if depth > _MAX_DEPTH or self._found > _MAX_TYPES:
+        self._shapes += 1
+        if depth > _MAX_DEPTH or self._types > _MAX_TYPES or self._shapes > _SHAPES_OF_A_TYPE * _MAX_TYPES:
             raise ConfigurationError(
                 f"Schema {self._name} is nested deeper than {_MAX_DEPTH} types, or has more than {_MAX_TYPES}, those "
                 "that are used repeatedly included. Give value.schema as DDL."

@@ -88,17 +88,22 @@ class Fields:
 
     def _last_two(self, oneof: int) -> tuple[Ints, Ints, Ints]:
         """Returns the field of a oneof that each lane sets last, where, and where it sets another one last."""
-        owner = np.zeros(len(self._lanes), np.int64)
-        last, before = np.full(len(self._lanes), -1), np.full(len(self._lanes), -1)
-        for number in (number for number, each in self._layout.oneofs.items() if each == oneof):
-            own = np.full(len(self._lanes), -1)
-            for wire in self._layout.wires[number]:
-                for found in self.values(number, wire):
-                    # of several assignments to a lane the last one remains, and positions increase
-                    own[found.lanes] = np.maximum(own[found.lanes], found.start)
-            is_later = own > last
-            before = np.where(is_later, last, np.maximum(before, own))
-            last, owner = np.where(is_later, own, last), np.where(is_later, number, owner)
+        owner, last, before = (np.full(len(self._lanes), -1) for _ in range(3))
+        members = [number for number, each in self._layout.oneofs.items() if each == oneof]
+        found = [
+            (each.lanes, each.start, np.full(len(each.lanes), number))
+            for number in members
+            for wire in self._layout.wires[number]
+            for each in self.values(number, wire)
+        ]
+        if found:
+            lanes, start, numbers = (np.concatenate(parts) for parts in zip(*found))
+            order = np.argsort(start, kind="stable")
+            lanes, start, numbers = lanes[order], start[order], numbers[order]
+            # of several assignments to a lane the last one remains
+            owner[lanes], last[lanes] = numbers, start
+            is_other = numbers != owner[lanes]
+            before[lanes[is_other]] = start[is_other]
         return owner, last, before
 
     def _read(self) -> None:

@@ -124,13 +124,30 @@ class Schemas:
         if self._syntax == "proto2" and field.label == 1 and not field.HasField("oneof_index"):
             if self.rng.random() < 0.1 and not self._is_within(field):
                 field.label = Field.LABEL_REQUIRED
-        if self._syntax == "proto2" and is_plain and field.type in _BITS and self.rng.random() < 0.3:
-            field.default_value = "7"
+        if self._syntax != "proto3" and is_plain and self.rng.random() < 0.3:
+            self._add_default(field)
         if self._syntax == "proto2" and field.type == Field.TYPE_MESSAGE and self.rng.random() < 0.3:
             if field.type_name.startswith(".pkg.M") and "Entry" not in field.type_name:
                 field.type = Field.TYPE_GROUP
         if self._syntax in EDITIONS:
             self._add_features(field, is_plain)
+
+    def _add_default(self, field: Any) -> None:
+        if field.type in _BITS:
+            bits, is_signed = _BITS[field.type]
+            field.default_value = str(
+                self.rng.choice([7, 1, (1 << bits - is_signed) - 1, -(1 << bits - 1) * is_signed])
+            )
+        else:
+            texts = {
+                Field.TYPE_DOUBLE: ["-inf", "nan", "1e300", "-0.5"],
+                Field.TYPE_FLOAT: ["inf", "nan", "0.1", "-2"],
+                Field.TYPE_BOOL: ["true", "false"],
+                Field.TYPE_STRING: ["a", "\u00e9\n\"'\\\\", ""],
+                Field.TYPE_BYTES: ["\\000\\377", "\\n\\r\\t\\\"\\'\\\\", "abc", ""],
+                Field.TYPE_ENUM: [f"{field.type_name.removeprefix('.pkg.')}_GREEN"],
+            }
+            field.default_value = self.rng.choice(texts[field.type])
 
     def _is_within(self, field: Any) -> bool:
         return field.type_name.removeprefix(".pkg.") in self._outer
@@ -140,9 +157,10 @@ class Schemas:
         if field.type == Field.TYPE_MESSAGE and not is_map and self.rng.random() < 0.4:
             field.options.features.message_encoding = self.rng.choice([_FEATURES.DELIMITED, _FEATURES.LENGTH_PREFIXED])
         is_closed = field.type == Field.TYPE_ENUM and field.type_name.endswith("Closed")
-        if is_plain and (is_closed or self.rng.random() < 0.4):
+        has_presence = is_closed or field.HasField("default_value")
+        if is_plain and (has_presence or self.rng.random() < 0.4):
             chosen = [_FEATURES.EXPLICIT, *([_FEATURES.LEGACY_REQUIRED] if self._is_wide else [])]
-            chosen += [] if is_closed else [_FEATURES.IMPLICIT]
+            chosen += [] if has_presence else [_FEATURES.IMPLICIT]
             field.options.features.field_presence = self.rng.choice(chosen)
         if field.label == 3 and (field.type in _BITS or field.type == Field.TYPE_BOOL) and self.rng.random() < 0.4:
             field.options.features.repeated_field_encoding = self.rng.choice([_FEATURES.EXPANDED, _FEATURES.PACKED])
