@@ -5,12 +5,15 @@ Source: Spark `protobuf.utils.SchemaConverters`, which `from_protobuf` uses, wit
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple
+from typing import TYPE_CHECKING, Mapping, NamedTuple
 
 import pyarrow as pa
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.values.protobuf_schema import ProtoField, ProtoMessage
+
+if TYPE_CHECKING:
+    from spark_groupsource.values.avro_expansion import Wanted
 
 _SCALARS: Mapping[str, pa.DataType] = {
     **dict.fromkeys(("int32", "uint32", "sint32", "fixed32", "sfixed32"), pa.int32()),
@@ -30,10 +33,6 @@ _MAX_MESSAGES = 20_000
 
 class TooManyMessagesError(ConfigurationError):
     """A column has too many messages, or too deep ones."""
-
-
-Wanted = Mapping[str, "Wanted | None"]
-"""Name -> what is wanted of a field, of the `element` of an array, of the `value` of a map; None for all."""
 
 
 class ColumnType(NamedTuple):
