@@ -13,6 +13,7 @@ from support.examples import scaled
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.records.arrow_arrays import byte_strings
+from spark_groupsource.values import json_schema
 from spark_groupsource.values.arrow_types import arrow_type
 from spark_groupsource.values.json_blocks import JsonDecoder
 from spark_groupsource.values.json_documents import JsonDocuments, SchemaNode
@@ -214,12 +215,11 @@ def test_deep_schemas_are_bounded(levels: int, wrap: str) -> None:
         assert levels > 100 and "is nested deeper than 100 types" in str(error)
 
 
-def test_as_many_uses_as_there_are_are_bounded() -> None:
-    levels = {
-        str(at): {"anyOf": [{"$ref": f"#/$defs/{at + 1}"}, {"allOf": [{"$ref": f"#/$defs/{at + 1}"}]}]}
-        for at in range(40)
-    }
-    with pytest.raises(ConfigurationError, match="has more than 20000"):
+def test_uses_of_definitions_are_bounded(monkeypatch) -> None:
+    monkeypatch.setattr(json_schema, "_MAX_TYPES", 500)
+    target = [{"$ref": f"#/$defs/{at + 1}"} for at in range(40)]
+    levels = {str(at): {"anyOf": [each, {"allOf": [each]}]} for at, each in enumerate(target)}
+    with pytest.raises(ConfigurationError, match="has more than 500, those that are used repeatedly included"):
         type_of({"$ref": "#/$defs/0"}, **{"$defs": {**levels, "40": {"type": "string"}}})
 
 
