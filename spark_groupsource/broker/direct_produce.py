@@ -6,8 +6,9 @@ Source: Kafka `BuiltInPartitioner` (records with a key; those without one are di
 from __future__ import annotations
 
 import json
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
+from spark_groupsource.arguments import shown
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
@@ -15,6 +16,25 @@ from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.partitioner import partition_of_key
 
 _BATCH_RECORDS, _BATCH_BYTES = 1_000, 500_000
+# a tuple is one record: (key, value)
+_SINGLE = (str, bytes, bytearray, memoryview, Mapping, tuple)
+
+
+def check_records(name: str, records: Any) -> None:
+    """Checks that an argument is a list or another iterable of records.
+
+    Raises: ConfigurationError for one record, whose characters, fields or elements would be the records; and for a data
+        frame, whose iteration gives names of columns.
+    """
+    if hasattr(records, "columns"):
+        remedy = 'Give its rows, for example frame.to_dict("records") of pandas or table.to_pylist() of Arrow.'
+        raise ConfigurationError(
+            f"Argument {name} must be a list of records, got a table ({type(records).__name__}). {remedy}"
+        )
+    if isinstance(records, _SINGLE) or not isinstance(records, Iterable):
+        raise ConfigurationError(
+            f"Argument {name} must be a list of records, got {shown(records)}. Put one record into a list: [record]."
+        )
 
 
 def record_of(value: Any, timestamp_ms: int) -> Record:

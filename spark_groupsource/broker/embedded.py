@@ -14,32 +14,40 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, Collection, Coroutine, Iterable, Mapping, TypeVar
 
+from spark_groupsource.arguments import check_integer, check_mapping, check_text, near_names
 from spark_groupsource.broker.config import broker_config
-from spark_groupsource.broker.direct_produce import append, record_batches, topic_partitions
+from spark_groupsource.broker.direct_produce import append, check_records, record_batches, topic_partitions
 from spark_groupsource.broker.leaders import Leader
 from spark_groupsource.broker.network import event_loop
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.report_writer import ReportWriter, log_report
 from spark_groupsource.broker.server import BrokerServer
 from spark_groupsource.clock import SystemClock
-from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.net import Address
+from spark_groupsource.storage.catalog import INTERNAL_TOPICS
 
 _LOGGER = logging.getLogger(__name__)
 _EMBEDDED_DEFAULTS = {"group.initial.rebalance.delay.ms": "0"}
+_NOT_STARTED = "The embedded broker is not running. Call start(), or use it as a context manager (with)."
+_TOPICS = "a mapping from names of topics to numbers of partitions or lists of records"
 Result = TypeVar("Result")
+
+
+class NotStartedError(GroupSourceError, AttributeError):
+    """The embedded broker is not running, so it has no address. Inspection skips such an attribute."""
 
 
 class EmbeddedBroker:
     """A broker, or several, in a thread of this process.
 
-    It starts with the first use of its address, with `start`, or as a context manager; it stops with `stop`, at the
-    end of the ``with`` block, or when the process exits.
+    It starts with `start` or as a context manager, and with nothing else: attributes, representations and completion
+    in a notebook start no broker. It stops with `stop`, at the end of the ``with`` block, or when the process exits.
 
     ::
 
-        broker = EmbeddedBroker(topics={"flights": 4, "airlines": [{"code": "UA"}, {"code": "DL"}]})
+        broker = EmbeddedBroker(topics={"flights": 4, "airlines": [{"code": "UA"}, {"code": "DL"}]}).start()
         broker.produce("flights", [{"carrier": "UA", "delay": 12}])
         spark.read.format("groupsource").option("kafka.bootstrap.servers", broker.bootstrap_servers)
 
@@ -52,7 +60,7 @@ class EmbeddedBroker:
     The first rebalance of a group does not wait for further members: ``group.initial.rebalance.delay.ms`` is 0, as in
     Kafka's server.properties for development; Kafka's default of 3 seconds is set by `config`.
 
-    Raises on `start`: ConfigurationError, StorageError.
+    Raises: ConfigurationError for an invalid argument; on `start` ConfigurationError, StorageError.
     """
 
     def __init__(
@@ -65,8 +73,16 @@ class EmbeddedBroker:
         add_scram: Collection[str] = (),
         topics: Mapping[str, int | Iterable[Any]] | None = None,
     ) -> None:
-        if brokers < 1:
-            raise ConfigurationError(f"Argument brokers must be at least 1, got {brokers}.")
+        check_integer("brokers", brokers, 1)
+        check_integer("port", port, 0, 65_535)
+        check_text("host", host)
+        check_mapping("config", config, "a mapping from names of settings to values", optional=True)
+        check_mapping("topics", topics, _TOPICS, optional=True)
+        for topic, content in (topics or {}).items():
+            if not isinstance(content, int) or isinstance(content, bool):
+                check_records(f"topics[{topic!r}]", content)
+            else:
+                check_integer(f"topics[{topic!r}]", content, 1)
         self._add_scram = tuple(add_scram)
         self._brokers = brokers
         self._given_dir = None if data_dir is None else Path(data_dir)
@@ -112,18 +128,20 @@ class EmbeddedBroker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """``host:port`` of the nodes, separated by commas; starts a broker that has not been started.
+        """``host:port`` of the nodes, separated by commas: of the first listener, where `listeners` has several.
 
-        Of the first listener, where the setting `listeners` has several.
+        A stopped broker keeps its last address.
+
+        Raises: NotStartedError before the first `start`.
         """
         if not self._bootstrap_servers:
-            self.start()
+            raise NotStartedError(_NOT_STARTED)
         return self._bootstrap_servers
 
     def address(self, protocol: str) -> str:
         """Returns `bootstrap_servers` of the listener of a protocol, for example SASL_SSL; see the setting `listeners`.
 
-        Raises: ConfigurationError if the broker has no such listener.
+        Raises: ConfigurationError if the broker has no such listener; NotStartedError.
         """
         self.bootstrap_servers  # noqa: B018
         if protocol not in self._addresses:
@@ -136,19 +154,39 @@ class EmbeddedBroker:
         """Appends records made from Python objects and returns their number.
 
         An object is the value, a tuple is ``(key, value)``. Bytes are used as they are, None is null, text is encoded
-        as UTF-8, and everything else as JSON. A missing topic is created with ``num.partitions``.
+        as UTF-8, and everything else as JSON. A missing topic is created with ``num.partitions``, as for Kafka's
+        producers, and a warning in the log names it; with ``auto.create.topics.enable=false`` it is an error.
 
         Args:
+            records: a list or another iterable of objects; one record is a list with one element.
             partition: None for the partition of the key, as Kafka's producer computes it, and round-robin without one.
-        Raises: ConfigurationError for an object that cannot be encoded; ApiError for an unknown partition and records
-            that the topic rejects.
+        Raises: ConfigurationError for an invalid argument, a missing topic that is not created, and an object that
+            cannot be encoded; ApiError for an unknown partition and records that the topic rejects; NotStartedError.
         """
-        self.bootstrap_servers  # noqa: B018
+        check_text("topic", topic, meaning="the name of a topic")
+        check_records("records", records)
+        check_integer("partition", partition, 0, optional=True)
         objects = list(records)
-        count = self.call(lambda broker: topic_partitions(broker, topic))
+        count = self._partition_count(topic)
         for batch in record_batches(topic, objects, partition, count, SystemClock().timestamp_ms()):
             self.call(lambda broker, batch=batch: append(broker, [batch]))  # type: ignore[misc]
         return len(objects)
+
+    def _partition_count(self, topic: str) -> int:
+        """Returns the number of partitions of a topic; creates a missing topic, unless the configuration forbids it."""
+        known = self.call(lambda broker: frozenset(broker.partitions.topics))
+        if topic in known:
+            return self.call(lambda broker: topic_partitions(broker, topic))
+        hint = near_names(topic, known - INTERNAL_TOPICS)
+        if not self._config.auto_create_topics_enable:
+            raise ConfigurationError(
+                f"Argument topic: topic {topic} does not exist, and auto.create.topics.enable is false. Create it or "
+                f"correct the name. {hint}".rstrip()
+            )
+        count = self.call(lambda broker: topic_partitions(broker, topic))
+        text = f"[topic={topic}] Created a topic that did not exist, with num.partitions={count}. {hint}"
+        _LOGGER.warning("%s", text.rstrip())
+        return count
 
     def _create_topic(self, topic: str, content: int | Iterable[Any]) -> None:
         count = content if isinstance(content, int) else 1
@@ -170,8 +208,9 @@ class EmbeddedBroker:
             raise failure
 
     def call(self, function: Callable[[Broker], Result]) -> Result:
-        """Runs `function` with the broker in the broker's thread. For inspection and tests."""
-        assert self._loop is not None and self._server is not None, "the broker is not running"
+        """Runs `function` with the broker in the broker's thread. For inspection and tests. Raises: NotStartedError."""
+        if self._loop is None or self._server is None:
+            raise NotStartedError(_NOT_STARTED)
         server, broker = self._server, self._server.broker
         result: concurrent.futures.Future[Result] = concurrent.futures.Future()
 
@@ -217,7 +256,8 @@ class EmbeddedBroker:
         self._run_in_loop(lambda server: server.start_node(node_id))
 
     def _run_in_loop(self, work: Callable[[BrokerServer], Coroutine[None, None, None]]) -> None:
-        assert self._loop is not None and self._server is not None, "the broker is not running"
+        if self._loop is None or self._server is None:
+            raise NotStartedError(_NOT_STARTED)
         asyncio.run_coroutine_threadsafe(work(self._server), self._loop).result()
 
     @property

@@ -63,7 +63,8 @@ class Result:
             frame: pandas.DataFrame = self._table.to_pandas()
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                "Converting to pandas failed: pandas is not installed. Run: pip install pandas.", name="pandas"
+                "Converting to pandas failed: pandas is not installed. Run: pip install 'spark-groupsource[notebook]'.",
+                name="pandas",
             ) from error
         return frame
 

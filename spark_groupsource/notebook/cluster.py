@@ -45,7 +45,7 @@ def connect(bootstrap: Any, **kafka: Any) -> Cluster:
         >>> cluster = connect("localhost:9092")
         >>> cluster.group("billing").lag()
     """
-    address = str(getattr(bootstrap, "bootstrap_servers", bootstrap))
+    address = bootstrap if isinstance(bootstrap, str) else bootstrap.bootstrap_servers
     parsed = parse_settings(address, kafka)
     client = ClusterClient(parsed.bootstrap, parsed)
     try:

@@ -377,5 +377,5 @@ def test_metadata_contains_advertised_addresses(tmp_path):
 
 
 def test_a_broker_without_nodes_is_rejected():
-    with pytest.raises(ConfigurationError, match="Argument brokers must be at least 1"):
+    with pytest.raises(ConfigurationError, match="Argument brokers must be an integer of at least 1"):
         EmbeddedBroker(brokers=0)

@@ -1,0 +1,67 @@
+"""Checks of the arguments of Python calls: one-line errors, near names."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Iterable, Mapping
+
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.model import bounded_names
+
+_SHOWN_CHARS = 80
+
+
+def check_text(name: str, value: Any, *, optional: bool = False, meaning: str = "text") -> None:
+    """Raises: ConfigurationError unless `value` is a text that is not empty, or None where it is `optional`."""
+    if isinstance(value, str) and value or optional and value is None:
+        return
+    raise ConfigurationError(f"Argument {name} must be {meaning}{_or_none(optional)}, got {shown(value)}.")
+
+
+def check_integer(
+    name: str, value: Any, minimum: int, maximum: int | None = None, *, optional: bool = False
+) -> None:
+    """Raises: ConfigurationError unless `value` is an integer within the bounds, or None where it is `optional`."""
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if is_integer and minimum <= value and (maximum is None or value <= maximum) or optional and value is None:
+        return
+    bounds = f"of at least {minimum}" if maximum is None else f"between {minimum} and {maximum}"
+    raise ConfigurationError(f"Argument {name} must be an integer {bounds}{_or_none(optional)}, got {shown(value)}.")
+
+
+def check_mapping(name: str, value: Any, meaning: str, *, optional: bool = False) -> None:
+    """Raises: ConfigurationError unless `value` is a mapping with texts as keys, or None where it is `optional`."""
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value) or optional and value is None:
+        return
+    raise ConfigurationError(f"Argument {name} must be {meaning}{_or_none(optional)}, got {shown(value)}.")
+
+
+def check_positive(name: str, value: Any, unit: str) -> None:
+    """Raises: ConfigurationError unless `value` is a number above 0."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+        return
+    raise ConfigurationError(f"Argument {name} must be a positive number of {unit}, got {shown(value)}.")
+
+
+def shown(value: Any) -> str:
+    """Returns a short form of a value for an error message, in one line."""
+    text = " ".join(repr(value).split())
+    if len(text) > _SHOWN_CHARS:
+        text = f"{text[:_SHOWN_CHARS]}..."
+    return text if isinstance(value, (str, int, float, type(None))) else f"{type(value).__name__} {text}"
+
+
+def near_names(name: str, known: Iterable[str]) -> str:
+    """Returns a sentence that says what a misspelled name may mean: the near names, else some of the known ones.
+
+    It is empty if no name is known.
+    """
+    by_lower = {each.lower(): each for each in sorted(set(known))}
+    near = [by_lower[each] for each in difflib.get_close_matches(name.lower(), by_lower, n=3)]
+    if near:
+        return f"Did you mean {' or '.join(near)}?"
+    return f"Known names: {bounded_names(sorted(by_lower.values()))}." if by_lower else ""
+
+
+def _or_none(optional: bool) -> str:
+    return " or None" if optional else ""
