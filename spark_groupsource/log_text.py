@@ -6,6 +6,7 @@ sequence would change the operator's terminal.
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import PurePath
 from traceback import walk_tb
 
@@ -45,3 +46,13 @@ def describe_error(error: BaseException) -> str:
     text = f"{type(error).__name__}: {shortened(str(error), MAX_LINE_CHARS // 4)}"
     text += f" ({', '.join(frames)})" if frames else ""
     return f"{text}, caused by {describe_error(error.__cause__)}" if error.__cause__ is not None else text
+
+
+def timed_line(text: str, level: str, at_ms: int) -> str:
+    """Returns a log line with its local time and level, in the form of `logging` with ``asctime``.
+
+    Args:
+        at_ms: epoch ms.
+    """
+    at = datetime.fromtimestamp(at_ms // 1000).strftime("%Y-%m-%d %H:%M:%S")
+    return f"{at},{at_ms % 1000:03} {level} {text}"

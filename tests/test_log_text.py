@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Sequence
 
@@ -14,6 +15,7 @@ import pytest
 
 from spark_groupsource.broker.report_writer import ReportLine, ReportWriter
 from spark_groupsource.cli.broker import write_lines
+from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ApiError, ErrorCode, as_sentence
 from spark_groupsource.log_text import MAX_LINE_CHARS, describe_error, log_line
 
@@ -54,9 +56,10 @@ def test_report_writer_keeps_the_order_and_ignores_failures() -> None:
 
     def write(lines: Sequence[ReportLine]) -> None:
         written.extend(lines)
-        if lines[0] == ("a", logging.WARNING):
+        if lines[0][:2] == ("a", logging.WARNING):
             raise BrokenPipeError("closed")
 
+    before_ms = SystemClock().timestamp_ms()
     writer = ReportWriter(write)
     writer("a")
     while not written:  # what follows is in a call of its own
@@ -64,7 +67,9 @@ def test_report_writer_keeps_the_order_and_ignores_failures() -> None:
     writer("b", logging.INFO)
     writer("c")
     writer.close()
-    assert written == [("a", logging.WARNING), ("b", logging.INFO), ("c", logging.WARNING)]
+    assert [line[:2] for line in written] == [("a", logging.WARNING), ("b", logging.INFO), ("c", logging.WARNING)]
+    times = [before_ms, *(line.at_ms for line in written), SystemClock().timestamp_ms()]
+    assert times == sorted(times)
 
 
 def test_report_writer_writes_the_lines_of_a_pause_together() -> None:
@@ -81,7 +86,7 @@ def test_report_writer_does_not_wait_for_a_full_output() -> None:
 
     def write(lines: Sequence[ReportLine]) -> None:
         accepts.wait(20)
-        written.extend(text for text, _ in lines)
+        written.extend(line.text for line in lines)
 
     writer = ReportWriter(write)
     for number in range(5_000):
@@ -102,10 +107,13 @@ def test_the_command_writes_whole_lines(capfd: pytest.CaptureFixture[str], monke
         return write(descriptor, data[: max(len(data) // 2, 1)])  # as a signal interrupts a write
 
     monkeypatch.setattr("spark_groupsource.cli.broker.os.write", write_half)
-    lines = [(f"{number} {'x' * length}", logging.INFO) for number, length in enumerate([20] * 400 + [9_000])]
+    at_ms = 1_700_000_000_007
+    texts = [f"{number} {'x' * length}" for number, length in enumerate([20] * 400 + [9_000])]
+    lines = [ReportLine(text, logging.INFO, at_ms) for text in texts]
     write_lines(lines)
     monkeypatch.undo()
-    assert capfd.readouterr().err == "".join(f"INFO {text}\n" for text, _ in lines)
+    at = datetime.fromtimestamp(at_ms / 1000).strftime("%Y-%m-%d %H:%M:%S")
+    assert capfd.readouterr().err == "".join(f"{at},007 INFO {text}\n" for text in texts)
     assert sizes[0] <= 4_096
 
 

@@ -6,7 +6,9 @@ import logging
 import threading
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Callable, Sequence, Tuple
+from typing import Callable, NamedTuple, Sequence
+
+from spark_groupsource.clock import SystemClock
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_QUEUED_LINES = 1_000
@@ -14,14 +16,26 @@ _CLOSE_TIMEOUT_S = 2.0
 # a wake-up of the thread for each line, or a system call for each, would take the interpreter's lock as often
 _PAUSE_S = 0.01
 
-ReportLine = Tuple[str, int]
-"""A log line and its level of `logging`."""
+
+class ReportLine(NamedTuple):
+    """A log line.
+
+    Attributes:
+        level: of `logging`.
+        at_ms: when it was reported, epoch ms; it may be written later.
+    """
+
+    text: str
+    level: int
+    at_ms: int
+
+
 WriteLines = Callable[[Sequence[ReportLine]], object]
 
 
 def log_report(lines: Sequence[ReportLine]) -> None:
     """Passes log lines to the logger of this module."""
-    for text, level in lines:
+    for text, level, _ in lines:
         with suppress(Exception):  # of a filter or handler; the following lines may be accepted
             _LOGGER.log(level, text)
 
@@ -35,6 +49,7 @@ class ReportWriter:
 
     def __init__(self, write: WriteLines) -> None:
         self._write = write
+        self._clock = SystemClock()
         self._lines: SimpleQueue[ReportLine | None] = SimpleQueue()
         self._writing = 0  # lines that `write` has not returned from
         self._dropped = 0
@@ -44,7 +59,7 @@ class ReportWriter:
 
     def __call__(self, line: str, level: int = logging.WARNING, /) -> None:
         if self._lines.qsize() + self._writing < _MAX_QUEUED_LINES:
-            self._lines.put((line, level))
+            self._lines.put(ReportLine(line, level, self._clock.timestamp_ms()))
         else:
             self._dropped += 1
 
@@ -64,7 +79,7 @@ class ReportWriter:
             dropped, self._dropped = self._dropped, 0
             if dropped:
                 text = f"[broker] Dropped log lines that the output did not accept: {dropped:,}."
-                self._write_lines([(text, logging.WARNING)])
+                self._write_lines([ReportLine(text, logging.WARNING, self._clock.timestamp_ms())])
             if self._lines.qsize() < _MAX_QUEUED_LINES // 2:
                 self._closing.wait(_PAUSE_S)
 

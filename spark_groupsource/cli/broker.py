@@ -14,6 +14,7 @@ import click
 from spark_groupsource.cli.commands import command
 from spark_groupsource.cli.common import key_values, read_lines, read_properties
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.log_text import timed_line
 from spark_groupsource.net import parse_listen_address
 
 if TYPE_CHECKING:
@@ -110,10 +111,10 @@ def broker(
 
 
 def write_lines(lines: Sequence[ReportLine]) -> None:
-    """Writes log lines to standard error, several with one system call."""
+    """Writes log lines with their local times to standard error, several with one system call."""
     block = b""
-    for text, level in lines:
-        line = f"{logging.getLevelName(level)} {text}\n".encode()
+    for text, level, at_ms in lines:
+        line = f"{timed_line(text, logging.getLevelName(level), at_ms)}\n".encode()
         if block and len(block) + len(line) > _ATOMIC_WRITE_BYTES:
             _write_block(block)
             block = b""

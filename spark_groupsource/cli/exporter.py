@@ -18,9 +18,9 @@ from spark_groupsource.cli.commands import command, invalid_values
 from spark_groupsource.cli.common import cluster_options, one_line, open_cluster
 from spark_groupsource.cli.exporter_metrics import Sample, lag_samples, prometheus_text
 from spark_groupsource.cli.exporter_rebalances import RebalanceMetrics
-from spark_groupsource.clock import monotonic_ns
+from spark_groupsource.clock import SystemClock, monotonic_ns
 from spark_groupsource.errors import GroupSourceError
-from spark_groupsource.log_text import log_line
+from spark_groupsource.log_text import log_line, timed_line
 from spark_groupsource.monitor.selection import parse_selection
 from spark_groupsource.net import parse_listen_address
 from spark_groupsource.wire.messages import MetadataRequest
@@ -119,7 +119,7 @@ def metrics_text(parts: Sequence[MetricsPart]) -> str:
 
 
 def _log(text: str, level: int) -> None:
-    click.echo(f"{logging.getLevelName(level)} {log_line(text)}", err=True)
+    click.echo(timed_line(log_line(text), logging.getLevelName(level), SystemClock().timestamp_ms()), err=True)
 
 
 class _Handler(BaseHTTPRequestHandler):

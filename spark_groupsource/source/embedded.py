@@ -130,13 +130,14 @@ def main(run_dir: Path, data_dir: str | None) -> None:
     """Runs the broker until SIGTERM, or until no process listed in ``users`` is running."""
     from spark_groupsource.broker.embedded import EmbeddedBroker
 
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     ended = SignalFlag()
 
     def end(signal_number: int, frame: FrameType | None) -> None:
         ended.set()
 
     def report_wait() -> None:
-        print("Waiting for the previous broker of the directory to stop.", file=sys.stderr, flush=True)
+        _log.warning("[broker=embedded] Waiting for the previous broker of the directory to stop.")
 
     signal.signal(signal.SIGTERM, end)
     # the address is free before a broker has written all of its data

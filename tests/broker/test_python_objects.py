@@ -83,7 +83,7 @@ def test_only_start_and_with_start_a_broker() -> None:
         lambda: gs.connect(broker),
     ]
     for use in uses:
-        with pytest.raises(GroupSourceError, match=r"^The embedded broker is not running. Call start\(\), or use it as"):
+        with pytest.raises(GroupSourceError, match=r"^The embedded broker is not running. Call start\(\), or use"):
             use()
     assert broker.data_dir is None and threading.active_count() == before
     with broker:

@@ -1,6 +1,7 @@
 """Addresses embedded and embedded:DIR: start, sharing and exit of the broker."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -85,6 +86,8 @@ def test_broker_starts_when_the_previous_one_of_its_directory_has_stopped(applic
             log = run_dir / "log"
             wait_until(lambda: log.exists() and "Waiting for the previous" in log.read_text(), "the broker waits")
             assert not (run_dir / "address").exists()
+            line = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} WARNING \[broker=embedded\] Waiting"
+            assert re.match(line, log.read_text())
         assert started.result().startswith("127.0.0.1:")
     kill_application(application, run_dir)
 
