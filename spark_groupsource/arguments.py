@@ -43,6 +43,15 @@ def check_positive(name: str, value: Any, unit: str) -> None:
     raise ConfigurationError(f"Argument {name} must be a positive number of {unit}, got {shown(value)}.")
 
 
+def check_query(name: str, value: Any) -> None:
+    """Raises: ConfigurationError unless `value` is a streaming query of Spark."""
+    # without a call of the JVM
+    if "isActive" not in dir(value):
+        raise ConfigurationError(
+            f"Argument {name} must be a streaming query, the result of start(), got {shown(value)}."
+        )
+
+
 def shown(value: Any) -> str:
     """Returns a short form of a value for an error message, in one line."""
     text = " ".join(repr(value).split())
@@ -51,15 +60,18 @@ def shown(value: Any) -> str:
     return text if isinstance(value, (str, int, float, type(None))) else f"{type(value).__name__} {text}"
 
 
-def near_names(name: str, known: Iterable[str]) -> str:
-    """Returns a sentence that says what a misspelled name may mean: the near names, else some of the known ones.
+def near_names(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """Returns a sentence that says what a misspelled name may mean: the near names of the known ones.
 
-    It is empty if no name is known.
+    Args:
+        otherwise: the sentence where none is near; None for one with some of the known names, empty if there are none.
     """
     by_lower = {each.lower(): each for each in sorted(set(known))}
     near = [by_lower[each] for each in difflib.get_close_matches(name.lower(), by_lower, n=3)]
     if near:
         return f"Did you mean {' or '.join(near)}?"
+    if otherwise is not None:
+        return otherwise
     return f"Known names: {bounded_names(sorted(by_lower.values()))}." if by_lower else ""
 
 

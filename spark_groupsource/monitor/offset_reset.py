@@ -120,8 +120,8 @@ class ResetPlan:
         """The new committed offset of each partition."""
         return {TopicPartition(row.topic, row.partition): row.new_offset for row in self.rows}
 
-    def execute(self) -> None:
-        """Commits the new offsets.
+    def execute(self) -> ResetPlan:
+        """Commits the new offsets; returns the plan, which shows what was committed.
 
         Raises: GroupSourceError while the group has members; BrokerError, NetworkError.
         """
@@ -130,6 +130,7 @@ class ResetPlan:
         commits = {tp: OffsetAndMetadata(offset) for tp, offset in self.offsets.items()}
         self._cluster.commit(self.group_id, commits)
         self.is_executed = True
+        return self
 
     def __repr__(self) -> str:
         lines = self._lines()

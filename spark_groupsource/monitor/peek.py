@@ -15,6 +15,7 @@ from spark_groupsource.errors import BrokerError, ConfigurationError
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.monitor.arrival_order import arrival_indexes
 from spark_groupsource.monitor.record_decoding import Decoder
+from spark_groupsource.monitor.row_filter import RowFilter
 from spark_groupsource.records.arrow import decode_fetched
 from spark_groupsource.values.python_values import python_values
 
@@ -51,8 +52,8 @@ def peek(cluster: ClusterClient, query: PeekQuery, decoders: Mapping[str, Decode
 
     At most `MAX_RECORDS` records and about `MAX_BYTES` bytes are read, which bounds a filter, too.
 
-    Raises: ConfigurationError for an unknown partition and for records that a decoder rejects; BrokerError,
-        NetworkError.
+    Raises: ConfigurationError for an unknown partition, records that a decoder rejects, and a filter expression with a
+        name that no record has; BrokerError, NetworkError.
     """
     info = cluster.describe_topics([query.topic], refresh=True)[query.topic]
     if query.partition is not None and query.partition not in info.partitions:
@@ -99,7 +100,9 @@ def _rows(
     columns = {name: python_values(table.column(name)) for name in _COLUMNS}
     for name, decoder in decoders.items():
         columns[name] = decoder(name, columns[name])
-    rows = (dict(zip(columns, values)) for values in zip(*columns.values()))
+    rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
+    if isinstance(query.matches, RowFilter):
+        query.matches.check_names(rows)
     timed = zip(table.column("timestamp").cast(pa.int64()).to_pylist(), rows)
     return [(time, row) for time, row in timed if query.matches is None or query.matches(row)]
 

@@ -8,6 +8,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 import pyarrow as pa
 
+from spark_groupsource.arguments import shown
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.values.decoded import Malformed
 from spark_groupsource.values.framed_json import parse_json, seems_json
@@ -34,17 +35,17 @@ def decoders(
         message: name of the Protobuf message.
     Raises: ConfigurationError.
     """
+    formats = [*_DECODERS, *_WITH_SCHEMA]
+    names: Any = decode
     if isinstance(decode, str):
-        names: Mapping[str, str] = {"value": decode} if decode in _WITH_SCHEMA else {"key": decode, "value": decode}
-    else:
-        names = decode
+        names = {"value": decode} if decode in _WITH_SCHEMA else {"key": decode, "value": decode}
+    if not isinstance(names, Mapping) or not all(c in ("key", "value") and n in formats for c, n in names.items()):
+        raise ConfigurationError(
+            f"Argument decode must be one of {', '.join(formats)}, or a mapping from key and value to one of them, "
+            f"got {shown(decode)}."
+        )
     found: dict[str, Decoder] = {}
     for column, name in names.items():
-        if column not in ("key", "value") or name not in _DECODERS and name not in _WITH_SCHEMA:
-            raise ConfigurationError(
-                f"Argument decode must be one of {', '.join([*_DECODERS, *_WITH_SCHEMA])}, or a mapping from key and "
-                f"value to one of them, got {decode!r}."
-            )
         if name in _WITH_SCHEMA:
             found[column] = _with_schema(column, name, schema, message, written.get(column))
         else:

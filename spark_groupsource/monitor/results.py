@@ -50,6 +50,10 @@ class Result:
         order = pc.sort_indices(self._table, sort_keys=[(column, "descending")])
         return self.of_table(self._title, self._table.take(order))
 
+    def last(self, count: int) -> Result:
+        """Returns the last `count` rows."""
+        return self.of_table(self._title, self._table.slice(max(len(self) - count, 0)))
+
     def arrow(self) -> pa.Table:
         """Returns the rows as an Arrow table."""
         return self._table

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import operator
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
+from spark_groupsource.arguments import near_names
 from spark_groupsource.errors import ConfigurationError
 
 _EXAMPLE = "delay > 60 and carrier == 'UA'"
@@ -19,10 +20,47 @@ _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def parse_filter(text: str) -> Callable[[Mapping[str, Any]], bool]:
+Row = Mapping[str, Any]
+
+
+class RowFilter:
+    """Selects rows by an expression; a row for which the expression fails is not selected."""
+
+    def __init__(self, tree: ast.expr) -> None:
+        self._tree = tree
+
+    def __call__(self, row: Row) -> bool:
+        try:
+            return bool(_value(self._tree, row))
+        except (KeyError, TypeError, IndexError, ZeroDivisionError, AttributeError):
+            return False
+
+    def check_names(self, rows: Sequence[Row]) -> None:
+        """Checks that some row has each name of the expression; a misspelled one would select nothing.
+
+        Raises: ConfigurationError with the near names.
+        """
+        for path in _paths(self._tree) if rows else ():
+            parents = list(rows)
+            for at, name in enumerate(path):
+                known = [set(_names(parent) if at == 0 else parent) for parent in parents]
+                if not any(name in names for names in known):
+                    full = ".".join(map(str, path[: at + 1]))
+                    hint = near_names(str(name), {str(each) for names in known for each in names})
+                    raise ConfigurationError(
+                        f"Argument where names {full}, which none of the {len(rows):,} records read has. {hint}"
+                    )
+                found = [_named(name, p) if at == 0 else p[name] for p, names in zip(parents, known) if name in names]
+                parents = [each for each in found if isinstance(each, Mapping)]
+                if not parents:
+                    # a text, a list or null: the expression is evaluated as it is
+                    break
+
+
+def parse_filter(text: str) -> RowFilter:
     """Parses an expression of names, constants, comparisons, ``and``, ``or``, ``not``, ``in``, ``+ - / %`` and ``[]``.
 
-    A name is a column, or a field of a decoded value. A row for which the expression fails does not match.
+    A name is a column, or a field of a decoded value.
 
     Raises: ConfigurationError.
     """
@@ -33,14 +71,33 @@ def parse_filter(text: str) -> Callable[[Mapping[str, Any]], bool]:
         raise ConfigurationError(
             f"Argument where must be a function or an expression such as {_EXAMPLE}, got {text!r}: {error}."
         ) from error
+    return RowFilter(tree)
 
-    def matches(row: Mapping[str, Any]) -> bool:
-        try:
-            return bool(_value(tree, row))
-        except (KeyError, TypeError, IndexError, ZeroDivisionError, AttributeError):
-            return False
 
-    return matches
+def _paths(tree: ast.expr) -> Iterator[tuple[Any, ...]]:
+    """Yields the names of the expression with the fields that are selected of each: ``b.c[1]`` is (b, c)."""
+    inner: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)) and id(node) not in inner:
+            path: list[Any] = []
+            at: ast.expr = node
+            while isinstance(at, (ast.Attribute, ast.Subscript)):
+                inner.add(id(at.value))
+                if isinstance(at, ast.Attribute):
+                    path.insert(0, at.attr)
+                elif isinstance(at.slice, ast.Constant) and isinstance(at.slice.value, str):
+                    path.insert(0, at.slice.value)
+                else:
+                    path.clear()
+                at = at.value
+            if isinstance(at, ast.Name):
+                yield (at.id, *path)
+
+
+def _names(row: Row) -> set[str]:
+    """Returns the columns of a row and the fields of its decoded key and value."""
+    fields = (row.get(column) for column in ("value", "key"))
+    return set(row).union(*(each for each in fields if isinstance(each, Mapping)))
 
 
 _ALLOWED = (

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterator, Mapping
 
+from spark_groupsource.arguments import check_integer, check_mapping, check_text, near_names, shown
+from spark_groupsource.client.admin import describe_groups, list_topics
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings, without_prefix
 from spark_groupsource.config_providers import resolve
-from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, GroupSourceError
 from spark_groupsource.monitor.definitions import TABLES
 from spark_groupsource.monitor.explanation import Explanation
+from spark_groupsource.monitor.near_names import missing_group_text
 from spark_groupsource.monitor.offset_reset import (
     ALL_COMMITTED,
     ResetPlan,
@@ -45,6 +49,10 @@ def connect(bootstrap: Any, **kafka: Any) -> Cluster:
         >>> cluster = connect("localhost:9092")
         >>> cluster.group("billing").lag()
     """
+    if not isinstance(bootstrap, str) and "bootstrap_servers" not in dir(bootstrap):
+        raise ConfigurationError(
+            f"Argument bootstrap must be HOST:PORT or an EmbeddedBroker, got {shown(bootstrap)}."
+        )
     address = bootstrap if isinstance(bootstrap, str) else bootstrap.bootstrap_servers
     parsed = parse_settings(address, kafka)
     client = ClusterClient(parsed.bootstrap, parsed)
@@ -130,20 +138,29 @@ class Cluster:
             registry: options of a schema registry, for example ``{"schema.registry.url": "http://localhost:8081"}``;
                 names are those of the source without ``value.``.
             partition: None for all partitions.
-        Raises: ConfigurationError for an invalid argument and records that cannot be decoded; BrokerError,
-            NetworkError.
+        Raises: ConfigurationError for an invalid argument, an expression with a name that no record has, and records
+            that cannot be decoded; BrokerError, NetworkError.
         """
-        if not 0 <= last <= MAX_RECORDS:
-            raise ConfigurationError(f"Argument last must be between 0 and {MAX_RECORDS}, got {last}.")
+        check_text("topic", topic, meaning="the name of a topic")
+        check_integer("last", last, 0, MAX_RECORDS)
+        check_integer("partition", partition, 0, optional=True)
+        check_text("message", message, optional=True)
+        check_mapping("registry", registry, "a mapping from options of a registry to values", optional=True)
         matches = parse_filter(where) if isinstance(where, str) else where
+        if matches is not None and not callable(matches):
+            raise ConfigurationError(f"Argument where must be a function or an expression, got {shown(where)}.")
         timestamp_ms = None if at is None else _timestamp_ms(at, self._client.clock.timestamp_ms())
         query = PeekQuery(topic, last, timestamp_ms, partition, matches)
+        given = {option: _text(value) for option, value in (registry or {}).items()}
         columns = () if registry is None else ("key", "value")
-        written = {name: registry_format(name, "avro", registry or {}) for name in columns}
-        return Result.of_table(topic, peek(self._client, query, decoders(decode, schema, written, message)))
+        written = {name: registry_format(name, "avro", given) for name in columns}
+        decoding = decoders(decode, schema, written, message)
+        with self._near_topics(topic):
+            return Result.of_table(topic, peek(self._client, query, decoding))
 
     def group(self, name: str) -> Group:
-        """Returns one consumer group, which need not exist yet."""
+        """Returns one consumer group, which need not exist yet. Raises: ConfigurationError for another type."""
+        check_text("name", name, meaning="the name of a group")
         return Group(self, name)
 
     def close(self) -> None:
@@ -159,6 +176,20 @@ class Cluster:
     def __repr__(self) -> str:
         return f"Cluster({self._address!r})"
 
+    @contextmanager
+    def _near_topics(self, topic: str | None) -> Iterator[None]:
+        """Adds the near names to the error for a topic that does not exist."""
+        try:
+            yield
+        except BrokerError as error:
+            if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or topic is None:
+                raise
+            known = list_topics(self._client)
+            missing = [name for name in map(str.strip, topic.split(",")) if name not in known]
+            if not missing:
+                raise
+            raise BrokerError(error.code, error.operation, f"{error.hint} {near_names(missing[0], known)}") from None
+
     def _read(
         self,
         table: str,
@@ -168,6 +199,8 @@ class Cluster:
         topic: str | None = None,
         columns: tuple[str, ...] = (),
     ) -> Result:
+        for name, value in (("group", group), ("topic", topic)):
+            check_text(name, value, optional=True, meaning=f"the name of a {name} or a regular expression")
         definition = TABLES[table]
         if columns:
             definition = definition._replace(columns=tuple(map(definition.column, columns)))
@@ -177,11 +210,16 @@ class Cluster:
             groups if group is None else parse_selection("group", group),
             None if topic is None else parse_selection("topic", topic),
         )
-        return Result(definition, read_rows(self._client, query))
+        with self._near_topics(topic):
+            return Result(definition, read_rows(self._client, query))
 
 
 class Group:
-    """One consumer group; each call reads it again."""
+    """One consumer group; each call reads it again.
+
+    Each method raises GroupSourceError, with the near names, for a group that does not exist; a group with a history
+    exists for `history` and `why`.
+    """
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster = cluster
@@ -198,8 +236,8 @@ class Group:
         """
         if by is None:
             return self._cluster._read("lag", groups=self._selection, topic=topic)
-        if by not in _MEASURES:
-            raise ConfigurationError(f"Argument by must be one of {', '.join(_MEASURES)}, got {by!r}.")
+        if by not in list(_MEASURES):
+            raise ConfigurationError(f"Argument by must be one of {', '.join(_MEASURES)}, got {shown(by)}.")
         columns = (*_LAG_COLUMNS, *_MEASURES[by])
         found = self._cluster._read("lag", groups=self._selection, topic=topic, columns=columns)
         return found.sorted_by(_MEASURES[by][0] if _MEASURES[by] else "lag")
@@ -210,15 +248,26 @@ class Group:
 
     def offsets(self, topic: str | None = None) -> Result:
         """Returns the committed offsets."""
-        return self._cluster._read("offsets", groups=self._selection, topic=topic)
+        found = self._cluster._read("offsets", groups=self._selection, topic=topic)
+        if not len(found):
+            self.check_exists()
+        return found
 
-    def history(self) -> Result:
-        """Returns the rebalances: from events where there are some, else from the history in `__consumer_offsets`."""
-        return self._cluster._read("rebalances", groups=self._selection)
+    def history(self, last: int | None = None) -> Result:
+        """Returns the last rebalances, None for all: from events, else from the history in `__consumer_offsets`."""
+        check_integer("last", last, 0, optional=True)
+        found = self._cluster._read("rebalances", groups=self._selection)
+        if not len(found):
+            self.check_exists()
+        return found if last is None else found.last(last)
 
     def why(self, last: int | None = 5) -> Explanation:
         """Explains the last rebalances in sentences and names the settings to change; None for all."""
-        return read_history(self._cluster._client, self.name).explain(last)
+        check_integer("last", last, 0, optional=True)
+        found = read_history(self._cluster._client, self.name)
+        if not found.rebalances:
+            self.check_exists()
+        return found.explain(last)
 
     def reset(
         self,
@@ -228,6 +277,8 @@ class Group:
     ) -> ResetPlan:
         """Plans new committed offsets; only `ResetPlan.execute` commits them, and only without running members.
 
+        With `topic` the group need not exist; a warning of the plan says so.
+
         Args:
             to: ``earliest``, ``latest``, ``current``, an offset (``100``), a shift (``"+10"``, ``"-10"``), a time back
                 (``"-1h"``, a timedelta) or a time (``"2026-01-31T10:00:00"``, a datetime).
@@ -236,6 +287,11 @@ class Group:
                 which offset decides.
         Raises: ConfigurationError, GroupSourceError for an impossible reset; BrokerError, NetworkError.
         """
+        if isinstance(to, bool) or not isinstance(to, (str, int, datetime, timedelta)):
+            raise ConfigurationError(f"Argument to must be a text, an offset, a time or a duration, got {shown(to)}.")
+        check_text("topic", topic, optional=True, meaning="the name of a topic")
+        if not isinstance(checkpoint, (str, Path, type(None))):
+            raise ConfigurationError(f"Argument checkpoint must be a directory or None, got {shown(checkpoint)}.")
         client = self._cluster._client
         scope = ALL_COMMITTED if topic is None else parse_scope([topic])
         rule = None
@@ -243,7 +299,28 @@ class Group:
             from spark_groupsource.source.checkpoint import read_checkpoint
 
             rule = read_checkpoint(checkpoint).restart_rule(client, self.name)
-        return plan(client, self.name, scope, parse_target(to, client.clock.timestamp_ms()), rule)
+        with self._cluster._near_topics(None if topic is None else topic.partition(":")[0]):
+            planned = plan(client, self.name, scope, parse_target(to, client.clock.timestamp_ms()), rule)
+        if all(row.current_offset is None for row in planned.rows):
+            self._check_reset(planned)
+        return planned
+
+    def _check_reset(self, planned: ResetPlan) -> None:
+        """Warns of a group that does not exist yet. Raises: GroupSourceError for a plan without partitions."""
+        if not planned.rows:
+            self.check_exists()
+            raise GroupSourceError(
+                f"Group {self.name!r} has no committed offsets, so nothing is selected. Set argument topic."
+            )
+        try:
+            self.check_exists()
+        except GroupSourceError as error:
+            planned.warnings += (f"{error} execute() creates the group.",)
+
+    def check_exists(self) -> None:
+        client = self._cluster._client
+        if describe_groups(client, [self.name])[self.name].state == "Dead":
+            raise GroupSourceError(missing_group_text(client, self.name))
 
     def __repr__(self) -> str:
         return f"Group({self.name!r})"
@@ -258,16 +335,16 @@ _MEASURES: Mapping[str, tuple[str, ...]] = {
 
 
 def _timestamp_ms(at: str | int | datetime | timedelta, timestamp_ms: int) -> int:
-    if isinstance(at, int):
+    if isinstance(at, int) and not isinstance(at, bool):
         return at
-    try:
-        target = parse_target(at, timestamp_ms)
-    except ConfigurationError:
-        target = None
+    target = None
+    if isinstance(at, (str, datetime, timedelta)):
+        with suppress(ConfigurationError):
+            target = parse_target(at, timestamp_ms)
     if target is None or target.kind is not TargetKind.TIMESTAMP:
         raise ConfigurationError(
             "Argument at must be a time back such as -10m (ms, s, m, h or d), an ISO time, a datetime or epoch ms, "
-            f"got {at!r}."
+            f"got {shown(at)}."
         )
     return target.value
 

@@ -34,7 +34,7 @@ def group_timeline(group: Group, samples: Sequence[GroupEvent] = ()) -> Timeline
 
     Args:
         samples: of the lag, of queries of this driver.
-    Raises: BrokerError, NetworkError.
+    Raises: GroupSourceError for a group that does not exist; BrokerError, NetworkError.
     """
     client, selection = group._cluster._client, NameSelection((group.name,))
     log = GroupLogReader(client, selection, keeps_commits=True).read().get(group.name) or GroupLog()
@@ -42,6 +42,8 @@ def group_timeline(group: Group, samples: Sequence[GroupEvent] = ()) -> Timeline
     found = read_history(client, group.name, log).rebalances
     history = coordinator or list(events_of_history(group.name, log.records, found))
     events = [*history, *log.reports, *samples]
+    if not events:
+        group.check_exists()
     return timeline(group.name, [*events, *_inferred_lag(client, group.name, log.commits, events)], found)
 
 

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
+from spark_groupsource.arguments import check_integer, check_text
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.monitor.timeline_values import Timeline
 from spark_groupsource.notebook.cluster import Group
@@ -43,9 +44,11 @@ def timeline(
         group: name of the group, for a file with several.
         generation: shows only the rebalance that produced this generation.
         cluster: result of ``connect``, for a query whose brokers require security settings.
-    Raises: ConfigurationError for another kind of source, and for a query that has not read yet; OSError; BrokerError,
-        NetworkError.
+    Raises: ConfigurationError for another kind of source, and for a query that has not read yet; GroupSourceError for a
+        group that does not exist; OSError; BrokerError, NetworkError.
     """
+    check_text("group", group, optional=True, meaning="the name of a group")
+    check_integer("generation", generation, 0, optional=True)
     if isinstance(source, Timeline):
         found = source
     elif isinstance(source, (str, Path)):
@@ -59,6 +62,10 @@ def timeline(
 
 
 def _of_file(path: Path, group: str | None) -> Timeline:
+    if not path.exists():
+        raise ConfigurationError(
+            f"Argument source: file {path} does not exist. For a group, give connect(...).group({path.name!r})."
+        )
     found = file_timelines(path)
     if group is None and len(found) > 1:
         names = ", ".join(sorted(found))

@@ -228,7 +228,15 @@ def register(spark: SparkSession) -> None:
 
     ``format("groupsource")`` works without registration; then ``members=auto`` is the driver's number of processors.
     A Spark that does not replace a data source of the environment (4.0) ignores the registration, with a warning.
+
+    Raises: ConfigurationError for another object.
     """
+    if not hasattr(spark, "dataSource"):
+        # Spark imports this module at every lookup
+        from spark_groupsource.arguments import shown
+        from spark_groupsource.errors import ConfigurationError
+
+        raise ConfigurationError(f"Argument spark must be a Spark session, got {shown(spark)}.")
     from pyspark.errors import AnalysisException
 
     from spark_groupsource.source.batch_listener import report_finished_batches

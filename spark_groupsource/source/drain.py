@@ -12,6 +12,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any, Mapping
 
+from spark_groupsource.arguments import check_positive, check_query
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ConfigurationError, NetworkError, RequestTimeoutError
 from spark_groupsource.net import LocalChannel, dial_local
@@ -35,9 +36,12 @@ def stop_gracefully(query: StreamingQuery, timeout_s: float = 60.0) -> None:
     Args:
         timeout_s: maximum wait for the batch in flight, in seconds; then the query is stopped without a drain.
 
-    Raises: TimeoutError when the query was stopped without a drain, so another member may repeat its last batch.
+    Raises: ConfigurationError for another object; TimeoutError when the query was stopped without a drain, so another
+        member may repeat its last batch.
         Under Spark Connect, table ``queries`` requests the drain on the server.
     """
+    check_query("query", query)
+    check_positive("timeout_s", timeout_s, "seconds")
     clock = SystemClock()
     deadline_ms = clock.now_ms() + int(timeout_s * 1000)
     drain = _RemoteDrain(query) if is_remote(query) else _Drain(query)

@@ -8,7 +8,8 @@ from typing import Any, Callable, Iterator, Mapping
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from spark_groupsource.errors import GroupSourceError
+from spark_groupsource.arguments import shown
+from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.log_text import log_line
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor.event_rebalances import rebalances_from_events
@@ -77,6 +78,8 @@ class LagListener(StreamingQueryListener):
     """
 
     def __init__(self, callback: Callable[[LagReport], object] | None = None) -> None:
+        if callback is not None and not callable(callback):
+            raise ConfigurationError(f"Argument callback must be a function, got {shown(callback)}.")
         self.last: dict[str, list[LagReport]] = {}
         self._callback = callback
         # query id -> index of the source -> generation of the last reported rebalance

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, Iterator
 
+from spark_groupsource.arguments import check_positive, check_query
 from spark_groupsource.source.drain import stop_gracefully
 from spark_groupsource.source.signal_flag import SignalFlag
 
@@ -38,9 +39,12 @@ def run_until_signal(*queries: StreamingQuery, timeout_s: float = 60.0) -> None:
         queries: running streaming queries of one Spark session.
         timeout_s: maximum duration of the drain, in seconds; the queries are drained at the same time.
 
-    Raises: StreamingQueryException when a query failed; TimeoutError when a query did not drain in time, after the
-        drains of the others.
+    Raises: ConfigurationError for another object; StreamingQueryException when a query failed; TimeoutError when a
+        query did not drain in time, after the drains of the others.
     """
+    for query in queries:
+        check_query("queries", query)
+    check_positive("timeout_s", timeout_s, "seconds")
     if not queries:
         return
     requested = SignalFlag()

@@ -13,6 +13,7 @@ from schema_registry import SchemaRegistryServer
 
 import spark_groupsource as gs
 from spark_groupsource.errors import BrokerError, ConfigurationError, GroupSourceError
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.monitor.record_decoding import decoders
 from spark_groupsource.monitor.row_filter import parse_filter
 
@@ -43,7 +44,7 @@ def test_the_last_records(cluster: Any) -> None:
     assert found.arrow().column_names == ["partition", "offset", "timestamp", "key", "value"]
     assert len(cluster.peek("flights")) == 20 and len(cluster.peek("flights", last=100)) == 50
     assert len(cluster.peek("flights", last=0)) == len(cluster.peek("empty")) == 0
-    assert {row["group"] for row in cluster.groups()} <= {"reset"}
+    assert {row["group"] for row in cluster.groups()} <= {"reset", "billing"}
 
 
 def test_records_since_a_time(cluster: Any) -> None:
@@ -58,7 +59,36 @@ def test_records_since_a_time(cluster: Any) -> None:
 def test_filters(cluster: Any) -> None:
     assert numbers(cluster.peek("flights", last=2, where="n < 10 and carrier == 'UA'")) == [7, 9]
     assert numbers(cluster.peek("flights", where=lambda row: row["offset"] == 3)) == [3]
-    assert len(cluster.peek("flights", where="missing > 3")) == 0
+    assert len(cluster.peek("empty", where="missing > 3")) == 0
+    # the records are not objects
+    assert len(cluster.peek("mixed", where="value == 'text'")) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "hint"),
+    [
+        ("carier == 'UA'", "carier", "Did you mean carrier?"), ("Carrier == 'UA'", "Carrier", "Did you mean carrier?"),
+        ("n < 0 and ofset > 3", "ofset", "Did you mean offset?"), ("n > 1 or delay > 3", "delay", "Known names: "),
+        ("value.carier == 'UA'", "value.carier", "Did you mean carrier?"), ("n == nul", "nul", "Known names: "),
+        ("value['m'] == 3", "value.m", "Known names: carrier, n."), ("not missing", "missing", "Known names: "),
+        ("[x, n] == [1, 2]", "x", "Known names: carrier, key, n, offset, partition and 3 more."),
+    ],
+)  # fmt: skip
+def test_a_name_that_no_record_has_is_an_error(cluster: Any, text: str, name: str, hint: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        cluster.peek("flights", where=text)
+    start = f"Argument where names {name}, which none of the 50 records read has. "
+    assert str(raised.value).startswith(start) and hint in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_name_that_some_record_has_is_accepted() -> None:
+    rows = [{"value": {"a": 1, "b": {"c": [1]}}}, {"value": {"d": None, "b": 5}}, {"value": "text", "key": {"k": 1}}]
+    for text in ("a == 1", "d == 2", "b.c[0] == 1", "b['c'][0] == 1", "d.e == 1", "k == 1", "value == 'text'", "a.b"):
+        parse_filter(text).check_names(rows)
+    for text in ("b.e == 1", "b['e'] == 1", "c == 1", "value.k == 1", "key.a"):
+        with pytest.raises(ConfigurationError, match="none of the 3 records"):
+            parse_filter(text).check_names(rows)
+    parse_filter("anything").check_names([])
 
 
 @pytest.mark.parametrize("text", ["__import__('os')", "n >", "n.__class__()", "[x for x in y]", "lambda: 1", "2 ** 9"])
@@ -144,20 +174,94 @@ def test_invalid_arguments(cluster: Any) -> None:
         decoders("xml")
     with pytest.raises(ConfigurationError, match="requires a schema"):
         decoders("avro")
-    with pytest.raises(ConfigurationError, match="Argument last must be between 0 and 10000"):
-        cluster.peek("flights", last=-1)
     with pytest.raises(ConfigurationError, match="one of the 1 partitions of topic flights, got 9"):
         cluster.peek("flights", partition=9)
-    with pytest.raises(BrokerError, match="The topic does not exist"):
+    with pytest.raises(BrokerError, match="The topic does not exist. Create it, or correct the name. Known names: av"):
         cluster.peek("unknown")
+
+
+# the argument, and a call of a cluster or a group
+WRONG_TYPES: list[tuple[str, Any]] = [
+    ("last", lambda c: c.peek("flights", last="3")), ("last", lambda c: c.peek("flights", last=-1)),
+    ("last", lambda c: c.peek("flights", last=None)), ("last", lambda c: c.peek("flights", last=10_001)),
+    ("last", lambda c: c.peek("flights", last=True)), ("last", lambda c: c.peek("flights", last=2.0)),
+    ("topic", lambda c: c.peek(3)), ("topic", lambda c: c.peek(["flights"])), ("topic", lambda c: c.peek("")),
+    ("at", lambda c: c.peek("flights", at=2.5)), ("at", lambda c: c.peek("flights", at=["-10m"])),
+    ("at", lambda c: c.peek("flights", at=True)), ("where", lambda c: c.peek("flights", where=3)),
+    ("where", lambda c: c.peek("flights", where={"n": 3})), ("decode", lambda c: c.peek("flights", decode=3)),
+    ("decode", lambda c: c.peek("flights", decode=["json"])),
+    ("decode", lambda c: c.peek("flights", decode={1: "hex"})),
+    ("decode", lambda c: c.peek("flights", decode={"value": ["hex"]})),
+    ("decode", lambda c: c.peek("flights", decode=None)),
+    ("registry", lambda c: c.peek("flights", registry="http://x")),
+    ("message", lambda c: c.peek("flights", message=3)), ("partition", lambda c: c.peek("flights", partition="0")),
+    ("partition", lambda c: c.peek("flights", partition=-1)), ("partition", lambda c: c.peek("flights", partition=[0])),
+    ("topic", lambda c: c.topics(3)), ("topic", lambda c: c.topics(["flights"])),
+    ("topic", lambda c: c.partitions(b"f")),
+    ("group", lambda c: c.groups(3)), ("name", lambda c: c.group(3)), ("name", lambda c: c.group("")),
+    ("name", lambda c: c.group(None)), ("topic", lambda c: c.group("g").lag(3)),
+    ("by", lambda c: c.group("g").lag(by="age")), ("by", lambda c: c.group("g").lag(by=["time"])),
+    ("by", lambda c: c.group("g").lag(by=3)), ("topic", lambda c: c.group("g").offsets(["flights"])),
+    ("last", lambda c: c.group("g").history("3")), ("last", lambda c: c.group("g").history(-1)),
+    ("last", lambda c: c.group("g").why("3")), ("last", lambda c: c.group("g").why(2.5)),
+    ("to", lambda c: c.group("g").reset(None)), ("to", lambda c: c.group("g").reset(1.5)),
+    ("to", lambda c: c.group("g").reset(True)), ("to", lambda c: c.group("g").reset("soon")),
+    ("topic", lambda c: c.group("g").reset("latest", topic=["flights"])),
+    ("checkpoint", lambda c: c.group("g").reset("latest", checkpoint=3)),
+    ("bootstrap", lambda c: gs.connect(None)), ("bootstrap", lambda c: gs.connect(9092)),
+    ("interval_s", lambda c: gs.watch(c.group("g"), interval_s="1")),
+    ("interval_s", lambda c: gs.watch(c.group("g"), interval_s=0)),
+    ("generation", lambda c: gs.timeline(c.group("g"), generation="3")),
+    ("group", lambda c: gs.timeline(c.group("g"), group=3)), ("source", lambda c: gs.timeline("no-such-file")),
+    ("query", lambda c: gs.stop_gracefully("query")), ("queries", lambda c: gs.run_until_signal("query")),
+    ("timeout_s", lambda c: gs.run_until_signal(timeout_s="60")),
+    ("callback", lambda c: gs.LagListener("print")), ("spark", lambda c: gs.register("spark")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", range(len(WRONG_TYPES)))
+def test_an_argument_of_a_wrong_type_is_named_in_one_line(cluster: Any, case: int) -> None:
+    name, call = WRONG_TYPES[case]
+    with pytest.raises(ConfigurationError, match=rf"^Argument {name}\b[^\n]*(, got [^\n]*|\))\.$"):
+        call(cluster)
+
+
+def test_a_group_that_does_not_exist_is_the_same_error_everywhere(cluster: Any) -> None:
+    # private: the interface of notebooks commits nothing
+    cluster._client.commit("billing", {TopicPartition("flights", 0): OffsetAndMetadata(3)})
+    group = cluster.group("biling")
+    methods = (group.lag, group.members, group.offsets, group.history, group.why, lambda: group.lag(by="time"))
+    for call in (*methods, lambda: group.reset("latest"), lambda: gs.timeline(group)):
+        with pytest.raises(GroupSourceError, match="^Consumer group 'biling' does not exist. Did you mean .?billing"):
+            call()
+    with pytest.raises(GroupSourceError, match="^Consumer group 'zzz' does not exist. Run: groupsource groups list.$"):
+        cluster.group("zzz").why()
+    planned = group.reset("earliest", topic="flights")
+    assert "'biling' does not exist. Did you mean " in repr(planned) and "execute() creates the group." in repr(planned)
+    existing = cluster.group("billing")
+    calls = (existing.lag, existing.members, existing.offsets, existing.history)
+    assert [len(call()) for call in calls] == [1, 0, 1, 0]
+    assert "no rebalance is recorded" in repr(existing.why()) and existing.reset("latest").warnings == ()
+
+
+def test_a_topic_that_does_not_exist_is_named_with_near_names(cluster: Any) -> None:
+    group = cluster.group("billing")
+    cluster._client.commit("billing", {TopicPartition("flights", 0): OffsetAndMetadata(3)})
+    for call in (
+        cluster.peek, cluster.topics, cluster.partitions, group.lag, group.offsets,
+        lambda topic: group.reset("latest", topic=topic), lambda topic: group.reset("latest", topic=f"{topic}:0"),
+    ):  # fmt: skip
+        with pytest.raises(BrokerError, match="topic fligths failed: .* or correct the name. Did you mean flights.$"):
+            call("fligths")
 
 
 def test_a_reset_acts_only_when_it_is_executed(cluster: Any) -> None:
     group = cluster.group("reset")
     plan = group.reset("-1h", topic="flights")
     assert "not executed" in repr(plan) and "Call execute()" in repr(plan) and ">50</td>" in plan._repr_html_()
-    assert len(group.offsets()) == 0
-    plan.execute()
+    with pytest.raises(GroupSourceError, match="'reset' does not exist"):
+        group.offsets()
+    assert plan.execute() is plan and repr(plan).startswith("Reset of group 'reset', executed")
     assert [row["current_offset"] for row in group.offsets()] == [0] and "not executed" not in repr(plan)
     assert [row["lag"] for row in group.lag(by="time")] == [50]
     assert group.lag(by="bytes").arrow().column_names[-2:] == ["lag", "lag_bytes"]
