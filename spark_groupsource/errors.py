@@ -351,15 +351,11 @@ class DataLossError(GroupSourceError):
 
     Attributes:
         error_class: subclass of Spark's error condition `KAFKA_DATA_LOSS`, for example ``START_OFFSET_RESET``.
-        remedy: what to do, one or more sentences.
+        message: what was observed, and by which reader.
+        remedy: what to do, one or more sentences; what gives up records is last.
     """
 
-    def __init__(
-        self,
-        error_class: str,
-        message: str,
-        remedy: str = "Set option failOnDataLoss to false to continue with the available records.",
-    ) -> None:
+    def __init__(self, error_class: str, message: str, remedy: str) -> None:
         super().__init__(f"[KAFKA_DATA_LOSS.{error_class}] {message} {remedy}")
         self.error_class = error_class
         self.message = message

@@ -137,7 +137,7 @@ def test_broker_error() -> None:
         errors.NetworkError("Sending failed."),
         errors.BrokerError(ErrorCode.NOT_COORDINATOR, "Commit of group 'g'", "Try again."),
         GenerationMismatchError(group_id="g", member_id="m", generation_id=4, current_generation=5, cause="removed"),
-        errors.DataLossError("START_OFFSET_RESET", "t-0 begins at offset 5."),
+        errors.DataLossError("START_OFFSET_RESET", "t-0 begins at offset 5.", "Read again."),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -161,7 +161,6 @@ def test_generation_mismatch_error() -> None:
 
 
 def test_data_loss_error() -> None:
-    assert str(errors.DataLossError("START_OFFSET_RESET", "t-0 begins at offset 5.")) == (
-        "[KAFKA_DATA_LOSS.START_OFFSET_RESET] t-0 begins at offset 5. "
-        "Set option failOnDataLoss to false to continue with the available records."
+    assert str(errors.DataLossError("START_OFFSET_RESET", "t-0 begins at offset 5.", "Read again.")) == (
+        "[KAFKA_DATA_LOSS.START_OFFSET_RESET] t-0 begins at offset 5. Read again."
     )

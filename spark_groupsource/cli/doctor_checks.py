@@ -372,7 +372,8 @@ def evaluate_checkpoint(found: ComparedCheckpoint) -> Iterator[CheckResult]:
     beyond = [tp for tp, at in starts.items() if at is not None and at > (end if (end := ends[tp]) is not None else at)]
     if lost:
         text = f"A restart begins below the log start offset in {len(lost)} partitions: {bounded_names(lost)}."
-        yield CheckResult(Status.BAD, text, "Records are lost: set failOnDataLoss to false, or use a new checkpoint.")
+        remedy = "Commit offsets that exist: groupsource groups reset-offsets --to-earliest, with --topic for these."
+        yield CheckResult(Status.BAD, text, remedy)
     if beyond:
         text = f"A restart begins above the log end offset in {len(beyond)} partitions: {bounded_names(beyond)}."
         yield CheckResult(Status.BAD, text, "The topic was recreated or truncated: use a new checkpoint.")

@@ -76,6 +76,7 @@ class GroupBatchReader(DataSourceReader):
                 leader_epochs=leader_epochs,
                 known_brokers=known_brokers,
                 max_outage_ms=settings.default_api_timeout_ms,
+                is_batch=True,
             )
             for task in tasks
         ]
@@ -121,7 +122,7 @@ def _check_ends(lookup: OffsetLookup, options: SourceOptions, ends: Offsets) -> 
     """Replaces listed end offsets beyond the log end offset by it, or fails, according to failOnDataLoss."""
     listed = [p for p in ends if options.ending.listed(p) is not None and not options.ending.by_time]
     latest = lookup.latest(listed)
-    data_loss = DataLossPolicy(fail=options.fail_on_data_loss)
+    data_loss = DataLossPolicy(fail=options.fail_on_data_loss, is_batch=True)
     for p in listed:
         if ends[p] > latest[p]:
             data_loss.beyond_log_end(options.ending.option, p, ends[p], latest[p])

@@ -39,6 +39,7 @@ class SourceOffset:
         delivered: positions of partitions that this query has lost, where the group's committed offset was below.
         group_id: the group that the query was in; empty if unknown.
         schemas: column -> the version of a subject that is its schema.
+        cluster_id: id of the cluster of the positions; empty if unknown.
     """
 
     positions: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -52,6 +53,7 @@ class SourceOffset:
     delivered: Mapping[TopicPartition, int] = field(default_factory=dict)
     group_id: str = ""
     schemas: Mapping[str, ReaderSchema] = field(default_factory=dict)
+    cluster_id: str = ""
 
 
 class DecodedOffsets:
@@ -86,6 +88,8 @@ def encode_offset(offset: SourceOffset) -> dict[str, Any]:
         group = {"acquired": acquired, "generation": offset.generation_id, "reader": offset.reader}
         if offset.group_id:
             group["group_id"] = offset.group_id
+        if offset.cluster_id:
+            group["cluster_id"] = offset.cluster_id
         if offset.topic_ids:
             group["topic_ids"] = dict(sorted(offset.topic_ids.items()))
         if offset.partition_counts:
@@ -114,6 +118,7 @@ def decode_offset(encoded: Mapping[str, Any]) -> SourceOffset:
             reader=str(group.get("reader", "")),
             topic_ids={topic: str(topic_id) for topic, topic_id in group.get("topic_ids", {}).items()},
             group_id=str(group.get("group_id", "")),
+            cluster_id=str(group.get("cluster_id", "")),
             partition_counts=counts or _spark_counts(encoded),
             schemas={column: ReaderSchema.from_json(each) for column, each in group.get("schemas", {}).items()},
             **{name: _flatten(group.get(name, {})) for name in _PARTITION_FIELDS},

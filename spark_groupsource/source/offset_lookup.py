@@ -121,6 +121,10 @@ class OffsetLookup:
         found = {name: str(view.topics[name].topic_id or _NO_ID) for name in set(topics) & set(view.topics)}
         return {name: topic_id for name, topic_id in found.items() if topic_id != _NO_ID}
 
+    def cluster_id(self) -> str:
+        """Returns the id of the cluster, from cached metadata; empty if the brokers have none."""
+        return self._cluster.metadata(()).cluster_id or ""
+
     def partition_counts(self) -> dict[str, int]:
         """Returns topic -> number of partitions for every existing topic of the subscription, from cached metadata."""
         pattern = self._options.subscribe_pattern

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import replace
-from typing import Any, Iterable, Mapping
+from typing import Any, Iterable, Mapping, Sequence
 from uuid import uuid4
 
 from spark_groupsource.client.cluster.client import ClusterClient
@@ -43,7 +43,7 @@ from spark_groupsource.source.schema_changes import SchemaChanges
 from spark_groupsource.source.start_positions import StartPositions
 from spark_groupsource.source.stream_positions import StreamPositions
 from spark_groupsource.source.task_partition import GroupInputPartition
-from spark_groupsource.wire.commit_reports import author_metadata
+from spark_groupsource.wire.commit_reports import author_metadata, is_author
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,12 @@ class StreamSession:
         self._clock: Clock = clock or SystemClock()
         self._co_readers = co_readers or CoReaders(options.group_id or "", list, self._clock)
         self._lookup = OffsetLookup(cluster, options, self._clock)
-        data_loss = DataLossPolicy(fail=options.fail_on_data_loss, group_id=options.group_id)
+        data_loss = DataLossPolicy(
+            fail=options.fail_on_data_loss,
+            group_id=options.group_id,
+            checkpoint=options.values.checkpoint,
+            clusters=lambda: (self._checkpoint_cluster_id, self._lookup.cluster_id()),
+        )
         self._data_loss = data_loss
         self._reports = reports or NoReports()
         self._epochs = PositionEpochs(cluster)
@@ -102,6 +107,7 @@ class StreamSession:
         self._follower = GroupFollower(ownership, self._co_readers, self._draining.is_set)
         self.drained = threading.Event()
         self.reader = ""
+        self._checkpoint_cluster_id = ""
         self._positions = StreamPositions()
         self._offsets = DecodedOffsets()
         self._assignment: GroupSnapshot | None = None
@@ -134,6 +140,7 @@ class StreamSession:
         self._is_start_proven = given is not None
         start_json = given or {}
         start = self._offsets.decode(start_json)
+        self._checkpoint_cluster_id = start.cluster_id
         self._schemas.check_kept(start)
         if self._positions.checkpoint is None:
             self._lookup.check_dead_letter_topic()
@@ -172,6 +179,7 @@ class StreamSession:
     def _input_partitions(self, start_json: dict[str, Any], end_json: dict[str, Any]) -> list[GroupInputPartition]:
         self._co_readers.batch_started()
         start, end = self._offsets.decode(start_json), self._offsets.decode(end_json)
+        self._checkpoint_cluster_id = end.cluster_id
         self._schemas.check_kept(end)
         # the assignment for which the batch was planned; a task checks that it is still valid
         is_planned = self._assignment is not None and end_json == self._last_end
@@ -202,6 +210,7 @@ class StreamSession:
                 leader_epochs=self._epochs.of_ranges(task.ranges),
                 known_brokers=self._cluster.known_brokers(),
                 max_outage_ms=self._options.max_outage_ms,
+                group_id=self._options.group_id,
             )
             for task in tasks
         ]
@@ -249,10 +258,7 @@ class StreamSession:
             commit = commits.get(p)
             begin = start if commit is None else min(max(start, commit.offset), stop)
             replayed.append(OffsetRange(p, begin, stop))
-        processed = sorted(r.topic_partition for r in replayed if r.start > logged[r.topic_partition].start)
-        if processed:
-            names = bounded_names(processed)
-            _log.info("%s Other members have committed offsets within the logged batch: %s.", self._entity, names)
+        self._log_processed(logged, replayed, commits, end.reader)
         names = bounded_names(sorted(r.topic_partition for r in replayed if r.end > r.start))
         if self._options.assign is None and names:
             _log.warning("%s Reading a logged batch again: %s.", self._entity, names)
@@ -300,6 +306,35 @@ class StreamSession:
                 break
             self._clock.sleep_ms(_REFRESH_MS)
         return group, commits
+
+    def _log_processed(
+        self,
+        logged: Mapping[TopicPartition, OffsetRange],
+        replayed: Sequence[OffsetRange],
+        commits: Commits,
+        reader: str,
+    ) -> None:
+        """Logs the ranges of a logged batch that are not read again, because the group has committed them.
+
+        A commit of this query follows its ``commits/N``, so without that file the checkpoint was changed by hand.
+        """
+        by_author: dict[bool, list[str]] = {True: [], False: []}
+        for p, begin, _ in sorted(replayed):
+            commit, start = commits.get(p), logged[p].start
+            if commit is not None and begin > start:
+                is_own = bool(reader) and is_author(commit.metadata, author_metadata(reader))
+                by_author[is_own].append(f"{p} [{start}, {begin})")
+        if by_author[False]:
+            text = "%s Other members have committed offsets within the logged batch, which are not read again: %s."
+            _log.info(text, self._entity, bounded_names(by_author[False]))
+        if by_author[True]:
+            _log.warning(
+                "%s Offsets of the logged batch are not read again, because the group has committed them: %s. This "
+                "query commits after the batch, so its file in the folder commits of the checkpoint was deleted. To "
+                "read them again, reset the offsets of the group.",
+                self._entity,
+                bounded_names(by_author[True]),
+            )
 
     def report_latest(self) -> dict[str, Any] | None:
         """Returns the end offsets of the owned partitions, for the query's progress."""
@@ -566,7 +601,7 @@ class StreamSession:
             self._schemas.check_planned()
         generation_id = self._assignment.generation_id if self._assignment else -1
         end = self._positions.end_offset(ends, generation_id, self.reader, self._options.group_id or "")
-        return replace(end, schemas=self._schemas.schemas)
+        return replace(end, schemas=self._schemas.schemas, cluster_id=self._lookup.cluster_id())
 
     def _lags(self, start: SourceOffset) -> dict[TopicPartition, int]:
         """Returns the lag of each owned partition whose end offset is known."""

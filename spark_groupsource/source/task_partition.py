@@ -41,6 +41,8 @@ class GroupInputPartition(InputPartition):
         known_brokers: addresses of the brokers in the metadata of the reader process.
         max_outage_ms: how long the task waits for the leaders of its partitions, and for the coordinator; None for no
             bound.
+        is_batch: whether the task is of a batch read, not of a stream.
+        group_id: group of the stream; None without one.
         query_file: file to which a task on the driver's machine writes the name of its query.
     """
 
@@ -57,6 +59,8 @@ class GroupInputPartition(InputPartition):
         leader_epochs: Mapping[TopicPartition, int] | None = None,
         known_brokers: Sequence[Address] = (),
         max_outage_ms: int | None = None,
+        is_batch: bool = False,
+        group_id: str | None = None,
     ) -> None:
         self.ranges = tuple(ranges)
         topics = {r.topic_partition.topic for r in self.ranges}
@@ -68,6 +72,8 @@ class GroupInputPartition(InputPartition):
         self.fail_on_data_loss = fail_on_data_loss
         self.membership = membership
         self.max_outage_ms = max_outage_ms
+        self.is_batch = is_batch
+        self.group_id = group_id
 
     def __repr__(self) -> str:
         ranges = bounded_names(f"{r.topic_partition} [{r.start}, {r.end})" for r in self.ranges)

@@ -20,7 +20,7 @@ from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import DataLossError, ErrorCode, GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition, bounded_names
 from spark_groupsource.records.arrow import columns_schema, decode_fetched
-from spark_groupsource.source.data_loss import DataLossPolicy
+from spark_groupsource.source.data_loss import ACCEPT_LOSS, DataLossPolicy
 from spark_groupsource.source.schema import SelectedColumns
 from spark_groupsource.source.task_partition import GroupInputPartition, TaskMembership
 from spark_groupsource.source.tracebacks import strip_traceback
@@ -182,10 +182,13 @@ def _outage(cluster: ClusterClient, partition: GroupInputPartition) -> Outage:
 
 
 def _data_loss_policy(partition: GroupInputPartition) -> DataLossPolicy:
-    membership, fail = partition.membership, partition.fail_on_data_loss
-    if membership is None:
-        return DataLossPolicy(fail=fail)
-    return DataLossPolicy(fail=fail, group_id=membership.group_id, member_id=membership.member_id)
+    membership = partition.membership
+    return DataLossPolicy(
+        fail=partition.fail_on_data_loss,
+        is_batch=partition.is_batch,
+        group_id=partition.group_id,
+        member_id=None if membership is None else membership.member_id,
+    )
 
 
 def _dead_letters(
@@ -260,4 +263,4 @@ def _check_moved(before: dict[TopicPartition, OffsetRange], pending: dict[TopicP
     for tp, rest in pending.items():
         if rest == before[tp]:
             message = f"No record of {tp} was returned for offsets [{rest.start}, {rest.end})."
-            raise DataLossError("COULD_NOT_READ_OFFSET_RANGE", message)
+            raise DataLossError("COULD_NOT_READ_OFFSET_RANGE", message, f"Run the read again. {ACCEPT_LOSS}")

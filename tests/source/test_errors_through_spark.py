@@ -254,7 +254,8 @@ def schema_changed(harness):
 
 CONFIGURATION, LOSS = "ConfigurationError", "DataLossError"
 RESTART = "The batch is not committed; restart the query to continue from its checkpoint"
-GO_ON = "Set option failOnDataLoss to false to continue"
+# the advice that gives up records is the last one
+GO_ON = "Only if the lost records are not needed, set failOnDataLoss to false to continue with those that exist.$"
 NO_ADMIN = "Check kafka.bootstrap.servers"
 
 # error class, cause, patterns in the message; T and G are the names of topic and group

@@ -114,7 +114,7 @@ def test_open_transaction_with_offsets_of_the_group_is_waited_for(caplog: pytest
     assert caplog.text.count("Waiting for an open transaction with offsets of the group: x failed: UNSTABLE") == 1
 
 
-@pytest.mark.parametrize("error", [UNKNOWN, FORBIDDEN, DataLossError("X", "lost")])
+@pytest.mark.parametrize("error", [UNKNOWN, FORBIDDEN, DataLossError("X", "lost", "Read again.")])
 def test_other_errors_are_not_repeated(error: GroupSourceError) -> None:
     brokers = Brokers(ManualClock(), error, failures=1)
     with pytest.raises(type(error)):

@@ -367,7 +367,53 @@ def test_replay_begins_where_other_members_have_committed(caplog):
     with caplog.at_level(logging.INFO):
         tasks = query.session.input_partitions(RESTART, end)
     assert [task.ranges for task in tasks] == [(OffsetRange(P0, 9, 10),), (OffsetRange(P2, 2, 6),)]
-    assert "committed offsets within the logged batch: t-0, t-1." in caplog.text
+    text = "committed offsets within the logged batch, which are not read again: t-0 [7, 9), t-1 [6, 8)."
+    assert text in caplog.text and "WARNING" not in [r.levelname for r in caplog.records if text in r.message]
+
+
+def test_batch_whose_entry_in_the_commit_log_was_deleted_is_not_read_again(caplog):
+    """The group has its end as a commit of this query, which follows the entry."""
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    end = query.start
+    query.trigger()
+    again = Query(end, query.cluster, query.group)
+    with caplog.at_level(logging.WARNING):
+        tasks = again.session.input_partitions({}, end)
+    assert [r for task in tasks for r in task.ranges if r.end > r.start] == []
+    (text,) = [m for m in caplog.messages if "not read again" in m]
+    assert "because the group has committed them: t-0 [0, 10), t-1 [0, 10), t-2 [0, 10). This query commits" in text
+    assert text.endswith("To read them again, reset the offsets of the group.")
+    query.group.commits = {p: OffsetAndMetadata(0) for p in query.group.commits}
+    tasks = Query(end, query.cluster, query.group).session.input_partitions({}, end)
+    assert sum(r.end - r.start for task in tasks for r in task.ranges) == 30
+
+
+def test_positions_of_another_cluster(caplog):
+    query = Query(startingOffsets="earliest", cluster=FakeCluster(topic_id="a", cluster_id="ONE"))
+    query.trigger()
+    start = query.start
+    assert start["@group"]["cluster_id"] == "ONE" and query.trigger() is None and query.start is start
+    message = (
+        r"\] The checkpoint is of cluster ONE, and the brokers are of cluster TWO: t-0, t-1, t-2 are other topics; t-0 "
+        r"was read to offset \d+. Read by group g. Set kafka.bootstrap.servers to the cluster of the checkpoint. Else: "
+        r"Start the query with a new checkpointLocation: .* Only if the lost"
+    )
+    for operation in (lambda q: q.trigger(), lambda q: q.session.input_partitions({}, start)):
+        other = Query(start, FakeCluster(topic_id="b", cluster_id="TWO"))
+        with pytest.raises(DataLossError, match=message):
+            operation(other)
+        same = Query(start, FakeCluster(topic_id="b", cluster_id="ONE"))
+        with pytest.raises(DataLossError, match=r"\] t-0, t-1, t-2 were deleted and recreated; .* Start the query"):
+            operation(same)
+    # an earlier version wrote no cluster, and brokers may have no id
+    earlier = {**start, "@group": {key: v for key, v in start["@group"].items() if key != "cluster_id"}}
+    for begin, cluster_id in ((earlier, "TWO"), (start, None)):
+        with pytest.raises(DataLossError, match=r"\] t-0, t-1, t-2 were deleted and recreated"):
+            Query(begin, FakeCluster(topic_id="b", cluster_id=cluster_id)).trigger()
+    lenient = Query(start, FakeCluster(topic_id="b", cluster_id="TWO"), failOnDataLoss="false")
+    lenient.trigger()
+    assert "of cluster ONE, and the brokers" in caplog.text and lenient.start["@group"]["cluster_id"] == "TWO"
 
 
 def test_recreated_topic_is_not_replayed():

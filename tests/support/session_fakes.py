@@ -39,6 +39,7 @@ class FakeCluster:
     logs: dict[TopicPartition, tuple[int, int]] = field(default_factory=lambda: {p: (0, 10) for p in (P0, P1, P2)})
     lookups: int = 0
     topic_id: str | None = None
+    cluster_id: str | None = None
     leader_epoch: int = 0
     epoch_ends: dict[int, EpochEndOffset] = field(default_factory=dict)
     call_timeout_ms: int | None = None
@@ -50,7 +51,7 @@ class FakeCluster:
         if topics and not partitions:
             return ClusterMetadata({}, {}, errors={t: 3 for t in topics})
         topic = TopicInfo("t", cast(Any, self.topic_id), partitions)
-        return ClusterMetadata({1: Node(1, "h", 1)}, {"t": topic})
+        return ClusterMetadata({1: Node(1, "h", 1)}, {"t": topic}, cluster_id=self.cluster_id)
 
     def add_known_partitions(self, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, Any]) -> None:
         """Has no cache."""
