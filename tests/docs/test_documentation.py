@@ -44,18 +44,29 @@ def test_every_name_in_the_design_page_exists_in_the_code() -> None:
 
 @pytest.mark.java
 @pytest.mark.slow
-def test_the_first_code_block_of_the_readme_runs_in_an_empty_directory(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+def test_the_first_code_block_of_the_readme_runs_three_times_in_a_folder(tmp_path: Path) -> None:
     block = re.search(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert block is not None and "```" not in (ROOT / "README.md").read_text()[: block.start()]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PIP_NO_INDEX": "1"}
     environment.pop("PYSPARK_PYTHON", None)
-    run = subprocess.run(
-        ["bash", "-ec", block[1]], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert run.returncode == 0, run.stderr
-    assert '{"carrier":"UA","delay":0}' in run.stdout and "Batch: 0" in run.stdout
-    assert len(re.findall(r"^delays +flights +[01] +(\d+) +\1 +0$", run.stdout, re.MULTILINE)) == 2
+    for number in range(3):
+        run = subprocess.run(
+            ["bash", "-ec", block[1]], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
+        )
+        assert run.returncode == 0, run.stderr
+        # each run reads its own 100 records alone, as columns
+        assert re.findall(r"^Batch: (\d+)$", run.stdout, re.MULTILINE) == [str(number)]
+        assert re.search(r"^\|partition\|offset\|carrier\|delay\|$", run.stdout, re.MULTILINE)
+        rows = re.findall(r"^\| +[01]\| +(\d+)\| +UA\| +\d+\|$", run.stdout, re.MULTILINE)
+        assert min(map(int, rows)) == 50 * number
+        end = 50 * (number + 1)
+        assert len(re.findall(rf"^delays +flights +[01] +{end} +{end} +0$", run.stdout, re.MULTILINE)) == 2
+        picture = (tmp_path / "first-steps" / "timeline.svg").read_text()
+        # each run joins and leaves; its two members do so in one rebalance or in two
+        counts = re.findall(r"Group delays: (\d+) rebalances", picture)
+        assert picture.startswith("<svg") and int(counts[0]) >= 2 * (number + 1)
 
 
 @pytest.mark.parametrize("page", PAGES)
