@@ -1,4 +1,4 @@
-"""Messages about data loss: the fact first, the advice that gives up records last."""
+"""Messages about data loss: the fact first, accepting the loss last."""
 
 from __future__ import annotations
 
