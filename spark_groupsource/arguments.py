@@ -36,11 +36,12 @@ def check_mapping(name: str, value: Any, meaning: str, *, optional: bool = False
     raise ConfigurationError(f"Argument {name} must be {meaning}{_or_none(optional)}, got {shown(value)}.")
 
 
-def check_positive(name: str, value: Any, unit: str) -> None:
-    """Raises: ConfigurationError unless `value` is a number above 0."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+def check_seconds(name: str, value: Any, *, can_be_zero: bool = False) -> None:
+    """Raises: ConfigurationError unless `value` is a positive number of seconds, or 0 where it `can_be_zero`."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and (value > 0 or can_be_zero and value == 0):
         return
-    raise ConfigurationError(f"Argument {name} must be a positive number of {unit}, got {shown(value)}.")
+    bounds = "a number of seconds of at least 0" if can_be_zero else "a positive number of seconds"
+    raise ConfigurationError(f"Argument {name} must be {bounds}, got {shown(value)}.")
 
 
 def check_query(name: str, value: Any) -> None:

@@ -9,7 +9,7 @@ from html import escape
 from importlib.util import find_spec
 from typing import Any, Callable, Sequence
 
-from spark_groupsource.arguments import check_positive
+from spark_groupsource.arguments import check_seconds
 from spark_groupsource.notebook.cluster import Cluster, Group
 from spark_groupsource.notebook.group_reads import query_group
 from spark_groupsource.notebook.live_view import COLUMNS, LAG_POINTS, GroupReader, View, lines_below, text
@@ -29,7 +29,7 @@ def watch(source: Any, *, interval_s: float = 1.0, cluster: Cluster | None = Non
     Raises: ConfigurationError for another kind of source, and for a query that has not read yet; BrokerError,
         NetworkError at the first read.
     """
-    check_positive("interval_s", interval_s, "seconds")
+    check_seconds("interval_s", interval_s)
     with ExitStack() as stack:
         group = source if isinstance(source, Group) else stack.enter_context(query_group(source, cluster))
         reader = GroupReader(group._cluster._client.settings, group.name)

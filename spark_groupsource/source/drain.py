@@ -12,7 +12,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any, Mapping
 
-from spark_groupsource.arguments import check_positive, check_query
+from spark_groupsource.arguments import check_query, check_seconds
 from spark_groupsource.clock import SystemClock
 from spark_groupsource.errors import ConfigurationError, NetworkError, RequestTimeoutError
 from spark_groupsource.net import LocalChannel, dial_local
@@ -41,7 +41,7 @@ def stop_gracefully(query: StreamingQuery, timeout_s: float = 60.0) -> None:
         Under Spark Connect, table ``queries`` requests the drain on the server.
     """
     check_query("query", query)
-    check_positive("timeout_s", timeout_s, "seconds")
+    check_seconds("timeout_s", timeout_s, can_be_zero=True)
     clock = SystemClock()
     deadline_ms = clock.now_ms() + int(timeout_s * 1000)
     drain = _RemoteDrain(query) if is_remote(query) else _Drain(query)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, Iterator
 
-from spark_groupsource.arguments import check_positive, check_query
+from spark_groupsource.arguments import check_query, check_seconds
 from spark_groupsource.source.drain import stop_gracefully
 from spark_groupsource.source.signal_flag import SignalFlag
 
@@ -44,7 +44,7 @@ def run_until_signal(*queries: StreamingQuery, timeout_s: float = 60.0) -> None:
     """
     for query in queries:
         check_query("queries", query)
-    check_positive("timeout_s", timeout_s, "seconds")
+    check_seconds("timeout_s", timeout_s, can_be_zero=True)
     if not queries:
         return
     requested = SignalFlag()
