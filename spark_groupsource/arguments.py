@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any, Iterable, Mapping
+from numbers import Real
+from typing import Any, Iterable, Mapping, SupportsIndex
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import bounded_names
@@ -18,11 +19,10 @@ def check_text(name: str, value: Any, *, optional: bool = False, meaning: str = 
     raise ConfigurationError(f"Argument {name} must be {meaning}{_or_none(optional)}, got {shown(value)}.")
 
 
-def check_integer(
-    name: str, value: Any, minimum: int, maximum: int | None = None, *, optional: bool = False
-) -> None:
+def check_integer(name: str, value: Any, minimum: int, maximum: int | None = None, *, optional: bool = False) -> None:
     """Raises: ConfigurationError unless `value` is an integer within the bounds, or None where it is `optional`."""
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    # those of NumPy and pandas, too
+    is_integer = isinstance(value, SupportsIndex) and not isinstance(value, bool)
     if is_integer and minimum <= value and (maximum is None or value <= maximum) or optional and value is None:
         return
     bounds = f"of at least {minimum}" if maximum is None else f"between {minimum} and {maximum}"
@@ -33,12 +33,14 @@ def check_mapping(name: str, value: Any, meaning: str, *, optional: bool = False
     """Raises: ConfigurationError unless `value` is a mapping with texts as keys, or None where it is `optional`."""
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value) or optional and value is None:
         return
-    raise ConfigurationError(f"Argument {name} must be {meaning}{_or_none(optional)}, got {shown(value)}.")
+    # the value may contain a password
+    raise ConfigurationError(f"Argument {name} must be {meaning}{_or_none(optional)}, got {_type(value)}.")
 
 
 def check_seconds(name: str, value: Any, *, can_be_zero: bool = False) -> None:
     """Raises: ConfigurationError unless `value` is a positive number of seconds, or 0 where it `can_be_zero`."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and (value > 0 or can_be_zero and value == 0):
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if is_number and (value > 0 or can_be_zero and value == 0):
         return
     bounds = "a number of seconds of at least 0" if can_be_zero else "a positive number of seconds"
     raise ConfigurationError(f"Argument {name} must be {bounds}, got {shown(value)}.")
@@ -54,11 +56,11 @@ def check_query(name: str, value: Any) -> None:
 
 
 def shown(value: Any) -> str:
-    """Returns a short form of a value for an error message, in one line."""
-    text = " ".join(repr(value).split())
-    if len(text) > _SHOWN_CHARS:
-        text = f"{text[:_SHOWN_CHARS]}..."
-    return text if isinstance(value, (str, int, float, type(None))) else f"{type(value).__name__} {text}"
+    """Returns a value for an error message, in one line; of other values than texts and numbers the type alone."""
+    if not isinstance(value, (str, int, float, type(None))):
+        return _type(value)
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
 def near_names(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
@@ -78,3 +80,8 @@ def near_names(name: str, known: Iterable[str], otherwise: str | None = None) ->
 
 def _or_none(optional: bool) -> str:
     return " or None" if optional else ""
+
+
+def _type(value: Any) -> str:
+    name = type(value).__name__
+    return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"

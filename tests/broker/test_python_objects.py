@@ -8,6 +8,7 @@ import rlcompleter
 import threading
 from typing import Any
 
+import numpy as np
 import pandas
 import pyarrow as pa
 import pytest
@@ -140,6 +141,21 @@ def test_a_table_is_not_a_list_of_records(table: Any) -> None:
 def test_invalid_arguments_are_named(name: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=rf"^Argument {name}[^\n]* must be [^\n]*, got [^\n]*\.$"):
         gs.EmbeddedBroker(**arguments)
+
+
+def test_errors_do_not_show_what_may_be_a_password() -> None:
+    for arguments in ({"config": "sasl.password=secret"}, {"config": {1: "secret"}}, {"topics": ["secret"]}):
+        with pytest.raises(ConfigurationError) as raised:
+            gs.EmbeddedBroker(**arguments)
+        assert "secret" not in str(raised.value)
+    with pytest.raises(ConfigurationError, match="^Argument bootstrap must be HOST:PORT or an EmbeddedBroker, got a di"):
+        gs.connect({"sasl.password": "secret"})
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    with gs.EmbeddedBroker(brokers=np.int64(1), topics={"flights": 2}) as broker, gs.connect(broker) as cluster:
+        broker.produce("flights", [1, 2], partition=np.int64(1))
+        assert [r["offset"] for r in cluster.peek("flights", last=np.int32(1), partition=np.int16(1))] == [1]
 
 
 def test_invalid_arguments_of_produce() -> None:
