@@ -148,7 +148,7 @@ def test_errors_do_not_show_what_may_be_a_password() -> None:
         with pytest.raises(ConfigurationError) as raised:
             gs.EmbeddedBroker(**arguments)
         assert "secret" not in str(raised.value)
-    with pytest.raises(ConfigurationError, match="^Argument bootstrap must be HOST:PORT or an EmbeddedBroker, got a di"):
+    with pytest.raises(ConfigurationError, match="^Argument bootstrap must be HOST:PORT or an EmbeddedBroker, got a"):
         gs.connect({"sasl.password": "secret"})
 
 
