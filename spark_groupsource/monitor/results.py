@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_groupsource.arguments import near_names, shown
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.log_text import escaped, shortened
 from spark_groupsource.monitor.arrow_tables import arrow_schema, record_batches
@@ -46,7 +47,14 @@ class Result:
         return result
 
     def sorted_by(self, column: str) -> Result:
-        """Returns the rows with the largest values of a column first, nulls last."""
+        """Returns the rows with the largest values of a column first, nulls last.
+
+        Raises: ConfigurationError for a column that the table does not have.
+        """
+        names = self._table.column_names
+        if column not in names:
+            hint = near_names(str(column), names)
+            raise ConfigurationError(f"Argument column must be a column of the table, got {shown(column)}. {hint}")
         order = pc.sort_indices(self._table, sort_keys=[(column, "descending")])
         return self.of_table(self._title, self._table.take(order))
 

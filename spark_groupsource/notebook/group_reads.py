@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
+from spark_groupsource.arguments import shown
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.errors import BrokerError, ConfigurationError
 from spark_groupsource.monitor.event_rebalances import rebalances_from_events
@@ -93,8 +94,11 @@ def query_group(query: StreamingQuery, cluster: Cluster | None = None) -> Iterat
     query_id = getattr(query, "id", None)
     if query_id is None or not hasattr(query, "recentProgress"):
         raise ConfigurationError(
-            f"A streaming query, a group of connect() or a file is required, got {type(query).__name__}."
+            "Argument source must be a streaming query or a group, the result of connect(...).group(name), got "
+            f"{shown(query)}."
         )
+    if not isinstance(cluster, (Cluster, type(None))):
+        raise ConfigurationError(f"Argument cluster must be the result of connect or None, got {shown(cluster)}.")
     statuses = [status for status in reader_statuses(driver_jvm_pid()) if status.get("query_id") == str(query_id)]
     if not statuses or not statuses[0]["group"]:
         raise ConfigurationError(

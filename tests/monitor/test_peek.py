@@ -180,6 +180,12 @@ def test_invalid_arguments(cluster: Any) -> None:
         cluster.peek("unknown")
 
 
+class Query:
+    """A streaming query."""
+
+    id, recentProgress = "q", ()
+
+
 # the argument, and a call of a cluster or a group
 WRONG_TYPES: list[tuple[str, Any]] = [
     ("last", lambda c: c.peek("flights", last="3")), ("last", lambda c: c.peek("flights", last=-1)),
@@ -213,6 +219,9 @@ WRONG_TYPES: list[tuple[str, Any]] = [
     ("interval_s", lambda c: gs.watch(c.group("g"), interval_s=0)),
     ("generation", lambda c: gs.timeline(c.group("g"), generation="3")),
     ("group", lambda c: gs.timeline(c.group("g"), group=3)), ("source", lambda c: gs.timeline("no-such-file")),
+    ("source", lambda c: gs.watch("g")), ("source", lambda c: gs.watch(3)), ("source", lambda c: gs.timeline(3)),
+    ("cluster", lambda c: gs.watch(Query(), cluster="h:1")), ("cluster", lambda c: gs.timeline(Query(), cluster=3)),
+    ("column", lambda c: c.topics().sorted_by("partitions")), ("column", lambda c: c.topics().sorted_by(["topic"])),
     ("query", lambda c: gs.stop_gracefully("query")), ("queries", lambda c: gs.run_until_signal("query")),
     ("timeout_s", lambda c: gs.run_until_signal(timeout_s="60")),
     ("callback", lambda c: gs.LagListener("print")), ("spark", lambda c: gs.register("spark")),
@@ -222,7 +231,7 @@ WRONG_TYPES: list[tuple[str, Any]] = [
 @pytest.mark.parametrize("case", range(len(WRONG_TYPES)))
 def test_an_argument_of_a_wrong_type_is_named_in_one_line(cluster: Any, case: int) -> None:
     name, call = WRONG_TYPES[case]
-    with pytest.raises(ConfigurationError, match=rf"^Argument {name}\b[^\n]*(, got [^\n]*|\))\.$"):
+    with pytest.raises(ConfigurationError, match=rf"^Argument {name}\b[^\n]*(, got [^\n]*|\))[.?]$"):
         call(cluster)
 
 

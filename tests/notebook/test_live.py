@@ -177,5 +177,5 @@ def test_a_widget() -> None:
 def test_errors() -> None:
     with pytest.raises(ConfigurationError, match="Argument interval_s must be a positive number of seconds"):
         gs.watch(None, interval_s=0)
-    with pytest.raises(ConfigurationError, match="A streaming query, a group"):
+    with pytest.raises(ConfigurationError, match="Argument source must be a streaming query or a group"):
         gs.watch("x")
