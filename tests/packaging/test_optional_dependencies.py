@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import spark_groupsource
 
+ROOT = Path(__file__).parents[2]
 # an import of a hidden module fails as if it were not installed
 HIDING = """
 import sys
@@ -75,3 +78,14 @@ def test_the_version_is_reported_by_the_command() -> None:
     code = "from spark_groupsource.cli.__main__ import main; sys.argv[1:] = ['--version']; main()"
     run = subprocess.run([sys.executable, "-c", f"import sys\n{code}"], capture_output=True, text=True, timeout=60)
     assert run.stdout == f"groupsource, version {spark_groupsource.__version__}\n"
+
+
+def test_extras_do_not_install_a_pandas_that_pyspark_warns_of() -> None:
+    """PySpark 4.3 gives a FutureWarning at each start with pandas 3."""
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    extras = {name: text.split() for name, text in parser["options.extras_require"].items()}
+    found = {name: [line for line in lines if line.startswith("pandas")] for name, lines in extras.items()}
+    assert {name: lines for name, lines in found.items() if lines} == {
+        "demo": ["pandas>=2.2,<3"], "notebook": ["pandas>=2.2,<3"]
+    }  # fmt: skip
