@@ -389,6 +389,15 @@ def test_batch_whose_entry_in_the_commit_log_was_deleted_is_not_read_again(caplo
     assert sum(r.end - r.start for task in tasks for r in task.ranges) == 30
 
 
+def test_a_commit_of_the_log_start_continues_after_deleted_records():
+    """The advice of START_OFFSET_RESET, with the same checkpoint: a logged batch, and a restart between two batches."""
+    reset = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(8)})
+    end = {"t": {"0": 9}, "@group": RESTART["@group"]}
+    (task,) = Query(RESTART, FakeCluster({P0: (8, 12)}), reset).session.input_partitions(RESTART, end)
+    assert task.ranges == (OffsetRange(P0, 8, 9),)
+    assert Query(RESTART, FakeCluster({P0: (8, 12)}), reset).trigger() == {P0: (8, 12)}
+
+
 def test_positions_of_another_cluster(caplog):
     query = Query(startingOffsets="earliest", cluster=FakeCluster(topic_id="a", cluster_id="ONE"))
     query.trigger()
