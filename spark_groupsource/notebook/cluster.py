@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Callable, Mapping
 
-from spark_groupsource.arguments import check_integer, check_mapping, check_text, near_names, shown
-from spark_groupsource.client.admin import describe_groups, list_topics
+from spark_groupsource.arguments import check_integer, check_mapping, check_text, shown
+from spark_groupsource.client.admin import describe_groups
 from spark_groupsource.client.cluster.client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings, without_prefix
 from spark_groupsource.config_providers import resolve
-from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, GroupSourceError
+from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.monitor.definitions import TABLES
 from spark_groupsource.monitor.explanation import Explanation
-from spark_groupsource.monitor.near_names import missing_group_text
+from spark_groupsource.monitor.near_names import missing_group_text, suggests_topics
 from spark_groupsource.monitor.offset_reset import (
     ALL_COMMITTED,
     ResetPlan,
@@ -155,7 +155,7 @@ class Cluster:
         columns = () if registry is None else ("key", "value")
         written = {name: registry_format(name, "avro", given) for name in columns}
         decoding = decoders(decode, schema, written, message)
-        with self._near_topics(topic):
+        with suggests_topics(self._client, [topic]):
             return Result.of_table(topic, peek(self._client, query, decoding))
 
     def group(self, name: str) -> Group:
@@ -175,20 +175,6 @@ class Cluster:
 
     def __repr__(self) -> str:
         return f"Cluster({self._address!r})"
-
-    @contextmanager
-    def _near_topics(self, topic: str | None) -> Iterator[None]:
-        """Adds the near names to the error for a topic that does not exist."""
-        try:
-            yield
-        except BrokerError as error:
-            if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or topic is None:
-                raise
-            known = list_topics(self._client)
-            missing = [name for name in map(str.strip, topic.split(",")) if name not in known]
-            if not missing:
-                raise
-            raise BrokerError(error.code, error.operation, f"{error.hint} {near_names(missing[0], known)}") from None
 
     def _read(
         self,
@@ -210,7 +196,7 @@ class Cluster:
             groups if group is None else parse_selection("group", group),
             None if topic is None else parse_selection("topic", topic),
         )
-        with self._near_topics(topic):
+        with suggests_topics(self._client, (topic or "").split(",")):
             return Result(definition, read_rows(self._client, query))
 
 
@@ -299,7 +285,7 @@ class Group:
             from spark_groupsource.source.checkpoint import read_checkpoint
 
             rule = read_checkpoint(checkpoint).restart_rule(client, self.name)
-        with self._cluster._near_topics(None if topic is None else topic.partition(":")[0]):
+        with suggests_topics(client, (topic or "").split(":")[:1]):
             planned = plan(client, self.name, scope, parse_target(to, client.clock.timestamp_ms()), rule)
         if all(row.current_offset is None for row in planned.rows):
             self._check_reset(planned)

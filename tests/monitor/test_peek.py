@@ -176,7 +176,7 @@ def test_invalid_arguments(cluster: Any) -> None:
         decoders("avro")
     with pytest.raises(ConfigurationError, match="one of the 1 partitions of topic flights, got 9"):
         cluster.peek("flights", partition=9)
-    with pytest.raises(BrokerError, match="The topic does not exist. Create it, or correct the name. Known names: av"):
+    with pytest.raises(BrokerError, match="The topic does not exist. Create it, or correct the name"):
         cluster.peek("unknown")
 
 
@@ -246,7 +246,8 @@ def test_a_group_that_does_not_exist_is_the_same_error_everywhere(cluster: Any) 
     with pytest.raises(GroupSourceError, match="^Consumer group 'zzz' does not exist. Run: groupsource groups list.$"):
         cluster.group("zzz").why()
     planned = group.reset("earliest", topic="flights")
-    assert "'biling' does not exist. Did you mean " in repr(planned) and "execute() creates the group." in repr(planned)
+    assert "'biling' does not exist. Did you mean " in repr(planned)
+    assert "execute() creates the group." in repr(planned)
     existing = cluster.group("billing")
     calls = (existing.lag, existing.members, existing.offsets, existing.history)
     assert [len(call()) for call in calls] == [1, 0, 1, 0]
@@ -260,7 +261,7 @@ def test_a_topic_that_does_not_exist_is_named_with_near_names(cluster: Any) -> N
         cluster.peek, cluster.topics, cluster.partitions, group.lag, group.offsets,
         lambda topic: group.reset("latest", topic=topic), lambda topic: group.reset("latest", topic=f"{topic}:0"),
     ):  # fmt: skip
-        with pytest.raises(BrokerError, match="topic fligths failed: .* or correct the name. Did you mean flights.$"):
+        with pytest.raises(BrokerError, match="topic fligths failed: .* does not exist. Did you mean 'flights'. Create it"):
             call("fligths")
 
 
