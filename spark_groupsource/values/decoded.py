@@ -35,6 +35,6 @@ class Decoder(Protocol):
 
 
 def bounded_reason(reason: str) -> str:
-    """Returns one line of at most `MAX_REASON_CHARS` characters."""
-    line = " ".join(reason.split())
+    """Returns one line of at most `MAX_REASON_CHARS` characters, which is valid text."""
+    line = " ".join(reason.encode("utf-8", "replace").decode().split())
     return line if len(line) <= MAX_REASON_CHARS else f"{line[: MAX_REASON_CHARS - 3]}..."

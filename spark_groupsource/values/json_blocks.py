@@ -11,7 +11,6 @@ Flat objects are read by the compiled scanner of `json_scans` instead, once enou
 from __future__ import annotations
 
 import re
-from base64 import b64decode
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,9 @@ import pyarrow.json as pj
 from spark_groupsource.records.arrow_arrays import booleans, byte_strings, fixed_width, integers, is_valid
 from spark_groupsource.values.binary_blocks import Bytes, Mask, as_text, bounds, invalid_text
 from spark_groupsource.values.decoded import Decoded, bounded_reason
-from spark_groupsource.values.json_records import MalformedValueError, record_decoder
+from spark_groupsource.values.json_conversions import any_row, converted, read_type
+from spark_groupsource.values.json_decimals import most_digits, unsafe_decimals
+from spark_groupsource.values.json_records import MAX_DEPTH, MalformedValueError, is_too_deep, record_decoder
 from spark_groupsource.values.json_scans import JsonScanner
 from spark_groupsource.values.json_suspects import Check, checks
 
@@ -44,8 +45,9 @@ class JsonDecoder:
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
         self._decode_record = record_decoder(kind)
-        read = _read_type(kind) if pa.types.is_struct(kind) and kind.num_fields else None
+        read = read_type(kind) if pa.types.is_struct(kind) and kind.num_fields else None
         self._schema = None if read is None else pa.schema(list(read))
+        self._digits = most_digits(kind)
         # those that found values in the previous block
         self._checks: dict[str, Check] = {}
         self._scanner = JsonScanner(kind) if JsonScanner.reads(kind) else None
@@ -93,7 +95,7 @@ class JsonDecoder:
 
     def _decode_lines(self, data: pa.Array) -> Decoded:
         malformed: dict[int, str] = {}
-        lines, single = _lines(data)
+        lines, single = _lines(data, self._digits)
         block = _Block(lines, single)
         values = self._read_block(block) if len(data) > _PART_ROWS else None
         parts = [values] if values is not None else self._read_parts(block, data, malformed)
@@ -108,7 +110,7 @@ class JsonDecoder:
             block.exclude(np.logical_or.reduce(list(suspects.values())))
         for _ in range(_MAX_READS):
             try:
-                return self._read(block.lines)
+                return self._read(block)
             except pa.ArrowInvalid as error:
                 for name, check in checks(str(error), self._kind):
                     if block.exclude(check(block.lines)):
@@ -134,7 +136,7 @@ class JsonDecoder:
         """Reads a part without the values that the reader names; None if there are too many."""
         for _ in range(_MAX_NAMED):
             try:
-                return self._read(part.lines)
+                return self._read(part)
             except pa.ArrowInvalid as error:
                 row = _ROW.search(str(error))
                 named = np.arange(len(part.lines)) == int(row[1]) if row else np.zeros(0, np.bool_)
@@ -151,7 +153,6 @@ class JsonDecoder:
         values = self._decode_each(data.take(integers(rows)), 0, found)
         malformed.update({int(rows[at]): reason for at, reason in found.items()})
         if values.null_count == len(values):
-            # their fields are null already
             single |= ~is_valid(block)
             return pa.StructArray.from_arrays(block.flatten(), fields=list(self._kind), mask=booleans(single))
         indices = np.arange(len(block))
@@ -170,9 +171,12 @@ class JsonDecoder:
         is_empty = found.count(None) == len(found)
         return pa.nulls(len(found), self._kind) if is_empty else pa.array(found, self._kind)
 
-    def _read(self, lines: pa.Array) -> pa.Array:
-        """Raises: ArrowInvalid."""
-        rows = len(lines)
+    def _read(self, block: _Block) -> pa.Array:
+        """Reads the lines; values that the reader may read as others are decoded by themselves.
+
+        Raises: ArrowInvalid.
+        """
+        lines, rows = block.lines, len(block.lines)
         whole = pa.ListArray.from_arrays(fixed_width(pa.int32(), np.array([0, rows], np.int32)), lines)
         joined = pc.binary_join(whole, byte_strings([b"\n"])[0])
         text = joined.buffers()[2]
@@ -186,8 +190,11 @@ class JsonDecoder:
         if table.num_rows != rows:
             raise pa.ArrowInvalid("A line has more than one object.")
         found = table.combine_chunks().to_batches()[0]
-        columns = [_converted(column, field.type) for column, field in zip(found.columns, self._kind)]
-        return pa.StructArray.from_arrays(columns, fields=list(self._kind))
+        columns = [converted(column, field.type) for column, field in zip(found.columns, self._kind)]
+        left = any_row([rows for _, rows in columns])
+        if left is not None:
+            block.single |= left
+        return pa.StructArray.from_arrays([values for values, _ in columns], fields=list(self._kind))
 
 
 class _Block:
@@ -213,8 +220,12 @@ class _Block:
         return True
 
 
-def _lines(data: pa.Array) -> tuple[pa.Array, Mask]:
-    """Returns values of which each is one line or more than one object, and which rows are decoded by themselves."""
+def _lines(data: pa.Array, digits: int | None) -> tuple[pa.Array, Mask]:
+    """Returns values of which each is one line or more than one object, and which rows are decoded by themselves.
+
+    Args:
+        digits: of decimals that PyArrow reads; None without decimals.
+    """
     text, single = data, _is_single(data)
     if single.any():
         trimmed = pc.ascii_trim(as_text(data), characters=_WHITESPACE)
@@ -223,7 +234,11 @@ def _lines(data: pa.Array) -> tuple[pa.Array, Mask]:
         text = _emptied(text, single)
     # the reader does not validate text, and ends at a zero byte
     rejected = invalid_text(text)
-    payload, _, ends = bounds(text)
+    if digits is not None:
+        rejected |= unsafe_decimals(text, digits)
+    payload, starts, ends = bounds(text)
+    for row in np.flatnonzero(ends - starts > 2 * MAX_DEPTH):
+        rejected[row] |= is_too_deep(payload[starts[row] : ends[row]].tobytes())
     # the search for the least byte is faster than two comparisons
     least = payload.min(initial=_BLANK)
     zeros = np.flatnonzero(payload == 0) if least == 0 else ()
@@ -265,59 +280,3 @@ def _is_single(data: pa.Array) -> Mask:
     fits[fits] = (payload[starts[fits]] == _OPEN) & (payload[ends[fits] - 1] == _CLOSE)
     single: Mask = ~fits
     return single
-
-
-def _read_type(kind: pa.DataType) -> pa.DataType | None:
-    """Returns the type that the reader reads for `kind`; None if it reads no such values."""
-    if pa.types.is_struct(kind):
-        fields = [(field.name, _read_type(field.type)) for field in kind]
-        has_all = kind.num_fields and all(each is not None for _, each in fields)
-        return pa.struct(fields) if has_all else None
-    if pa.types.is_map(kind):
-        return None
-    if pa.types.is_list(kind):
-        element = _read_type(kind.value_type)
-        return None if element is None else pa.list_(pa.field("element", element))
-    return pa.string() if pa.types.is_date(kind) or pa.types.is_binary(kind) else kind
-
-
-def _converted(found: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Converts an array of the type that was read. Raises: ArrowInvalid."""
-    if not _is_converted(kind):
-        return found
-    if pa.types.is_decimal(kind):
-        return _of_precision(found)
-    if pa.types.is_struct(kind):
-        children = [_converted(child, field.type) for child, field in zip(found.flatten(), kind)]
-        return pa.StructArray.from_arrays(children, fields=list(kind), mask=found.is_null())
-    if pa.types.is_list(kind):
-        offsets = found.offsets
-        begin, end = offsets[0].as_py(), offsets[-1].as_py()
-        elements = _converted(found.values[begin:end], kind.value_type)
-        starts = pc.subtract(offsets, offsets[0])
-        return pa.ListArray.from_arrays(starts, elements, type=kind, mask=found.is_null())
-    if pa.types.is_binary(kind):
-        return _from_base64(found)
-    return found.cast(kind)
-
-
-def _is_converted(kind: pa.DataType) -> bool:
-    if pa.types.is_nested(kind):
-        return any(_is_converted(kind.field(at).type) for at in range(kind.num_fields))
-    return bool(pa.types.is_date(kind) or pa.types.is_binary(kind) or pa.types.is_decimal(kind))
-
-
-def _of_precision(found: pa.Array) -> pa.Array:
-    """Returns decimals. Raises: ArrowInvalid if one has too many digits, which the reader accepts."""
-    limit = 10 ** (found.type.precision - found.type.scale)
-    if any(each is not None and abs(each) >= limit for each in pc.min_max(found).as_py().values()):
-        raise pa.ArrowInvalid(f"Failed to convert JSON to {found.type}: a number has more digits")
-    return found
-
-
-def _from_base64(found: pa.Array) -> pa.Array:
-    try:
-        values = [None if text is None else b64decode(text, validate=True) for text in found.to_pylist()]
-    except ValueError as error:
-        raise pa.ArrowInvalid(str(error)) from None
-    return byte_strings(values)

@@ -3,7 +3,7 @@
 `json_blocks` decodes whole blocks; this module decodes the values that a block decoder cannot read, and decides which
 of them are malformed.
 
-Source: Spark `JacksonParser`, `SparkDateTimeUtils.stringToTimestamp`.
+Source: Spark `JacksonParser`; Jackson `Base64Variant`; Java `BigDecimal`.
 """
 
 from __future__ import annotations
@@ -11,53 +11,75 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64decode
-from datetime import date, datetime, timedelta, timezone
-from decimal import ROUND_HALF_UP, Decimal, localcontext
+from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any, Callable
 
+import numpy as np
 import pyarrow as pa
+
+from spark_groupsource.records.arrow_arrays import strings
+from spark_groupsource.values.text_times import check_micros, days_of, local_micros_of, micros_of
 
 Convert = Callable[[Any], Any]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+MAX_DEPTH = 500
+"""Levels of arrays and objects in a value: Python's parser fails at some more, depending on its caller."""
+
+_WHITESPACE = " \t\r\n"
 _INTEGER = re.compile(r"-?\d+")
-_DATE = re.compile(r"(\d{4})-(\d{1,2})(?:-(\d{1,2}))?(?:[T ].*)?", re.S)
-_TIMESTAMP = re.compile(
-    r"(\d{4})-(\d{1,2})-(\d{1,2})"
-    r"(?:[T ](\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d*))?)?\s*(Z|UTC|GMT|[+-]\d{1,2}(?::?\d{2})?)?)?"
-)
+# digits are those of Unicode, as in Java
+_DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE]([+-]?\d+))?")
+_EXACT = Context(prec=2 * 38 + 1, rounding=ROUND_HALF_UP)
+_MAX_EXPONENT_DIGITS = 10
 _NOT_FINITE = {
     "NaN": "nan",
-    "INF": "inf", "+INF": "inf", "Infinity": "inf", "+Infinity": "inf",
+    "+INF": "inf", "Infinity": "inf", "+Infinity": "inf",
     "-INF": "-inf", "-Infinity": "-inf",
 }  # fmt: skip
+_BASE64 = re.compile(r"(?:[\x00-\x20]*[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==))*[\x00-\x20]*")
+_BLANKS = re.compile(r"[\x00-\x20]+")
+_GROUPS = re.compile(r"[^=]+=*")
+_ESCAPED = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
+_SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.S)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class _Number(str):
     """A number, or NaN or Infinity, as it is written."""
 
 
+class _Object(list[tuple[str, Any]]):
+    """The keys and values of an object, also of keys that are repeated."""
+
+
 class MalformedValueError(ValueError):
     """A value is not of its format or schema; the message is the reason."""
 
 
-_DECODER = json.JSONDecoder(parse_int=_Number, parse_float=_Number, parse_constant=_Number)
+_DECODER = json.JSONDecoder(
+    parse_int=_Number, parse_float=_Number, parse_constant=_Number, object_pairs_hook=_Object
+)
 
 
 def record_decoder(kind: pa.DataType) -> Callable[[bytes], Any]:
     """Returns the function that decodes a JSON value as `kind`; None for an empty value, as from_json.
 
-    It raises MalformedValueError.
+    Dates and times are days and microseconds since 1970. It raises MalformedValueError.
     """
     convert = _converter(kind)
 
     def decode(value: bytes) -> Any:
         try:
+            if is_too_deep(value):
+                raise MalformedValueError("it is nested too deep")
             text = value.decode("utf-8")
-            found = _DECODER.decode(text) if text.strip(" \t\r\n") else None
-            if found is None and text.strip(" \t\r\n"):
+            if not text.strip(_WHITESPACE):
+                return None
+            found = _DECODER.decode(text)
+            if found is None:
                 raise MalformedValueError("the value is null")
-            return None if found is None else convert(found)
+            return convert(found)
         except MalformedValueError:
             raise
         except RecursionError:
@@ -66,10 +88,18 @@ def record_decoder(kind: pa.DataType) -> Callable[[bytes], Any]:
             raise MalformedValueError(f"invalid UTF-8 at byte {error.start}") from None
         except json.JSONDecodeError as error:
             raise MalformedValueError(f"{error.msg} at character {error.pos}") from None
-        except (ValueError, ArithmeticError) as error:
-            raise MalformedValueError(str(error)) from None
 
     return decode
+
+
+def is_too_deep(value: bytes) -> bool:
+    """Returns whether a value has more levels than `MAX_DEPTH`."""
+    if len(value) <= MAX_DEPTH or value.count(b"[") + value.count(b"{") <= MAX_DEPTH:
+        return False
+    brackets = np.frombuffer(_STRING.sub(b"", value).translate(None, _NO_BRACKETS), np.uint8)
+    # those that open have the bit 2 not set
+    depth = np.cumsum(np.where(brackets & 4, -1, 1))
+    return bool(depth.max(initial=0) > MAX_DEPTH)
 
 
 def _converter(kind: pa.DataType) -> Convert:
@@ -107,14 +137,17 @@ def _type_name(kind: Any) -> str:
 
 
 def _struct(kind: pa.DataType) -> Convert:
-    converters = [(field.name, _nullable(_converter(field.type))) for field in kind]
+    converters = {field.name: _converter(field.type) for field in kind}
 
     def convert(value: Any) -> dict[str, Any]:
-        found = _checked(value, dict, kind)
-        row = {}
-        for name, each in converters:
+        row = dict.fromkeys(converters)
+        # the last one of repeated keys is the value, and each must be valid
+        for name, each in _checked(value, _Object, kind):
+            to = converters.get(name)
+            if to is None:
+                continue
             try:
-                row[name] = each(found.get(name))
+                row[name] = None if each is None else to(each)
             except MalformedValueError as error:
                 raise MalformedValueError(f"{name}: {error}") from None
         return row
@@ -124,7 +157,7 @@ def _struct(kind: pa.DataType) -> Convert:
 
 def _map(kind: pa.DataType) -> Convert:
     item = _nullable(_converter(kind.item_type))
-    return lambda value: [(key, item(each)) for key, each in _checked(value, dict, kind).items()]
+    return lambda value: [(_plain(key), item(each)) for key, each in _checked(value, _Object, kind)]
 
 
 def _integer(kind: pa.DataType) -> Convert:
@@ -140,22 +173,27 @@ def _integer(kind: pa.DataType) -> Convert:
 
 
 def _decimal(kind: pa.DataType) -> Convert:
+    name = f"decimal({kind.precision},{kind.scale})"
     quantum = Decimal(1).scaleb(-kind.scale)
 
     def convert(value: Any) -> Decimal:
-        if not isinstance(value, str):
-            raise MalformedValueError(f"{_shown(value)} is not of type decimal")
-        with localcontext() as context:
-            context.prec = 2 * 38 + 1
-            number = Decimal(str(value)).quantize(quantum, ROUND_HALF_UP)
-        if len(number.as_tuple().digits) > kind.precision:
-            raise MalformedValueError(f"{value[:60]} exceeds decimal({kind.precision},{kind.scale})")
+        text = value.replace(",", "") if type(value) is str else value
+        found = _DECIMAL.fullmatch(text) if isinstance(value, str) else None
+        # in Java a character beyond U+FFFF is two, and neither is a digit
+        if found is None or len((found[1] or "").lstrip("+-0")) > _MAX_EXPONENT_DIGITS or max(text) > "\uffff":
+            raise MalformedValueError(f"{_shown(value)} is not of type {name}")
+        try:
+            number = Decimal(text).quantize(quantum, context=_EXACT)
+        except ArithmeticError:
+            number = None
+        if number is None or len(number.as_tuple().digits) > kind.precision:
+            raise MalformedValueError(f"{_shown(value)} exceeds {name}")
         return number
 
     return convert
 
 
-def _float(value: Any) -> float:
+def _double(value: Any) -> float:
     if isinstance(value, str):
         if value in _NOT_FINITE:
             return float(_NOT_FINITE[value])
@@ -164,86 +202,110 @@ def _float(value: Any) -> float:
     raise MalformedValueError(f"{_shown(value)} is not of type double")
 
 
+def _float(value: Any) -> float:
+    found = _double(value)
+    try:
+        # a number that is rounded to a double first may become another float
+        single: float = strings([str(value)]).cast(pa.float32())[0].as_py()
+    except pa.ArrowInvalid:
+        return found
+    return single
+
+
 def _boolean(value: Any) -> bool:
     found: bool = _checked(value, bool, "boolean")
     return found
 
 
+def _plain(text: str) -> str:
+    """Returns text in which lone surrogates are question marks, as in Java."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
 def _raw_text(value: Any) -> str:
     """Returns a string as it is, and any other value as JSON text without whitespace."""
     if isinstance(value, str):
-        # a lone surrogate becomes a question mark, as in Java
-        return str(value).encode("utf-8", "replace").decode()
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{_quoted(key)}:{_nested_text(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(_nested_text, value)) + "]"
-    return json.dumps(value)
+        return _plain(str(value))
+    parts: list[str] = []
+    _write_json(value, parts)
+    return "".join(parts)
 
 
-def _nested_text(value: Any) -> str:
-    return _quoted(value) if type(value) is str else _raw_text(value)
+def _write_json(value: Any, parts: list[str]) -> None:
+    """Writes JSON text as Jackson writes it, but numbers as they are. One frame for each level of `MAX_DEPTH`."""
+    separator = ""
+    if type(value) is _Object:
+        parts.append("{")
+        for key, each in value:
+            parts.append(f"{separator}{_quoted(key)}:")
+            _write_json(each, parts)
+            separator = ","
+        parts.append("}")
+    elif type(value) is list:
+        parts.append("[")
+        for each in value:
+            parts.append(separator)
+            _write_json(each, parts)
+            separator = ","
+        parts.append("]")
+    elif type(value) is str:
+        parts.append(_quoted(value))
+    else:
+        parts.append(value if isinstance(value, str) else json.dumps(value))
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False)
+    return f'"{_ESCAPED.sub(_escape, text)}"'
+
+
+def _escape(found: re.Match[str]) -> str:
+    return _SHORT_ESCAPES.get(found[0]) or f"\\u{ord(found[0]):04X}"
+
+
+def base64_bytes(text: str) -> bytes:
+    """Returns the bytes of base64, which may be several texts with padding. Raises: MalformedValueError."""
+    if not _BASE64.fullmatch(text):
+        raise MalformedValueError(f"{text[:60]!r} is no base64")
+    return b"".join(map(b64decode, _GROUPS.findall(_BLANKS.sub("", text))))
 
 
 def _binary(value: Any) -> bytes:
-    return b64decode(_checked(value, str, "binary"), validate=True)
+    return base64_bytes(_checked(value, str, "binary"))
 
 
-def _date(value: Any) -> date:
-    text = _checked(value, str, "date")
-    found = _DATE.fullmatch(text.strip())
-    if not found:
-        raise MalformedValueError(f"{text[:60]!r} is not of type date")
-    return date(int(found[1]), int(found[2]), int(found[3] or 1))
+def _of_text(parse: Callable[[str], int], name: str) -> Convert:
+    def convert(value: Any) -> int:
+        text = _checked(value, str, name)
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise MalformedValueError(f"{text[:60]!r} is not of type {name}: {error}") from None
+
+    return convert
 
 
-def _micros(value: Any) -> tuple[int, bool]:
-    """Returns microseconds since 1970, and whether the text names a zone."""
-    text = _checked(value, str, "timestamp")
-    found = _TIMESTAMP.fullmatch(text.strip())
-    if not found:
-        raise MalformedValueError(f"{text[:60]!r} is not of type timestamp")
-    year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
-    moment = datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc)
-    micros = (moment - _EPOCH) // timedelta(microseconds=1) + int(((found[7] or "") + "000000")[:6])
-    return micros - _zone_micros(found[8]), found[8] is not None
-
-
-def _zone_micros(zone: str | None) -> int:
-    if zone is None or not zone.startswith(("+", "-")):
-        return 0
-    digits = zone[1:].replace(":", "")
-    hours, minutes = (int(digits[:-2]), int(digits[-2:])) if len(digits) > 2 else (int(digits), 0)
-    if hours > 18 or minutes > 59:
-        raise MalformedValueError(f"{zone} is no zone offset")
-    return (hours * 60 + minutes) * 60_000_000 * (-1 if zone[0] == "-" else 1)
+_text_micros = _of_text(micros_of, "timestamp")
 
 
 def _timestamp(value: Any) -> int:
-    if type(value) is _Number and _INTEGER.fullmatch(value):
+    if type(value) is not _Number:
+        return _text_micros(value)
+    if not _INTEGER.fullmatch(value) or len(value) > 20:
+        raise MalformedValueError(f"{value[:60]} is not of type timestamp")
+    try:
         # seconds, as in Spark
-        return int(value) * 1_000_000
-    return _micros(value)[0]
-
-
-def _local_timestamp(value: Any) -> int:
-    micros, has_zone = _micros(value)
-    if has_zone:
-        raise MalformedValueError(f"{value[:60]!r} has a zone, which timestamp_ntz has not")
-    return micros
+        return check_micros(int(value) * 1_000_000)
+    except ValueError as error:
+        raise MalformedValueError(f"{value} is not of type timestamp: {error}") from None
 
 
 _SCALARS: dict[str, Convert] = {
     str(pa.float32()): _float,
-    str(pa.float64()): _float,
+    str(pa.float64()): _double,
     str(pa.bool_()): _boolean,
     str(pa.string()): _raw_text,
     str(pa.binary()): _binary,
-    str(pa.date32()): _date,
+    str(pa.date32()): _of_text(days_of, "date"),
     str(pa.timestamp("us", "UTC")): _timestamp,
-    str(pa.timestamp("us")): _local_timestamp,
+    str(pa.timestamp("us")): _of_text(local_micros_of, "timestamp_ntz"),
 }

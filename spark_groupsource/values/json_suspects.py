@@ -42,8 +42,6 @@ _INTEGERS = {
     32: "[1-9][0-9]{1,8}|1[0-9]{9}",
     64: "[1-9][0-9]{1,17}|[1-8][0-9]{18}",
 }
-_DATE = r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9])"
-_TIME = r"(?:[01][0-9]|2[0-3])(?::[0-5][0-9]){1,2}(?:\.[0-9]{1,6})?"
 
 
 def checks(message: str, kind: pa.DataType) -> Iterator[tuple[str, Check]]:
@@ -147,10 +145,7 @@ def _pattern(kind: pa.DataType) -> str | None:
         return f"-?(?:0|[1-9][0-9]{{0,{max(kind.precision - kind.scale - 1, 0)}}}){fraction}"
     if pa.types.is_integer(kind):
         return f"-?(?:[0-9]|{_INTEGERS[kind.bit_width]})"
-    if pa.types.is_timestamp(kind):
-        zone = "(?:Z|[+-][0-9]{2}:?[0-9]{2})?" if kind.tz else ""
-        return f'"{_DATE}(?:[ T]{_TIME}{zone})?"'
-    return f'"{_DATE}"' if pa.types.is_date(kind) else None
+    return None
 
 
 def _is_no_json(lines: pa.Array) -> Mask:

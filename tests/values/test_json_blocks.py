@@ -79,7 +79,7 @@ def test_nested_values_of_every_kind() -> None:
         (b'{"price": true}', "price: true is not of type double"),
         (b'{"tags": {"0": "x"}}', 'tags: {"0":"x"} is not of type list'),
         (b'{"at": {"day": "2024-02-30"}}', None),
-        (b'{"at": {"day": "yesterday"}}', "at: day: 'yesterday' is not of type date"),
+        (b'{"at": {"day": "yesterday"}}', "at: day: 'yesterday' is not of type date: it is no date"),
         (b'{"data": "?"}', None),
         (b"[]", "[] is not of type struct"),
         (b"null", "the value is null"),
