@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from spark_groupsource.records.arrow_arrays import booleans, byte_strings, fixed_width, integers, is_valid
-from spark_groupsource.values.binary_blocks import Bytes, Mask, as_text, bounds, invalid_text
+from spark_groupsource.values.binary_blocks import Bytes, Ints, Mask, as_text, bounds, invalid_text
 from spark_groupsource.values.decoded import Decoded, bounded_reason
 from spark_groupsource.values.json_conversions import any_row, converted, read_type
 from spark_groupsource.values.json_decimals import most_digits, unsafe_decimals
@@ -27,6 +27,8 @@ from spark_groupsource.values.json_records import MAX_DEPTH, MalformedValueError
 from spark_groupsource.values.json_scans import JsonScanner
 from spark_groupsource.values.json_suspects import Check, checks
 
+# the bit in which { and [ differ
+_TO_SQUARE = 0x20
 _OPEN, _CLOSE, _NEWLINE, _TAB, _BLANK = b"{}\n\t "
 _WHITESPACE = " \t\r\n"
 # rows of the parts into which a rejected block is divided
@@ -237,7 +239,7 @@ def _lines(data: pa.Array, digits: int | None) -> tuple[pa.Array, Mask]:
     if digits is not None:
         rejected |= unsafe_decimals(text, digits)
     payload, starts, ends = bounds(text)
-    for row in np.flatnonzero(ends - starts > 2 * MAX_DEPTH):
+    for row in _rows_with_many_levels(payload, starts, ends):
         rejected[row] |= is_too_deep(payload[starts[row] : ends[row]].tobytes())
     # the search for the least byte is faster than two comparisons
     least = payload.min(initial=_BLANK)
@@ -255,6 +257,15 @@ def _lines(data: pa.Array, digits: int | None) -> tuple[pa.Array, Mask]:
         changed[newlines] = _TAB
         text = _with_payload(text, changed)
     return text, single
+
+
+def _rows_with_many_levels(payload: Bytes, starts: Ints, ends: Ints) -> Ints:
+    """Returns the rows that have more brackets than `MAX_DEPTH`, so that they may have as many levels."""
+    # each level has two of them
+    if (ends - starts).max(initial=0) <= 2 * MAX_DEPTH:
+        return np.zeros(0, np.int64)
+    opened = np.flatnonzero((payload & np.uint8(_OPEN & ~_TO_SQUARE)) == (_OPEN & ~_TO_SQUARE))
+    return np.flatnonzero(np.searchsorted(opened, ends) - np.searchsorted(opened, starts) > MAX_DEPTH)
 
 
 def _emptied(lines: pa.Array, rows: Mask) -> pa.Array:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_groupsource.records.arrow_arrays import booleans, byte_strings, is_valid, to_mask, to_numbers
-from spark_groupsource.values.binary_blocks import Mask
+from spark_groupsource.values.binary_blocks import Mask, bounds
 from spark_groupsource.values.json_decimals import beyond_precision
 from spark_groupsource.values.json_records import MalformedValueError, base64_bytes
 
@@ -31,6 +31,8 @@ _PATTERNS = {
 # a day of which the pattern does not say whether it exists
 _LEAP_DAY = "-02-29"
 _HAS_ZONE = f"{_ZONE}$"
+_ZULU = ord("Z")
+_DATE_BYTES, _SECONDS_BYTES = len("2000-01-01"), len("2000-01-01T00:00:00Z")
 
 
 def read_type(kind: pa.DataType) -> pa.DataType | None:
@@ -124,16 +126,40 @@ def _rows(listed: list[int], size: int) -> Mask | None:
 
 
 def _to_times(found: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask | None]:
+    usual = _cast_usual(found, kind)
+    if usual is not None:
+        return usual, None
     left = is_valid(found) & ~to_mask(pc.match_substring_regex(found, _PATTERNS[kind]))
     while True:
-        usual = _where(~left, found) if left.any() else found
+        selected = _where(~left, found)
         try:
-            return _cast(usual, kind), left if left.any() else None
+            return _cast(selected, kind), left
         except pa.ArrowInvalid:
-            further = to_mask(pc.match_substring(usual, _LEAP_DAY))
+            further = to_mask(pc.match_substring(selected, _LEAP_DAY))
             if not further.any():
                 raise
             left |= further
+
+
+def _cast_usual(found: pa.Array, kind: pa.DataType) -> pa.Array | None:
+    """Casts values that all have one form, which takes less time; None for others."""
+    payload, starts, ends = bounds(found)
+    shown = ends > starts
+    sizes, last = (ends - starts)[shown], payload[ends[shown] - 1]
+    written = kind
+    if pa.types.is_date(kind):
+        is_usual = (sizes == _DATE_BYTES).all()
+    elif kind.tz is None:
+        is_usual = True
+    else:
+        # Spark has no zone after minutes
+        is_usual = ((last == _ZULU) & (sizes >= _SECONDS_BYTES)).all()
+        if not is_usual and not (last == _ZULU).any():
+            written, is_usual = pa.timestamp("us"), True
+    try:
+        return found.cast(written).view(kind) if is_usual else None
+    except pa.ArrowInvalid:
+        return None
 
 
 def _cast(found: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -141,10 +167,8 @@ def _cast(found: pa.Array, kind: pa.DataType) -> pa.Array:
     if not (pa.types.is_timestamp(kind) and kind.tz):
         return found.cast(kind)
     has_zone = to_mask(pc.match_substring_regex(found, _HAS_ZONE))
-    if (has_zone | ~is_valid(found)).all():
-        return found.cast(kind)
     local = _where(~has_zone, found).cast(pa.timestamp("us")).view(kind)
-    return pc.coalesce(local, _where(has_zone, found).cast(kind)) if has_zone.any() else local
+    return pc.coalesce(local, _where(has_zone, found).cast(kind))
 
 
 def _where(selected: Mask, found: pa.Array) -> pa.Array:

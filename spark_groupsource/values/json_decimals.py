@@ -12,15 +12,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_groupsource.records.arrow_arrays import integers, to_mask
-from spark_groupsource.values.binary_blocks import Ints, Mask, bounds
+from spark_groupsource.values.binary_blocks import Bytes, Ints, Mask, bounds
 
 _MAX_PRECISION = 38
-_ZERO, _BACKSLASH, _SMALL_E, _TO_SMALL = ord("0"), ord("\\"), ord("e"), 0x20
-_EXPONENT = r"[0-9.][eE][+-]?[0-9]"
-_NUMBER_WITH_EXPONENT = rf'[\s:,\[{{"][+-]?[0-9.,]*{_EXPONENT}'
+_PLUS, _POINT, _BACKSLASH, _SMALL_E, _SMALL_U = b"+.\\eu"
+_TO_SMALL = 0x20
+_PART_BYTES = 128 * 1024
+_ESCAPE_BYTES = 6
+_SIGN = np.isin(np.arange(256), list(b"+-"))
+_DIGIT = np.isin(np.arange(256), list(b"0123456789"))
+_DIGIT_OR_POINT = np.isin(np.arange(256), list(b"0123456789."))
+# bytes beside a number, which may be a string
+_BESIDE = np.isin(np.arange(256), list(b'" \t\r\n,:[]{}'))
 # the characters of a number as code points
-_ESCAPED_NUMBER = r"\\u00(?:2[bBcCdDeE]|3[0-9]|[46]5)"
+_ESCAPES = [f"{code:04{form}}".encode() for code in b"+,-.0123456789Ee" for form in "xX"]
 
 
 def most_digits(kind: pa.DataType) -> int | None:
@@ -32,35 +37,74 @@ def most_digits(kind: pa.DataType) -> int | None:
 
 
 def unsafe_decimals(lines: pa.Array, digits: int) -> Mask:
-    """Returns which values have more than so many successive digits, or a number with an exponent."""
+    """Returns which values have more than so many successive digits, or a number with an exponent.
+
+    Args:
+        lines: values that begin and end with braces.
+    """
     payload, starts, ends = bounds(lines)
     payload = payload[: ends[-1]] if len(ends) else payload
     found = np.zeros(len(lines), np.bool_)
-    is_digit = (payload - np.uint8(_ZERO)) < 10
-    run, size = is_digit, 1
-    while size <= digits and len(run):
-        step = min(size, digits + 1 - size)
-        run = run[:-step] & run[step:]
-        size += step
-    _mark(found, np.flatnonzero(run), starts, ends)
-    is_exponent = (payload[1:] | np.uint8(_TO_SMALL)) == _SMALL_E
-    # the byte before it is a digit or a point
-    is_exponent &= is_digit[:-1] | (payload[:-1] == ord("."))
-    for places, pattern in (
-        (np.flatnonzero(is_exponent), _NUMBER_WITH_EXPONENT),
-        (np.flatnonzero(payload == _BACKSLASH), _ESCAPED_NUMBER),
-    ):
-        suspects = np.zeros(len(lines), np.bool_)
-        _mark(suspects, places, starts, ends)
-        rows = np.flatnonzero(suspects & ~found)
-        if len(rows):
-            found[rows] = to_mask(pc.match_substring_regex(lines.take(integers(rows)), pattern))
+    # a longer run of digits has one at such a place
+    step = max(digits, 1)
+    places = np.flatnonzero(_DIGIT[payload[::step]]) * step
+    # and it has further ones on a side of it
+    before, after = np.maximum(places - digits // 2, 0), np.minimum(places + digits // 2, len(payload) - 1)
+    places = places[_DIGIT[payload[before]] | _DIGIT[payload[after]]]
+    sizes = _last(payload, places, 1, _DIGIT) - _last(payload, places, -1, _DIGIT) + 1
+    _mark(found, places[sizes > digits], starts, ends)
+    _mark(found, _exponents(payload), starts, ends)
+    _mark(found, _escapes(payload), starts, ends)
     return found
+
+
+def _exponents(payload: Bytes) -> Ints:
+    """Returns the letters of exponents of numbers."""
+    letters = _letters(payload)
+    after = _last(payload, letters + _SIGN[payload[letters + 1]], 1, _DIGIT) + 1
+    letters = letters[_BESIDE[payload[after]]]
+    first = _last(payload, letters, -1, _DIGIT_OR_POINT) - 1
+    first -= _SIGN[payload[first]]
+    return letters[_BESIDE[payload[first]]]
+
+
+def _letters(payload: Bytes) -> Ints:
+    """Returns where the letter of an exponent may be: after a digit or a point, and before a digit or a sign."""
+    found = []
+    # the arrays of a part remain in the processor's cache
+    for first in range(0, len(payload), _PART_BYTES):
+        part = payload[first : first + _PART_BYTES + 2]
+        # between the digits and the other characters is one more
+        is_letter = (part[:-2] - np.uint8(_POINT)) < 12
+        is_letter &= (part[1:-1] | np.uint8(_TO_SMALL)) == _SMALL_E
+        is_letter &= (part[2:] - np.uint8(_PLUS)) < 15
+        found.append(np.flatnonzero(is_letter) + (first + 1))
+    return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+def _last(payload: Bytes, places: Ints, step: int, table: Mask) -> Ints:
+    """Returns the last places in a direction before a byte that is not in a table."""
+    places = places.copy()
+    pending = np.arange(len(places))
+    while len(pending):
+        pending = pending[table[payload[places[pending] + step]]]
+        places[pending] += step
+    return places
+
+
+def _escapes(payload: Bytes) -> Ints:
+    """Returns where a character of a number is escaped."""
+    found = np.flatnonzero(payload == _BACKSLASH)
+    found = found[found + _ESCAPE_BYTES <= len(payload)]
+    found = found[payload[found + 1] == _SMALL_U]
+    codes = payload[found[:, None] + np.arange(2, _ESCAPE_BYTES)]
+    return found[np.isin(codes.view("S4")[:, 0], _ESCAPES)] if len(found) else found
 
 
 def _mark(rows: Mask, places: Ints, starts: Ints, ends: Ints) -> None:
     """Marks the rows of some places of the payload."""
     if len(places):
+        # the bytes before the first value are those of another one
         places = places[places >= starts[0]]
         rows[np.searchsorted(ends, places, side="right")] = True
 
