@@ -72,7 +72,7 @@ class GroupDataSource(DataSource):
     @without_traceback
     def schema(self) -> StructType | str:
         from spark_groupsource.source.catalog_tables import with_options
-        from spark_groupsource.source.schema import query_schema, table_schema
+        from spark_groupsource.source.schema import loaded_schema, table_schema
         from spark_groupsource.source.secret_options import warn_of_shown_secrets
         from spark_groupsource.source.table_options import TableOptions
 
@@ -81,7 +81,7 @@ class GroupDataSource(DataSource):
         if isinstance(options, TableOptions):
             found: StructType | str = table_schema(options.table)
         else:
-            found = query_schema(options.include_headers, options.values)
+            found = loaded_schema(options.include_headers, options.values)
             warn_of_shown_secrets(self._options)
         if not self._is_catalog_table:
             return found

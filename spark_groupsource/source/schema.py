@@ -23,6 +23,7 @@ from spark_groupsource.records.columns import HEADERS_TYPE, SOURCE_COLUMNS
 from spark_groupsource.source.typed_schema import (
     ERROR_FIELD,
     available_type,
+    check_flattened,
     check_selected,
     other_type,
     serde_type,
@@ -64,6 +65,15 @@ def query_schema(include_headers: bool, values: ValueOptions) -> StructType | st
     """Returns the schema of a query, in Spark's types or as DDL. Raises: ConfigurationError."""
     plain = spark_schema(include_headers)
     return typed_schema(plain, values) if values.is_typed else plain
+
+
+def loaded_schema(include_headers: bool, values: ValueOptions) -> StructType | str:
+    """Returns the schema of a query that does not declare its columns.
+
+    Raises: ConfigurationError, also for two columns of one name.
+    """
+    check_flattened(spark_schema(include_headers), values)
+    return query_schema(include_headers, values)
 
 
 def spark_schema(include_headers: bool) -> StructType:
@@ -160,7 +170,7 @@ def _typed_column(given: ColumnFormat, fields: list[StructField]) -> TypedColumn
     if given.format in (AVRO, PROTOBUF):
         actual, left_out = available_type(given, kind)
         check_selected(kind, actual, given.column, left_out)
-    return TypedColumn(given, arrow_type(kind, given.column, has_text_keys=given.format == JSON))
+    return TypedColumn(given, arrow_type(kind, given.column, is_json=given.format == JSON))
 
 
 def table_schema(table: TableDefinition) -> StructType:

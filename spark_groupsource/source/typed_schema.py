@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Mapping
 
@@ -54,6 +55,8 @@ _SERDES: dict[str, DataType] = {
     "double": DoubleType(),
     "uuid": StringType(),
 }
+# names, literals of comments and defaults, and what separates them
+_DDL_TOKEN = re.compile(r"""`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[<>(),]|[^\s<>(),:`'"]+""")
 _TYPE_NAMES = ("struct<", "array<", "map<")
 
 
@@ -78,6 +81,42 @@ def typed_schema(plain: StructType, values: ValueOptions) -> StructType | str:
     if all(isinstance(part, StructField) for part in parts):
         return StructType([part for part in parts if isinstance(part, StructField)])
     return ", ".join(part if isinstance(part, str) else _ddl(part) for part in parts)
+
+
+def check_flattened(plain: StructType, values: ValueOptions) -> None:
+    """Checks that no field of a flattened value has the name of a column beside it; names have no case in Spark.
+
+    Args:
+        plain: the schema without decoding.
+    Raises: ConfigurationError.
+    """
+    given = values.value
+    if not given.flatten:
+        return
+    columns = {name.lower(): name for name in plain.names if name != given.column}
+    if values.mode == PERMISSIVE:
+        columns[ERROR_FIELD.name] = ERROR_FIELD.name
+    for part in _columns(given.column, given):
+        for name in [part.name] if isinstance(part, StructField) else _ddl_names(part):
+            if name.lower() in columns:
+                column = columns[name.lower()]
+                raise ConfigurationError(
+                    f"Field {name} of the value has the name of column {column}, and value.flatten is true. Set "
+                    f"value.flatten to false, and select value.`{name}` with another name, or declare the columns with "
+                    f".schema(...) without this field: its {column} is that of the record."
+                )
+
+
+def _ddl_names(ddl: str) -> list[str]:
+    """Returns the names of the columns of DDL, which may be invalid."""
+    names, depth, is_name = [], 0, True
+    for token in _DDL_TOKEN.findall(ddl):
+        if is_name:
+            is_quoted = token.startswith("`") and len(token) > 1
+            names.append(token[1:-1].replace("``", "`") if is_quoted else token)
+        depth += (token in "<(") - (token in ">)")
+        is_name = token == "," and depth == 0
+    return names
 
 
 def _ddl(field: StructField) -> str:

@@ -48,33 +48,33 @@ def spark_type(kind: pa.DataType) -> spark.DataType:
     return next((each() for each, arrow in _scalars().items() if arrow == kind), spark.NullType())
 
 
-def arrow_type(kind: spark.DataType, name: str, has_text_keys: bool = True) -> pa.DataType:
+def arrow_type(kind: spark.DataType, name: str, is_json: bool = True) -> pa.DataType:
     """Returns the Arrow type of a decoded column.
 
     Args:
         name: path of the column, for messages.
-        has_text_keys: whether the keys of maps must be strings.
+        is_json: whether the values are JSON: the keys of maps must be strings, and intervals are not decoded.
     Raises: ConfigurationError for a type that no format has, a map whose keys have a wrong type, or a field declared
         NOT NULL.
     """
     if isinstance(kind, spark.StructType):
-        return pa.struct([_field(field, f"{name}.{field.name}", has_text_keys) for field in kind.fields])
+        return pa.struct([_field(field, f"{name}.{field.name}", is_json) for field in kind.fields])
     if isinstance(kind, spark.ArrayType):
         _check_nullable(kind.containsNull, f"{name}.element")
-        return pa.list_(pa.field("element", arrow_type(kind.elementType, f"{name}.element", has_text_keys)))
+        return pa.list_(pa.field("element", arrow_type(kind.elementType, f"{name}.element", is_json)))
     if isinstance(kind, spark.MapType):
-        if has_text_keys and not isinstance(kind.keyType, spark.StringType):
+        if is_json and not isinstance(kind.keyType, spark.StringType):
             raise ConfigurationError(
                 f"Column {name} of the schema is a map with keys of type {kind.keyType.simpleString()}. Declare its "
                 "keys as string."
             )
         _check_nullable(kind.valueContainsNull, f"{name}.value")
-        key = pa.field("key", arrow_type(kind.keyType, f"{name}.key", has_text_keys), nullable=False)
-        return pa.map_(key, pa.field("value", arrow_type(kind.valueType, f"{name}.value", has_text_keys)))
+        key = pa.field("key", arrow_type(kind.keyType, f"{name}.key", is_json), nullable=False)
+        return pa.map_(key, pa.field("value", arrow_type(kind.valueType, f"{name}.value", is_json)))
     if isinstance(kind, spark.DecimalType):
         return pa.decimal128(kind.precision, kind.scale)
     found = _scalars().get(type(kind))
-    if found is None:
+    if found is None or is_json and isinstance(kind, spark.DayTimeIntervalType):
         raise ConfigurationError(
             f"Column {name} of the schema has type {kind.simpleString()}, which is not decoded. Declare another "
             "type, or leave the column out."
@@ -82,9 +82,9 @@ def arrow_type(kind: spark.DataType, name: str, has_text_keys: bool = True) -> p
     return found
 
 
-def _field(field: spark.StructField, name: str, has_text_keys: bool) -> pa.Field:
+def _field(field: spark.StructField, name: str, is_json: bool) -> pa.Field:
     _check_nullable(field.nullable, name)
-    return pa.field(field.name, arrow_type(field.dataType, name, has_text_keys))
+    return pa.field(field.name, arrow_type(field.dataType, name, is_json))
 
 
 def _check_nullable(is_nullable: bool, name: str) -> None:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import (
     ArrayType,
+    DayTimeIntervalType,
     IntegerType,
     LongType,
     MapType,
@@ -111,6 +112,11 @@ def test_invalid_options_are_named(given: dict[str, str], message: str) -> None:
             {"value_format": "json"},
             "Column value of the schema is a map with keys of type int. Declare its keys as string.",
         ),
+        (
+            fields(("value", fields(("d", DayTimeIntervalType())))),
+            {"value_format": "json"},
+            "Column value.d of the schema has type interval day to second, which is not decoded.",
+        ),
         (fields(("id", LongType())), {"value_format": "json"}, "Column 'id' of the schema does not exist"),
         (fields(("value", POINT), ERROR), {"value_format": "json"}, "Set mode to PERMISSIVE."),
         (fields(("offset", LongType()), ERROR), {"value_format": "json", "mode": "PERMISSIVE"}, "Add key or value."),
@@ -195,3 +201,39 @@ def test_what_is_not_selected_is_not_decoded() -> None:
     columns = select(fields(("offset", LongType())), value_format="json", key_format="int")
     assert columns.names == ("offset",) and columns.typed.decoded == ()
     assert query_schema(False, parse_options(BASE).values).names[:2] == ["key", "value"]
+
+
+def flattened(schema: str, **given: str):
+    options = {**BASE, "value.format": "json", "value.flatten": "true", "value.schema": schema, **given}
+    return GroupDataSource(options).schema()
+
+
+@pytest.mark.parametrize("column", ["key", "topic", "partition", "offset", "timestamp", "timestampType"])
+@pytest.mark.parametrize("write", [str, str.upper, lambda name: name.lower()])
+def test_a_flattened_field_with_the_name_of_a_column_is_named(column: str, write) -> None:
+    name = write(column)
+    for schema in (
+        f"id bigint, {name} string",
+        f"`{name}` bigint COMMENT 'a, b', id decimal(10,2)",
+        f"at struct<x: map<string, array<int>>, y: int>, {name}: timestamp",
+        StructType([StructField("id", LongType()), StructField(name, LongType())]).json(),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            flattened(schema)
+        assert f"Field {name} of the value has the name of column {column}, and value.flatten is true." in str(caught.value)
+        assert "Set value.flatten to false" in str(caught.value)
+        # without flatten, and where the query declares its columns, there is one column of each name
+        flattened(schema, **{"value.flatten": "false"})
+    declared = fields(("id", LongType()), ("topic", StringType()))
+    assert select(declared, value_format="json", value_flatten="true", value_schema=f"id bigint, {name} string")
+
+
+def test_flattened_fields_may_have_the_names_of_columns_that_are_not_there() -> None:
+    schema = "value bigint, headers string, _error int, `a``b,c` int, x struct<topic: string, offset: bigint>"
+    assert flattened(schema).startswith(f"`key` binary, {schema}, `topic`")
+    for given, name in (({"includeHeaders": "true"}, "headers"), ({"mode": "PERMISSIVE"}, "_error")):
+        with pytest.raises(ConfigurationError, match=f"Field {name} of the value has the name of column {name}"):
+            flattened(schema, **given)
+    declared = fields(("value", LongType()), ("headers", StringType()), ("offset", LongType()))
+    found = converted(select(declared, value_format="json", value_flatten="true"), b'{"value": 1, "headers": "x"}')
+    assert found.to_pylist() == [{"value": 1, "headers": "x", "offset": 100}]
