@@ -6,6 +6,8 @@ from typing import Mapping, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from spark_groupsource.log_text import escaped
+
 MAX_REASON_CHARS = 200
 
 
@@ -35,6 +37,6 @@ class Decoder(Protocol):
 
 
 def bounded_reason(reason: str) -> str:
-    """Returns one line of at most `MAX_REASON_CHARS` characters, which is valid text."""
-    line = " ".join(reason.encode("utf-8", "replace").decode().split())
+    """Returns one line of at most `MAX_REASON_CHARS` characters, which is valid text without control characters."""
+    line = escaped(" ".join(reason.encode("utf-8", "replace").decode().split()))
     return line if len(line) <= MAX_REASON_CHARS else f"{line[: MAX_REASON_CHARS - 3]}..."

@@ -57,9 +57,7 @@ class MalformedValueError(ValueError):
     """A value is not of its format or schema; the message is the reason."""
 
 
-_DECODER = json.JSONDecoder(
-    parse_int=_Number, parse_float=_Number, parse_constant=_Number, object_pairs_hook=_Object
-)
+_DECODER = json.JSONDecoder(parse_int=_Number, parse_float=_Number, parse_constant=_Number, object_pairs_hook=_Object)
 
 
 def record_decoder(kind: pa.DataType) -> Callable[[bytes], Any]:

@@ -65,9 +65,7 @@ def checks(message: str, kind: pa.DataType) -> Iterator[tuple[str, Check]]:
 def _positions(payload: Bytes, key: bytes) -> Ints:
     """Returns where `key` is in the payload. This takes half of the time of a search in each line."""
     size = max(len(payload) - 3, 0)
-    words: npt.NDArray[np.uint32] = np.ndarray(
-        (size,), dtype="<u4", buffer=payload.data, strides=(1,)
-    )  # type: ignore[call-overload]
+    words: npt.NDArray[np.uint32] = np.ndarray((size,), dtype="<u4", buffer=payload.data, strides=(1,))  # type: ignore[call-overload]
     head = key[:4]
     if len(head) < 4:
         words = words & np.uint32((1 << (8 * len(head))) - 1)

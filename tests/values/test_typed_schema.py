@@ -220,7 +220,9 @@ def test_a_flattened_field_with_the_name_of_a_column_is_named(column: str, write
     ):
         with pytest.raises(ConfigurationError) as caught:
             flattened(schema)
-        assert f"Field {name} of the value has the name of column {column}, and value.flatten is true." in str(caught.value)
+        assert f"Field {name} of the value has the name of column {column}, and value.flatten is true." in str(
+            caught.value
+        )
         assert "Set value.flatten to false" in str(caught.value)
         # without flatten, and where the query declares its columns, there is one column of each name
         flattened(schema, **{"value.flatten": "false"})
