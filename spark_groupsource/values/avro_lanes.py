@@ -61,7 +61,9 @@ def _u(number: int) -> np.uint64:
 
 def _words(payload: Bytes) -> Words:
     """Returns the eight bytes from each position on, in place."""
-    found: Words = np.ndarray((len(payload) - 7,), dtype="<u8", buffer=payload.data, strides=(1,))  # type: ignore[call-overload]
+    found: Words = np.ndarray(
+        (len(payload) - 7,), dtype="<u8", buffer=payload.data, strides=(1,)
+    )  # type: ignore[call-overload]
     return found
 
 
