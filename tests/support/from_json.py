@@ -27,9 +27,19 @@ def from_json(spark: SparkSession, records: Sequence[bytes], schemas: Sequence[s
         )
         for ddl in schemas
     ]
-    columns = [column.alias(f"c{at}") for at, column in enumerate(parsed)]
+    columns = [
+        part.alias(f"{name}{at}")
+        for at, column in enumerate(parsed)
+        for name, part in (("value", column.dropFields(_CORRUPT)), ("malformed", column[_CORRUPT].isNotNull()))
+    ]
     table = _of_records(spark, records).select("row", *columns).toArrow().sort_by("row")
-    return [[_shown(value) for value in python_values(table[f"c{at}"])] for at in range(len(schemas))]
+    return [
+        [
+            MALFORMED if is_malformed else repr(value)
+            for value, is_malformed in zip(python_values(table[f"value{at}"]), table[f"malformed{at}"].to_pylist())
+        ]
+        for at in range(len(schemas))
+    ]
 
 
 def from_json_as_it_is(spark: SparkSession, record: bytes, ddl: str) -> Any:
@@ -44,13 +54,6 @@ def from_json_as_it_is(spark: SparkSession, record: bytes, ddl: str) -> Any:
 def _of_records(spark: SparkSession, records: Sequence[bytes]) -> DataFrame:
     table = pa.table({"row": pa.array(range(len(records)), pa.int64()), "record": pa.array(records, pa.binary())})
     return spark.createDataFrame(table).coalesce(1)
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return repr(None)
-    corrupt = value.pop(_CORRUPT)
-    return repr(value) if corrupt is None else MALFORMED
 
 
 def unexplained(spark: SparkSession, context: str, scalars: Sequence[str], values: Sequence[str]) -> list[str]:

@@ -124,7 +124,12 @@ def _is_beyond_timestamps(found: Compared) -> bool:
 
 def _is_time_of_day(found: Compared) -> bool:
     is_time = found.scalar == "timestamp" and found.is_only_here_malformed
-    return is_time and found.string is not None and _TIME_OF_DAY.fullmatch(found.string.strip()) is not None
+    return is_time and found.string is not None and _TIME_OF_DAY.fullmatch(_trimmed(found.string)) is not None
+
+
+def _trimmed(text: str) -> str:
+    """Returns text without what Spark ignores around it, and GMT, which it ignores in a second attempt."""
+    return text.replace("GMT", "").strip("".join(map(chr, range(33))) + "\x7f")
 
 
 def _has_named_zone(found: Compared) -> bool:
