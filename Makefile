@@ -56,6 +56,7 @@ soak: java-there $(VENV)/.ready-test
 	$(BIN)/python tests/chaos/exactly_once.py --seed $(SEED) --records 50000 --kills 50
 	$(BIN)/python tests/chaos/fuzz_wire.py
 	$(BIN)/python tests/chaos/fuzz_wire.py --sasl
+	$(BIN)/python tests/chaos/fuzz_json_values.py --seed $(SEED) --minutes 10 --spark
 	$(BIN)/python tests/chaos/hostile.py --seed $(SEED) --minutes 10
 	$(BIN)/python tests/chaos/fuzz_avro_values.py --seed $(SEED) --minutes 10
 	$(BIN)/python tests/chaos/fuzz_protobuf_values.py --seed $(SEED) --minutes 10

@@ -40,11 +40,13 @@ def unsafe_decimals(lines: pa.Array, digits: int) -> Mask:
     """Returns which values have more than so many successive digits, or a number with an exponent.
 
     Args:
-        lines: values that begin and end with braces.
+        lines: objects, so that no number is at the end of the bytes.
     """
-    payload, starts, ends = bounds(lines)
-    payload = payload[: ends[-1]] if len(ends) else payload
     found = np.zeros(len(lines), np.bool_)
+    if not len(lines):
+        return found
+    payload, starts, ends = bounds(lines)
+    payload = payload[: ends[-1]]
     # a longer run of digits has one at such a place
     step = max(digits, 1)
     places = np.flatnonzero(_DIGIT[payload[::step]]) * step
@@ -98,7 +100,8 @@ def _escapes(payload: Bytes) -> Ints:
     found = found[found + _ESCAPE_BYTES <= len(payload)]
     found = found[payload[found + 1] == _SMALL_U]
     codes = payload[found[:, None] + np.arange(2, _ESCAPE_BYTES)]
-    return found[np.isin(codes.view("S4")[:, 0], _ESCAPES)] if len(found) else found
+    escapes: Ints = found[np.isin(codes.view("S4")[:, 0], _ESCAPES)] if len(found) else found
+    return escapes
 
 
 def _mark(rows: Mask, places: Ints, starts: Ints, ends: Ints) -> None:

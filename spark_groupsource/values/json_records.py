@@ -292,7 +292,8 @@ _text_micros = _of_text(micros_of, "timestamp")
 
 def _timestamp(value: Any) -> int:
     if type(value) is not _Number:
-        return _text_micros(value)
+        micros: int = _text_micros(value)
+        return micros
     if not _INTEGER.fullmatch(value) or len(value) > 20:
         raise MalformedValueError(f"{value[:60]} is not of type timestamp")
     try:

@@ -54,8 +54,8 @@ def main() -> None:
             break
         seed = options.seed * _SEEDS_PER_RUN + at
         lines = paths(seed)
-        # a query takes as long as many values
-        if session is not None and at % 50 == 0:
+        # a query takes as long as some rounds
+        if session is not None and at % 10 == 0:
             lines += compared_with_spark(session, seed)
         if lines:
             sys.exit("\n".join([f"seed {options.seed}, round {at}:", *lines[:20]]))

@@ -7,12 +7,12 @@ import random
 from typing import Any, Callable
 
 import pyarrow as pa
-
 from support.json_grid import LITERALS, NUMBERS, RECORDS, SCALARS, STRINGS, arrow_scalar, quoted
 
 _NAMES = ("v", "a", "key", "", "é", 'q"', "b\\", "k\n", "x.y", "V")
 _CHARACTERS = '0123456789+-.,:eETZ /"\\{}[]_ntu\u00e9\u0661\U0001d7ce\ud800\x00\x07\x7f'
 _DIGITS = "0123456789"
+_OFFSETS = ("+00:00", "+5", "+5:3", "UTC+05:30", "-180000", "+18:00")
 
 
 class JsonFuzz:
@@ -143,22 +143,10 @@ class JsonFuzz:
             if draw.random() < 0.4:
                 text += "." + "".join(draw.choices(_DIGITS, k=draw.randint(0, 10)))
             if draw.random() < 0.6:
-                text += self._choice(
-                    [
-                        "Z",
-                        "Z",
-                        " Z",
-                        "+00:00",
-                        "UTC",
-                        "GMT",
-                        f"{self._choice('+-')}{draw.randint(0, 19):02}{self._choice([':', ''])}{draw.randint(0, 60):02}",
-                        "+5",
-                        "+5:3",
-                        "UTC+05:30",
-                        "-180000",
-                        "CET",
-                    ]
+                offset = (
+                    f"{self._choice('+-')}{draw.randint(0, 19):02}{self._choice([':', ''])}{draw.randint(0, 60):02}"
                 )
+                text += self._choice(["Z", "Z", " Z", "UTC", "GMT", *_OFFSETS, offset, "CET"])
         return text[: draw.randint(0, len(text))] if draw.random() < 0.1 else text
 
     def _changed(self, text: str) -> str:

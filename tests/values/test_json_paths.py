@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import scaled
+from support.json_fuzz import JsonFuzz
 from support.json_grid import CONTEXTS, RECORD_KIND, RECORDS, SCALARS, VALUES, arrow_scalar
 from support.json_paths import MALFORMED, disagreements, single_values
 
@@ -53,6 +54,13 @@ def test_a_value_is_malformed_in_the_column_where_it_is() -> None:
         )
         assert list(found.malformed) == [1]
         assert scalar == "string" or found.malformed[1].startswith(f"f{at}: ")
+
+
+def test_random_records_have_the_same_value_by_every_path() -> None:
+    for seed in range(scaled(1000, 20)):
+        fuzz = JsonFuzz(seed)
+        kind = fuzz.kind()
+        assert disagreements(kind, [fuzz.record(kind) for _ in range(20)]) == [], f"seed {seed}"
 
 
 def test_no_decimal_overflows_unseen() -> None:
@@ -100,6 +108,7 @@ def test_an_unsafe_decimal_is_found_wherever_it_is(parts: list[str], digits: int
     assert not found[1] or max(runs, default=0) > digits or "e" in text.lower()
     # an array that begins within its buffers
     assert unsafe_decimals(lines.slice(1), digits).tolist() == found[1:]
+    assert unsafe_decimals(lines.slice(1, 0), digits).tolist() == []
 
 
 def test_the_digits_of_nested_decimals_are_those_of_the_largest_scale() -> None:
