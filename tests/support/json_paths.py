@@ -1,4 +1,4 @@
-"""Every way in which JSON values are decoded, so that the results can be compared.
+"""The paths by which JSON values are decoded, for comparison.
 
 PyArrow's reader, the compiled scanner and the decoder of single values must agree about each value, whatever the values
 beside it are.

@@ -1,4 +1,4 @@
-"""JSON values equal those of from_json, except for the differences that docs/typed-values.md lists."""
+"""JSON values equal those of from_json, but for documented differences."""
 
 from __future__ import annotations
 
