@@ -9,6 +9,7 @@ values are those of from_json, except for the differences in docs/typed-values.m
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from itertools import count
@@ -19,6 +20,8 @@ from support.json_paths import disagreements
 
 _RECORDS = 40
 _SCALARS, _VALUES = 12, 400
+# Java computes all digits of such a number, which takes hours
+_LARGE_EXPONENT = re.compile(r"[eE][+-]?\d{5}")
 # a failure is repeated by the seed of its round
 _SEEDS_PER_RUN = 1_000_000
 
@@ -37,7 +40,8 @@ def compared_with_spark(spark: object, seed: int) -> list[str]:
     fuzz = JsonFuzz(seed)
     scalars = list(dict.fromkeys(fuzz.scalar() for _ in range(_SCALARS)))
     context = list(CONTEXTS)[seed % len(CONTEXTS)]
-    return unexplained(spark, context, scalars, [fuzz.value() for _ in range(_VALUES)])
+    values = [value for value in (fuzz.value() for _ in range(_VALUES)) if not _LARGE_EXPONENT.search(value)]
+    return unexplained(spark, context, scalars, values)
 
 
 def main() -> None:

@@ -8,7 +8,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import (
     ArrayType,
+    DateType,
     DayTimeIntervalType,
+    DecimalType,
     IntegerType,
     LongType,
     MapType,
@@ -16,6 +18,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampType,
 )
 
 from spark_groupsource.errors import ConfigurationError, MalformedRecordError
@@ -168,6 +171,34 @@ def test_modes() -> None:
     dropped = converted(select(schema, value_format="json", mode="dropmalformed"), *values)
     assert dropped["offset"].to_pylist() == [100, 102]
     with pytest.raises(MalformedRecordError, match=r"value of t-3 at offset 101 as json failed: Exp.*option mode"):
+        converted(select(schema, value_format="json"), *values)
+
+
+@pytest.mark.parametrize(
+    "kind, value",
+    [
+        (TimestampType(), b"1691241070000000"),
+        (TimestampType(), b'"300000-01-01"'),
+        (DateType(), b'"5881581-01-01"'),
+        (DecimalType(38, 18), b"NaN"),
+        (DecimalType(38, 18), b'"sNaN"'),
+        (DecimalType(38, 18), b"123456789012345678901234567890"),
+        (DecimalType(38, 18), b"1e99999999999"),
+        (MapType(StringType(), LongType()), b'{"\\ud800": "\\ud800"}'),
+        (LongType(), b'"\\ud800\\u001b[31m"'),
+        (StringType(), b"[" * 2000 + b"]" * 2000),
+    ],
+)
+def test_a_value_that_its_type_does_not_have_is_malformed_in_every_mode(kind, value: bytes) -> None:
+    values = (b"{}", b'{"v": %s}' % value)
+    schema = fields(("offset", LongType()), ("value", fields(("v", kind))))
+    dropped = converted(select(schema, value_format="json", mode="DROPMALFORMED"), *values)
+    assert dropped["offset"].to_pylist() == [100]
+    found = converted(select(schema.add(ERROR_FIELD), value_format="json", mode="PERMISSIVE"), *values)
+    assert found["value"].to_pylist() == [{"v": None}, None] and found["_error"][1]["bytes"].as_py() == values[1]
+    assert found["_error"][1]["reason"].as_py().isprintable()
+    schema = fields(("offset", LongType()), ("value", fields(("v", kind))))
+    with pytest.raises(MalformedRecordError, match="value of t-3 at offset 101 as json failed: "):
         converted(select(schema, value_format="json"), *values)
 
 
