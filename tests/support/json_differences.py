@@ -84,6 +84,11 @@ def _has_single_quotes(found: Compared) -> bool:
     return found.is_only_here_malformed and b"'" in found.record
 
 
+def _has_wide_digit(found: Compared) -> bool:
+    text = found.record.decode("utf-8", "replace")
+    return found.is_only_here_malformed and re.search(r"\\u[0-9a-fA-F]{0,3}[^\x00-\x7f]", text) is not None
+
+
 def _is_infinite_word(found: Compared) -> bool:
     return found.is_only_here_malformed and bool(re.search(rb"[:\[, ](?:[+-]INF|\+Infinity)\b", found.record))
 
@@ -152,6 +157,7 @@ DIFFERENCES = (
     Difference(
         "single quotes around keys and strings, and `\\'` in strings", "v string", "{'v':'a'}", _has_single_quotes
     ),
+    Difference("a digit of `\\u` escapes that is not ASCII", "v string", '{"v":"\\u006\u0661"}', _has_wide_digit),
     Difference("`-INF`, `+INF` and `+Infinity` without quotes", "v double", '{"v":-INF}', _is_infinite_word),
     Difference(
         "more than 500 levels of arrays and objects", "v int", '{"x":' + "[" * 500 + "]" * 500 + ',"v":1}', _is_deep
