@@ -168,8 +168,12 @@ def deletions_table(statuses: Mapping[TopicPartition, str], width: int | None = 
 
 def _fitted(text: str, lines: Sequence[Sequence[str]], width: int | None) -> str:
     """Returns the text of Kafka's tool, or a narrower table of the same lines if it is wider than `width`."""
-    if width is None or max(len(line.rstrip()) for line in text.splitlines()) <= width:
+    if width is None:
         return text
+    stripped = [line.rstrip() for line in text.splitlines()]
+    if max(map(len, stripped)) <= width:
+        # blanks beyond the width would be an empty line
+        return "".join(f"{line}\n" for line in stripped)
     return "\n" + text_layout.table(lines[0], lines[1:], width)
 
 

@@ -29,6 +29,8 @@ def test_no_line_is_wider_than_the_terminal(
     embedded: EmbeddedBroker, topic: str, group: str, line: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers, name = embedded.bootstrap_servers, f"{topic}-with-a-long-name-{'x' * 40}"
+    # longer than the columns of Kafka's tool
+    group = f"{group}-of-thirty-characters"
     create_topic(servers, name, 2, {"retention.ms": "123456789", "cleanup.policy": "compact,delete"})
     produce(servers, name, [(0, b"k", b"x")])
     reset = ["groups", "reset-offsets", "--group", group, "--topic", name, "--to-earliest", "--execute"]
