@@ -28,7 +28,7 @@ from spark_groupsource.model import bounded_names
 from spark_groupsource.values.options import AVRO, PERMISSIVE, PROTOBUF, ColumnFormat, ValueOptions
 
 if TYPE_CHECKING:
-    from spark_groupsource.values.avro_expansion import Wanted
+    from spark_groupsource.values.options import Wanted
 
 _log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from typing import Mapping, NamedTuple
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.values.avro_schema import MAX_DEPTH, AvroField, AvroType
+from spark_groupsource.values.options import Wanted
 
 SPARK_DIGITS = 38
 """Digits of Spark's decimals."""
@@ -17,9 +18,6 @@ LEFT_OUT = AvroType("left out")
 """In place of a branch of a union; the others keep their places."""
 # a named type that is used several times is a column at each place
 _MAX_TYPES = 20_000
-
-Wanted = Mapping[str, "Wanted | None"]
-"""Name -> what is wanted of a field, of the `element` of an array, of the `value` of a map; None for all."""
 
 
 class Expansion(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Mapping
 
 from pyspark.sql import types as spark
 
-from spark_groupsource.values.avro_expansion import LEFT_OUT, Expansion, ExpansionRules, Wanted, expanded
+from spark_groupsource.values.avro_expansion import LEFT_OUT, Expansion, ExpansionRules, expanded
 from spark_groupsource.values.avro_schema import AvroType, avro_schema
-from spark_groupsource.values.options import ColumnFormat
+from spark_groupsource.values.options import ColumnFormat, Wanted
 
 _SCALARS: Mapping[tuple[str, str], spark.DataType] = {
     ("boolean", ""): spark.BooleanType(),

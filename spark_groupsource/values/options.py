@@ -21,6 +21,8 @@ _CONTROL_CHARACTERS = bytes(set(range(32)) - set(b"\t\n\r\f"))
 _MAX_SCHEMA_BYTES = 16 * 1024 * 1024
 MAX_RECURSION_DEPTHS: Mapping[str, int] = {AVRO: 15, PROTOBUF: 10}
 """Limits of the option recursive.fields.max.depth, as in Spark's from_avro and from_protobuf."""
+Wanted = Mapping[str, "Wanted | None"]
+"""Name -> what is wanted of a field, of the `element` of an array, of the `value` of a map; None for all."""
 
 
 @dataclass(frozen=True)

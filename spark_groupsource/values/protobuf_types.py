@@ -13,7 +13,7 @@ from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.values.protobuf_schema import ProtoField, ProtoMessage
 
 if TYPE_CHECKING:
-    from spark_groupsource.values.avro_expansion import Wanted
+    from spark_groupsource.values.options import Wanted
 
 _SCALARS: Mapping[str, pa.DataType] = {
     **dict.fromkeys(("int32", "uint32", "sint32", "fixed32", "sfixed32"), pa.int32()),
