@@ -3,6 +3,6 @@
 Spark imports all such modules whenever a data source is looked up, so this one imports little.
 """
 
-from spark_groupsource.source.datasource import GroupDataSource as DefaultSource
+from spark_groupsource.source.spark.datasource import GroupDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

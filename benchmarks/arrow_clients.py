@@ -20,13 +20,13 @@ from bench.figures import Figure, Rounds
 from bench.topics import PARTITIONS, Topic, end_offsets, ensure
 
 from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.common.net import parse_addresses
 from spark_groupsource.model import OffsetRange
-from spark_groupsource.net import parse_addresses
-from spark_groupsource.records import arrow
-from spark_groupsource.records.arrow import COLUMNS, kafka_schema
-from spark_groupsource.source.schema import SelectedColumns
-from spark_groupsource.source.task_partition import GroupInputPartition
-from spark_groupsource.source.task_reader import read_task
+from spark_groupsource.records.columns import arrow
+from spark_groupsource.records.columns.arrow import COLUMNS, kafka_schema
+from spark_groupsource.source.options.schema import SelectedColumns
+from spark_groupsource.source.tasks.task_partition import GroupInputPartition
+from spark_groupsource.source.tasks.task_reader import read_task
 
 MEASURE = "records to Arrow per core, without Spark"
 _TARGET_RATIO = 5.0

@@ -22,7 +22,7 @@ from bench.topics import PARTITIONS, Topic, client, create, ending_offsets, ensu
 
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.records import arrow
+from spark_groupsource.records.columns import arrow
 from spark_groupsource.records.header import iter_batches
 
 MEASURE = "batch read"

@@ -18,10 +18,10 @@ from bench.figures import Figure, Rounds
 from bench.spark import KAFKA, OWN, RIVAL_NAMES, Read, check_same_rows, session, timed
 from bench.topics import PARTITIONS, Topic, ending_offsets, ensure, fixed
 
-from spark_groupsource.source import reader_process
-from spark_groupsource.source.datasource import GroupDataSource
-from spark_groupsource.source.schema import spark_schema
-from spark_groupsource.source.stream_reader import GroupStreamReader
+from spark_groupsource.source.options.schema import spark_schema
+from spark_groupsource.source.process import reader_process
+from spark_groupsource.source.spark.datasource import GroupDataSource
+from spark_groupsource.source.spark.stream_reader import GroupStreamReader
 
 CORES = 2
 _MANY = 10_000

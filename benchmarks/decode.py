@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.arrow import COLUMNS, decode_fetched
+from spark_groupsource.records.columns.arrow import COLUMNS, decode_fetched
 from spark_groupsource.records.compression import codec_number
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.parser import NUMPY_PARSER, RecordParser

@@ -18,16 +18,16 @@ from coordinator import embedded  # puts jobs/ on the path
 from real_kafka import RealKafka
 
 from spark_groupsource.client.admin import NewTopic, create_partitions, create_topics
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import BrokerError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.monitor.arrow_tables import arrow_schema, record_batches
-from spark_groupsource.monitor.definitions import TABLES
-from spark_groupsource.monitor.estimates import ESTIMATES
 from spark_groupsource.monitor.selection import parse_selection
-from spark_groupsource.monitor.tables import TableQuery, read_rows
+from spark_groupsource.monitor.tables.arrow_tables import arrow_schema, record_batches
+from spark_groupsource.monitor.tables.definitions import TABLES
+from spark_groupsource.monitor.tables.estimates import ESTIMATES
+from spark_groupsource.monitor.tables.table_rows import TableQuery, read_rows
 from spark_groupsource.records.encode import Record
 
 ROUNDS = 5

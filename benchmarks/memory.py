@@ -24,17 +24,17 @@ from bench.figures import Figure
 from rich.console import Console
 from rich.table import Table
 
+from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.common.net import parse_addresses
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.net import parse_addresses
-from spark_groupsource.records import arrow
-from spark_groupsource.records.arrow import COLUMNS
+from spark_groupsource.records.columns import arrow
+from spark_groupsource.records.columns.arrow import COLUMNS
 from spark_groupsource.records.compression import codec_number
 from spark_groupsource.records.encode import Record, encode_batch
-from spark_groupsource.source.schema import SelectedColumns
-from spark_groupsource.source.task_partition import GroupInputPartition
-from spark_groupsource.source.task_reader import read_task
-from spark_groupsource.storage.steps import run_steps
+from spark_groupsource.source.options.schema import SelectedColumns
+from spark_groupsource.source.tasks.task_partition import GroupInputPartition
+from spark_groupsource.source.tasks.task_reader import read_task
 
 if TYPE_CHECKING:
     from spark_groupsource.broker.node import Broker

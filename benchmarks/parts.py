@@ -17,13 +17,13 @@ from bench.topics import Topic, client, end_offsets, ensure, json
 
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.records import arrow
-from spark_groupsource.records.arrow_columns import MAX_ROWS, Layout, record_batch
-from spark_groupsource.records.batch_selection import select_batches
-from spark_groupsource.records.header_columns import HeaderColumns
+from spark_groupsource.records.columns import arrow
+from spark_groupsource.records.columns.arrow_columns import MAX_ROWS, Layout, record_batch
+from spark_groupsource.records.columns.batch_selection import select_batches
+from spark_groupsource.records.columns.header_columns import HeaderColumns
+from spark_groupsource.records.columns.plain_columns import PlainReader
+from spark_groupsource.records.columns.record_groups import record_groups
 from spark_groupsource.records.parser import NUMPY_PARSER
-from spark_groupsource.records.plain_columns import PlainReader
-from spark_groupsource.records.record_groups import record_groups
 
 _REPEATS = 5
 

@@ -12,13 +12,13 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
+from spark_groupsource.broker.storage.files import FileCache
+from spark_groupsource.broker.storage.log import PartitionLog
+from spark_groupsource.broker.storage.partition import Partition
+from spark_groupsource.broker.storage.topic_config import TopicConfig
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.compression import codec_number
 from spark_groupsource.records.encode import Record, encode_batch
-from spark_groupsource.storage.files import FileCache
-from spark_groupsource.storage.log import PartitionLog
-from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.topic_config import TopicConfig
 
 NOW = 1_700_000_000_000
 SLICE_NS = 30_000_000

@@ -63,9 +63,9 @@ class Application:
     """One query in a thread that makes Spark's calls; `ended` has the end times of batches with records, in seconds."""
 
     def __init__(self, name: str, options: dict[str, str], slow_s: float = 0) -> None:
-        from spark_groupsource.source.option_parser import parse_options
-        from spark_groupsource.source.schema import SelectedColumns
-        from spark_groupsource.source.stream_reader import GroupStreamReader
+        from spark_groupsource.source.options.option_parser import parse_options
+        from spark_groupsource.source.options.schema import SelectedColumns
+        from spark_groupsource.source.spark.stream_reader import GroupStreamReader
 
         self.ended: list[float] = []
         self._slow_s = slow_s
@@ -114,7 +114,7 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 120)
 def measure(servers: str, assignor: str, slow_s: float) -> tuple[float, float, float]:
     """Returns the longest gap of `a` before `c` joined and during the rebalance, and the seconds until `c` read."""
     from spark_groupsource.client.admin import NewTopic, create_topics, describe_groups
-    from spark_groupsource.client.cluster.client import ClusterClient
+    from spark_groupsource.client.cluster.cluster_client import ClusterClient
     from spark_groupsource.client.settings import ClientSettings
 
     topic = group = f"rebalance-{assignor}"
@@ -163,7 +163,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     from spark_groupsource.broker.embedded import EmbeddedBroker
-    from spark_groupsource.source import reader_process
+    from spark_groupsource.source.process import reader_process
 
     # a reader must not replace the signal handlers of this process
     reader_process.install_signal_handlers = lambda terminate: None

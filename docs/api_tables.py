@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from spark_groupsource.broker.api.versions import FEATURES, NOT_SERVED, SERVED
+from spark_groupsource.broker.api.served_versions import FEATURES, NOT_SERVED, SERVED
 from spark_groupsource.wire.apis import APIS
 
 # what Kafka does, what this broker does, why
@@ -108,7 +108,7 @@ def apis_page() -> str:
 
 def _lines() -> Iterator[str]:
     yield from (
-        "<!-- Written by docs/generate.py from spark_groupsource/broker/api/versions.py. Do not edit. -->",
+        "<!-- Written by docs/generate.py from spark_groupsource/broker/api/served_versions.py. Do not edit. -->",
         "# APIs of the embedded broker",
         "",
         "ApiVersions advertises these APIs and versions. Clients decide by them, old ones also by the lowest version.",

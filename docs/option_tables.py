@@ -7,6 +7,8 @@ from typing import Any, Iterable, Iterator, Mapping
 import click
 
 from spark_groupsource.broker.config import FIXED_SETTINGS, BrokerConfig
+from spark_groupsource.broker.group.coordinator_config import GroupConfig
+from spark_groupsource.broker.storage.topic_config import TopicConfig
 from spark_groupsource.cli.main import main as groupsource
 from spark_groupsource.client.network.security import SECURITY_KEYS
 from spark_groupsource.client.rejected_settings import (
@@ -20,7 +22,7 @@ from spark_groupsource.client.settings import (
     ClientSettings,
     GroupSettings,
 )
-from spark_groupsource.config_def import (
+from spark_groupsource.common.config_def import (
     INT32_MAX,
     INT64_MAX,
     NO_DEFAULT_VALUE,
@@ -29,11 +31,9 @@ from spark_groupsource.config_def import (
     config_keys,
     format_value,
 )
-from spark_groupsource.group.coordinator_config import GroupConfig
-from spark_groupsource.source.options import BOTH, UNSUPPORTED_OPTIONS, SourceOptions
-from spark_groupsource.source.table_options import TABLE_OPTIONS
-from spark_groupsource.source.value_options import VALUE_OPTIONS
-from spark_groupsource.storage.topic_config import TopicConfig
+from spark_groupsource.source.options.source_options import BOTH, UNSUPPORTED_OPTIONS, SourceOptions
+from spark_groupsource.source.options.table_options import TABLE_OPTIONS
+from spark_groupsource.source.options.value_options import VALUE_OPTIONS
 
 _INTRODUCTION = """\
 # Options and settings

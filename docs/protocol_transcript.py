@@ -6,9 +6,9 @@ import re
 from typing import Any, Callable, Mapping
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.common.net import Address, dial, parse_addresses, receive_into, send_all
 from spark_groupsource.errors import ErrorCode, error_name
 from spark_groupsource.model import Assignment, Subscription, TopicPartition
-from spark_groupsource.net import Address, dial, parse_addresses, receive_into, send_all
 from spark_groupsource.wire.apis import api_of
 from spark_groupsource.wire.consumer_protocol import (
     decode_assignment,

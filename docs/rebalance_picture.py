@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_groupsource.monitor.timeline import timeline
+from spark_groupsource.monitor.rebalances.timeline import timeline
 from spark_groupsource.notebook.timeline_chart import TimelineChart
 from spark_groupsource.wire.group_events import Cause, EventKind, GroupEvent
 

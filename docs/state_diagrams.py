@@ -5,12 +5,14 @@ from __future__ import annotations
 from enum import Enum
 from typing import Callable, Iterable, Mapping
 
-from spark_groupsource.client.membership.response_rules import HEARTBEAT_RULES, JOIN_RULES, SYNC_RULES, ResponseRule
-from spark_groupsource.client.membership.state_machine import MemberConfig, Membership, MemberState
-from spark_groupsource.errors import FENCING_ERRORS, ErrorCode, error_name
-from spark_groupsource.group.states import GROUP_RULES, GROUP_TRANSITIONS, GroupAction, GroupOperation, GroupState
-from spark_groupsource.model import Assignment
-from spark_groupsource.transactions.states import (
+from spark_groupsource.broker.group.group_states import (
+    GROUP_RULES,
+    GROUP_TRANSITIONS,
+    GroupAction,
+    GroupOperation,
+    GroupState,
+)
+from spark_groupsource.broker.transactions.transaction_states import (
     COMPLETED_STATES,
     TRANSACTION_RULES,
     TRANSACTION_STATE_NAMES,
@@ -18,6 +20,10 @@ from spark_groupsource.transactions.states import (
     TransactionAction,
     TransactionOperation,
 )
+from spark_groupsource.client.membership.response_rules import HEARTBEAT_RULES, JOIN_RULES, SYNC_RULES, ResponseRule
+from spark_groupsource.client.membership.state_machine import MemberConfig, Membership, MemberState
+from spark_groupsource.errors import FENCING_ERRORS, ErrorCode, error_name
+from spark_groupsource.model import Assignment
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE, encode_assignment
 from spark_groupsource.wire.messages import JoinGroupResponse, SyncGroupResponse
 from spark_groupsource.wire.transaction_records import TransactionStatus
@@ -65,7 +71,7 @@ def _group_section() -> list[str]:
     return [
         "## Groups on the coordinator",
         "",
-        "From `spark_groupsource/group/states.py`. A join phase is the time in PreparingRebalance.",
+        "From `spark_groupsource/broker/group/group_states.py`. A join phase is the time in PreparingRebalance.",
         "",
         *_diagram(edges, GroupState.EMPTY.value),
         "The coordinator handles each request by this table. A cell is an error code, which is the response, or an",
@@ -117,7 +123,7 @@ def _transaction_section() -> list[str]:
     return [
         "## Transactions on the coordinator",
         "",
-        "From `spark_groupsource/transactions/states.py`.",
+        "From `spark_groupsource/broker/transactions/transaction_states.py`.",
         "",
         *_diagram(edges, names[TransactionStatus.EMPTY]),
         *_table(["Request", *names.values()], rows),

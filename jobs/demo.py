@@ -32,12 +32,12 @@ from rich.table import Table
 from schema_registry import SchemaRegistryServer
 
 from spark_groupsource.client.admin import GroupDescription, NewTopic, create_topics, describe_groups
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.clock import SystemClock
+from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.monitor.cluster_reads import group_lag
+from spark_groupsource.monitor.offsets.cluster_reads import group_lag
 
 PARTITIONS = 6
 MEMBERS = 2

@@ -9,10 +9,10 @@ from itertools import islice
 
 from flights import Flight
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.clock import SystemClock
+from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import Record
 from spark_groupsource.records.partitioner import partition_of_key

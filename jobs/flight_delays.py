@@ -36,7 +36,7 @@ def check_options(options: dict[str, str]) -> None:
     Raises: ClickException.
     """
     from spark_groupsource.errors import GroupSourceError
-    from spark_groupsource.source.datasource import GroupDataSource
+    from spark_groupsource.source.spark.datasource import GroupDataSource
 
     try:
         GroupDataSource(options).schema()

@@ -27,9 +27,9 @@ from pathlib import Path
 from child_processes import start_process, stop_process
 from kafka_jars import UnavailableError, java, kafka_jars
 
-from spark_groupsource.clock import SystemClock
+from spark_groupsource.common.clock import SystemClock
+from spark_groupsource.common.net import Address, dial, listen, parse_listen_address, receive_into, send_all
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
-from spark_groupsource.net import Address, dial, listen, parse_listen_address, receive_into, send_all
 from spark_groupsource.wire import messages
 from spark_groupsource.wire.frames import decode_response, encode_request, frame_length
 

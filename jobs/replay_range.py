@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from job_support import CONTEXT, Topic, cause_line, job_session, topic_options
 
-from spark_groupsource.source.signals import jvm_held
+from spark_groupsource.source.process.signals import jvm_held
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from spark_groupsource.notebook.cluster import Cluster, Group, connect
     from spark_groupsource.notebook.live import watch
     from spark_groupsource.notebook.timeline_chart import timeline
-    from spark_groupsource.source.datasource import register
-    from spark_groupsource.source.drain import stop_gracefully
-    from spark_groupsource.source.lag_listener import LagListener
-    from spark_groupsource.source.signals import run_until_signal
+    from spark_groupsource.source.process.drain import stop_gracefully
+    from spark_groupsource.source.process.signals import run_until_signal
+    from spark_groupsource.source.spark.datasource import register
+    from spark_groupsource.source.spark.lag_listener import LagListener
 
 __all__ = [
     "__version__", "Cluster", "EmbeddedBroker", "Group", "LagListener", "connect", "register", "run_until_signal",
@@ -31,11 +31,11 @@ _MODULES = {
     "EmbeddedBroker": "spark_groupsource.broker.embedded",
     "Cluster": "spark_groupsource.notebook.cluster",
     "Group": "spark_groupsource.notebook.cluster",
-    "LagListener": "spark_groupsource.source.lag_listener",
+    "LagListener": "spark_groupsource.source.spark.lag_listener",
     "connect": "spark_groupsource.notebook.cluster",
-    "register": "spark_groupsource.source.datasource",
-    "run_until_signal": "spark_groupsource.source.signals",
-    "stop_gracefully": "spark_groupsource.source.drain",
+    "register": "spark_groupsource.source.spark.datasource",
+    "run_until_signal": "spark_groupsource.source.process.signals",
+    "stop_gracefully": "spark_groupsource.source.process.drain",
     "timeline": "spark_groupsource.notebook.timeline_chart",
     "watch": "spark_groupsource.notebook.live",
 }

@@ -133,7 +133,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lets readers run in the process of the tests: without signal handlers, connections closed afterwards."""
     from support.task_connections import close_connections
 
-    from spark_groupsource.source import reader_process
+    from spark_groupsource.source.process import reader_process
 
     monkeypatch.setattr(reader_process, "install_signal_handlers", lambda terminate: None)
     yield

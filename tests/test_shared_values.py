@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_groupsource.clock import Instant, ManualClock
+from spark_groupsource.common.clock import Instant, ManualClock
 from spark_groupsource.model import TopicPartition, bounded_names
 
 

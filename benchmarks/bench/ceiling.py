@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from spark_groupsource.source.schema import select_columns, spark_schema
+from spark_groupsource.source.options.schema import select_columns, spark_schema
 
 NAME = "ceiling"
 
@@ -78,7 +78,7 @@ class CeilingStreamReader(DataSourceStreamReader):
 def _batch(columns: tuple[str, ...], rows: int, value_bytes: int) -> pa.RecordBatch:
     # read tasks alone need them, and a source without them starts its queries earlier
     from spark_groupsource.model import TopicPartition
-    from spark_groupsource.records.arrow import COLUMNS, decode_fetched
+    from spark_groupsource.records.columns.arrow import COLUMNS, decode_fetched
     from spark_groupsource.records.encode import Record, encode_batch
 
     data = encode_batch([Record(None, b"x" * value_bytes, 1_700_000_000_000 + number) for number in range(rows)])

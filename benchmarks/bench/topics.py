@@ -13,12 +13,12 @@ from json import dumps
 from typing import Callable, Iterator, Mapping, NamedTuple
 
 from spark_groupsource.client.admin import NewTopic, create_topics
-from spark_groupsource.client.cluster.client import ClusterClient
-from spark_groupsource.client.network.connection import BrokerConnection, InFlight
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.client.network.broker_connection import BrokerConnection, InFlight
 from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.common.net import parse_addresses
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.net import parse_addresses
 from spark_groupsource.records.compression import codec_number
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.wire.messages import ProduceRequest, ProduceResponse

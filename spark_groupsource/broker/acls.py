@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Iterable, NamedTuple, Sequence
 
 from spark_groupsource.broker.security_config import SecurityConfig
+from spark_groupsource.broker.storage.files import replace_file
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
-from spark_groupsource.storage.files import replace_file
 
 MAX_ACLS = 10_000
 """ACLs that clients can add, because the file is replaced with each change. Kafka has no such limit."""

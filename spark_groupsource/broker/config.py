@@ -1,6 +1,6 @@
 """Broker settings: one row per setting, with Kafka's name, default and bounds.
 
-Settings of the group coordinator are in `group.coordinator_config`, settings of topics in `storage.topic_config`;
+Settings of the group coordinator are in `group/coordinator_config.py`, settings of topics in `storage/topic_config.py`;
 `BROKER_SETTINGS` lists all of them under the broker's names. Every other name is rejected, except `FIXED_SETTINGS`.
 
 Source: https://kafka.apache.org/documentation (Broker Configs).
@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Iterator, Mapping, NamedTuple
 
+from spark_groupsource.broker.group.coordinator_config import GroupConfig
 from spark_groupsource.broker.security_config import SecurityConfig
-from spark_groupsource.config_def import INT32_MAX, INT64_MAX, BrokerConfigKey, ConfigType, config_keys, setting
-from spark_groupsource.config_providers import resolve
+from spark_groupsource.broker.storage.topic_config import TopicConfig, unknown_setting
+from spark_groupsource.common.config_def import INT32_MAX, INT64_MAX, BrokerConfigKey, ConfigType, config_keys, setting
+from spark_groupsource.common.config_providers import resolve
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.group.coordinator_config import GroupConfig
-from spark_groupsource.storage.topic_config import TopicConfig, unknown_setting
 
 
 def _broker_setting(name: str, type_: ConfigType, default: Any, doc: str, **attributes: Any) -> Any:

@@ -20,10 +20,10 @@ from typing import Callable, Iterable, Mapping, Sequence
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.security_config import SecurityConfig, listener_specs
+from spark_groupsource.broker.storage.files import replace_file
 from spark_groupsource.broker.token_validation import TokenValidator
+from spark_groupsource.common.net import Address
 from spark_groupsource.errors import ConfigurationError, StorageError
-from spark_groupsource.net import Address
-from spark_groupsource.storage.files import replace_file
 from spark_groupsource.wire.sasl_server import (
     MAX_ITERATIONS,
     MECHANISMS,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
-from spark_groupsource.arguments import shown
 from spark_groupsource.broker.node import Broker
+from spark_groupsource.common.arguments import shown
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Mapping, Sequence
 
 from spark_groupsource.broker.config import BROKER_SETTINGS, BrokerConfig, changed_config
+from spark_groupsource.broker.storage.data_directory import DataDirectory
 from spark_groupsource.errors import ApiError, ConfigurationError, ErrorCode, StorageError
-from spark_groupsource.storage.data_directory import DataDirectory
 
 ALL_NODES = ""
 STATIC_SOURCE, DEFAULT_SOURCE = 4, 5

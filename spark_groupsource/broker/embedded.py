@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, Collection, Coroutine, Iterable, Mapping, TypeVar
 
-from spark_groupsource.arguments import check_integer, check_mapping, check_text, near_names
 from spark_groupsource.broker.config import broker_config
 from spark_groupsource.broker.direct_produce import append, check_records, record_batches, topic_partitions
 from spark_groupsource.broker.leaders import Leader
@@ -22,11 +21,12 @@ from spark_groupsource.broker.network import event_loop
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.report_writer import ReportWriter, log_report
 from spark_groupsource.broker.server import BrokerServer
-from spark_groupsource.clock import SystemClock
+from spark_groupsource.broker.storage.catalog import INTERNAL_TOPICS
+from spark_groupsource.common.arguments import check_integer, check_mapping, check_text, near_names
+from spark_groupsource.common.clock import SystemClock
+from spark_groupsource.common.net import Address
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.net import Address
-from spark_groupsource.storage.catalog import INTERNAL_TOPICS
 
 _LOGGER = logging.getLogger(__name__)
 _EMBEDDED_DEFAULTS = {"group.initial.rebalance.delay.ms": "0"}

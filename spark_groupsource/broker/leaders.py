@@ -16,10 +16,10 @@ import zlib
 from pathlib import Path
 from typing import Iterable, NamedTuple, Sequence
 
+from spark_groupsource.broker.storage.files import replace_file
+from spark_groupsource.broker.storage.reporter import Reporter
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.files import replace_file
-from spark_groupsource.storage.reporter import Reporter
 
 _FILE = "leaders.json"
 

@@ -6,15 +6,15 @@ import logging
 from typing import Callable, Iterable, Iterator, Mapping
 
 from spark_groupsource.broker.config import BrokerConfig
+from spark_groupsource.broker.storage.log_manager import LogManager
+from spark_groupsource.broker.storage.partition import Partition
+from spark_groupsource.broker.storage.reporter import Reporter
+from spark_groupsource.broker.storage.steps import background_steps, portions
 from spark_groupsource.broker.timed_steps import PeriodicSteps
-from spark_groupsource.clock import Clock
+from spark_groupsource.common.clock import Clock
+from spark_groupsource.common.timers import Timers
 from spark_groupsource.errors import ApiError, StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.log_manager import LogManager
-from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.reporter import Reporter
-from spark_groupsource.storage.steps import background_steps, portions
-from spark_groupsource.timers import Timers
 
 _PARTITIONS_PER_STEP, _PARTITIONS_PER_CHECKPOINT = 50, 500
 

@@ -22,10 +22,7 @@ from spark_groupsource.broker.log_maintenance import LogMaintenance
 from spark_groupsource.broker.requests import SendResponse
 from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.broker.state_budget import PARTITION_BYTES, StateBudget
-from spark_groupsource.clock import Clock
-from spark_groupsource.errors import ApiError, ErrorCode
-from spark_groupsource.model import Node, TopicPartition
-from spark_groupsource.storage.catalog import (
+from spark_groupsource.broker.storage.catalog import (
     COORDINATOR_TOPICS,
     INTERNAL_TOPICS,
     OFFSETS_TOPIC,
@@ -33,13 +30,16 @@ from spark_groupsource.storage.catalog import (
     UNLISTED_TOPICS,
     TopicEntry,
 )
-from spark_groupsource.storage.cleaner import LogCleaner
-from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.log_manager import CreationSteps, LogManager, TopicPlan
-from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.reporter import Reporter
-from spark_groupsource.storage.steps import StorageSteps, run_steps
-from spark_groupsource.timers import Timers
+from spark_groupsource.broker.storage.cleaner import LogCleaner
+from spark_groupsource.broker.storage.data_directory import DataDirectory
+from spark_groupsource.broker.storage.log_manager import CreationSteps, LogManager, TopicPlan
+from spark_groupsource.broker.storage.partition import Partition
+from spark_groupsource.broker.storage.reporter import Reporter
+from spark_groupsource.broker.storage.steps import StorageSteps, run_steps
+from spark_groupsource.common.clock import Clock
+from spark_groupsource.common.timers import Timers
+from spark_groupsource.errors import ApiError, ErrorCode
+from spark_groupsource.model import Node, TopicPartition
 
 _PARTITIONS_PER_STEP = 100
 _STATE_BYTES = 67_108_864

@@ -19,8 +19,8 @@ from spark_groupsource.broker.config import broker_config
 from spark_groupsource.broker.network import event_loop
 from spark_groupsource.broker.report_writer import ReportWriter, WriteLines, log_report
 from spark_groupsource.broker.server import BrokerServer
-from spark_groupsource.clock import SystemClock
-from spark_groupsource.net import Address
+from spark_groupsource.common.clock import SystemClock
+from spark_groupsource.common.net import Address
 
 _GC_THRESHOLDS = (5_000, 1, 100_000)
 _THREAD_SWITCH_S = 0.0005

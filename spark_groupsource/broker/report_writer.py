@@ -8,7 +8,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Callable, NamedTuple, Sequence
 
-from spark_groupsource.clock import SystemClock
+from spark_groupsource.common.clock import SystemClock
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_QUEUED_LINES = 1_000

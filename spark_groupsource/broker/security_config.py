@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Sequence, cast
 
-from spark_groupsource.config_def import INT32_MAX, INT64_MAX, BrokerConfigKey, ConfigType, config_keys, setting
+from spark_groupsource.common.config_def import INT32_MAX, INT64_MAX, BrokerConfigKey, ConfigType, config_keys, setting
+from spark_groupsource.common.net import Address, parse_listen_address
+from spark_groupsource.common.tls import STORE_TYPES, ClientAuth, TlsSettings
+from spark_groupsource.common.tls_options import TLS_KEYS, parse_tls
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.net import Address, parse_listen_address
-from spark_groupsource.tls import STORE_TYPES, ClientAuth, TlsSettings
-from spark_groupsource.tls_options import TLS_KEYS, parse_tls
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 """Security protocols; a listener has the name of its protocol."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Collection, Iterator, TypeVar
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
-from spark_groupsource.broker.api.versions import SERVED
+from spark_groupsource.broker.api.served_versions import SERVED
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.network.limits import ConnectionLimits
 from spark_groupsource.broker.network.listener import Listener, ResponseRouter
@@ -21,13 +21,13 @@ from spark_groupsource.broker.network.scheduler import Scheduler
 from spark_groupsource.broker.network.server_tls import ServerTls
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.security_config import ListenerSpec, advertised_addresses, listener_specs
+from spark_groupsource.broker.storage.data_directory import DataDirectory
+from spark_groupsource.broker.storage.reporter import Reporter
 from spark_groupsource.broker.timed_steps import PeriodicSteps
-from spark_groupsource.clock import Clock
+from spark_groupsource.common.clock import Clock
+from spark_groupsource.common.net import Address
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.log_text import describe_error, log_line
-from spark_groupsource.net import Address
-from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.reporter import Reporter
 
 _LOGGER = logging.getLogger(__name__)
 _EMBEDDED_DEFAULTS = {"group.initial.rebalance.delay.ms": "0"}

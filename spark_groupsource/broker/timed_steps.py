@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Callable, Iterator
 
-from spark_groupsource.clock import Clock
-from spark_groupsource.timers import Timers
+from spark_groupsource.common.clock import Clock
+from spark_groupsource.common.timers import Timers
 
 _SLICE_MS, _PAUSE_MS = 4, 1
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from spark_groupsource.cli.common import HELP, one_line
-from spark_groupsource.config_def import closest
+from spark_groupsource.common.config_def import closest
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
 
 # what users of other tools write -> a command of the same group

@@ -13,15 +13,15 @@ import click
 from click.core import ParameterSource
 
 from spark_groupsource.cli.ignored_settings import is_ignored
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.rejected_settings import is_accepted_value
 from spark_groupsource.client.settings import ClientSettings, without_prefix
-from spark_groupsource.config_def import trim
-from spark_groupsource.config_providers import resolve
+from spark_groupsource.common.config_def import trim
+from spark_groupsource.common.config_providers import resolve
+from spark_groupsource.common.properties_text import Property, decode, entries
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.model import bounded_names
-from spark_groupsource.properties_text import Property, decode, entries
-from spark_groupsource.source.source_option import bootstrap_text
+from spark_groupsource.source.options.option_row import bootstrap_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -16,23 +16,23 @@ import click
 
 from spark_groupsource.cli.commands import command, invalid_values
 from spark_groupsource.cli.common import cluster_options, open_cluster
+from spark_groupsource.cli.console_serdes import READ_FORMATS, serde
 from spark_groupsource.cli.decoded_rows import DecodedRows, GivenSchema, block_decoder, parse_properties
 from spark_groupsource.cli.effects import Excludes, Needs, check_effects
 from spark_groupsource.cli.progress import Progress
 from spark_groupsource.cli.record_lines import Row, Writer, encoded, format_writer, json_writer, value_writer
-from spark_groupsource.cli.serdes import READ_FORMATS, serde
 from spark_groupsource.cli.streams import terminates_as_ctrl_c, wait_while_read
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, ClusterClient
+from spark_groupsource.client.cluster.cluster_client import EARLIEST, LATEST, ClusterClient
 from spark_groupsource.client.membership.group_client import GroupClient
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.client.settings import GroupSettings
-from spark_groupsource.config_def import INT32_MAX, INT64_MAX, parse_duration_ms
+from spark_groupsource.common.config_def import INT32_MAX, INT64_MAX, parse_duration_ms
 from spark_groupsource.errors import BrokerError, ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
 from spark_groupsource.monitor.arrival_order import arrival_indexes
 from spark_groupsource.monitor.near_names import suggests_topics
-from spark_groupsource.monitor.offset_reset import datetime_ms
-from spark_groupsource.records.arrow import decode_fetched
+from spark_groupsource.monitor.offsets.offset_reset import datetime_ms
+from spark_groupsource.records.columns.arrow import decode_fetched
 
 _COLUMNS = ("topic", "key", "value", "partition", "offset", "timestamp", "headers")
 _POLL_S = 0.2

@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from spark_groupsource.cli.common import key_values, read_properties
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.value_options import registry_format
+from spark_groupsource.source.options.value_options import registry_format
 from spark_groupsource.values.decoded import Malformed
-from spark_groupsource.values.options import CONFLUENT, PROTOBUF, parse_schema_text
+from spark_groupsource.values.format_options import CONFLUENT, PROTOBUF, parse_schema_text
 from spark_groupsource.values.plain_values import PlainDecoder, descriptors, plain_decoder
-from spark_groupsource.values.protobuf_schema import ProtoFiles
+from spark_groupsource.values.protobuf.protobuf_schema import ProtoFiles
 from spark_groupsource.values.python_values import python_rows
 from spark_groupsource.values.schema_text import decoded_text
 

@@ -14,7 +14,7 @@ from spark_groupsource.cli.doctor_findings import CheckLine, Status, failed, run
 from spark_groupsource.cli.doctor_machine import MACHINE_CHECKS
 from spark_groupsource.cli.text_layout import filled, output_width
 from spark_groupsource.client.settings import without_prefix
-from spark_groupsource.config_def import INT32_MAX
+from spark_groupsource.common.config_def import INT32_MAX
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.log_text import escaped
 from spark_groupsource.monitor.selection import parse_selection

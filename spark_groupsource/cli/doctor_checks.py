@@ -6,15 +6,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Mapping, NamedTuple
 
-from spark_groupsource import net
 from spark_groupsource.cli.doctor_findings import Check, CheckResult, Facts, Status, each, outcome
 from spark_groupsource.client.admin import GroupDescription, describe_groups
-from spark_groupsource.client.cluster.client import ClusterClient, TopicInfo
+from spark_groupsource.client.cluster.cluster_client import ClusterClient, TopicInfo
 from spark_groupsource.client.cluster.metadata import MAX_TIMESTAMP
-from spark_groupsource.client.network.connection import VERSION_CAPS, BrokerConnection
+from spark_groupsource.client.network.broker_connection import VERSION_CAPS, BrokerConnection
 from spark_groupsource.client.network.security import SecuritySettings
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.clock import SystemClock, monotonic_ns
+from spark_groupsource.common import net
+from spark_groupsource.common.clock import SystemClock, monotonic_ns
+from spark_groupsource.common.net import Address
 from spark_groupsource.errors import (
     BrokerError,
     ErrorCode,
@@ -24,18 +25,17 @@ from spark_groupsource.errors import (
     UnsupportedVersionError,
 )
 from spark_groupsource.model import TopicPartition, bounded_names
-from spark_groupsource.monitor.cluster_reads import (
+from spark_groupsource.monitor.near_names import near_groups
+from spark_groupsource.monitor.offsets.cluster_reads import (
     committed_offsets,
     first_batches,
     log_end_offsets,
     log_start_offsets,
     selected_topics,
 )
-from spark_groupsource.monitor.near_names import near_groups
-from spark_groupsource.monitor.offsets_log import OFFSETS_TOPIC, log_ranges
+from spark_groupsource.monitor.offsets.offsets_log import OFFSETS_TOPIC, log_ranges
 from spark_groupsource.monitor.selection import NameSelection
-from spark_groupsource.net import Address
-from spark_groupsource.source.checkpoint import ComparedRow, compare, read_checkpoint
+from spark_groupsource.source.positions.checkpoint import ComparedRow, compare, read_checkpoint
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS
 from spark_groupsource.wire.messages import MetadataRequest

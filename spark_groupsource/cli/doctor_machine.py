@@ -29,8 +29,8 @@ try:
     found["spark"], found["home"] = pyspark.__version__, pyspark.__path__[0]
     from pyspark_groupsource import DefaultSource
     found["source"] = DefaultSource.name()
-    from spark_groupsource.source.admission_control import HAS_ADMISSION_CONTROL
-    from spark_groupsource.source.reader_process import can_use_unix_socket
+    from spark_groupsource.source.spark.admission_control import HAS_ADMISSION_CONTROL
+    from spark_groupsource.source.process.reader_process import can_use_unix_socket
     found["has_admission_control"], found["has_unix_sockets"] = HAS_ADMISSION_CONTROL, can_use_unix_socket()
 except Exception as error:
     found["error"] = f"{type(error).__name__}: {error}"

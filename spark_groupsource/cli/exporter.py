@@ -13,16 +13,16 @@ from typing import Any
 
 import click
 
-from spark_groupsource import net
 from spark_groupsource.cli.commands import command, invalid_values
 from spark_groupsource.cli.common import cluster_options, one_line, open_cluster
 from spark_groupsource.cli.exporter_metrics import Sample, lag_samples, prometheus_text
 from spark_groupsource.cli.exporter_rebalances import RebalanceMetrics
-from spark_groupsource.clock import SystemClock, monotonic_ns
+from spark_groupsource.common import net
+from spark_groupsource.common.clock import SystemClock, monotonic_ns
+from spark_groupsource.common.net import parse_listen_address
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.log_text import log_line, timed_line
 from spark_groupsource.monitor.selection import parse_selection
-from spark_groupsource.net import parse_listen_address
 from spark_groupsource.wire.messages import MetadataRequest
 
 # a lost cluster is noticed within an interval: a third until the next probe, and a third until it fails

@@ -9,10 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from spark_groupsource.client.admin import GroupDescription, describe_groups, list_topics
-from spark_groupsource.client.cluster.client import ClusterClient, TopicInfo
+from spark_groupsource.client.cluster.cluster_client import ClusterClient, TopicInfo
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.monitor.cluster_reads import group_lag, log_end_offsets, log_start_offsets, selected_groups
-from spark_groupsource.monitor.lag import LagRow
+from spark_groupsource.monitor.offsets.cluster_reads import (
+    group_lag,
+    log_end_offsets,
+    log_start_offsets,
+    selected_groups,
+)
+from spark_groupsource.monitor.offsets.lag import LagRow
 from spark_groupsource.monitor.selection import NameSelection
 
 _PARTITION = ("topic", "partition")

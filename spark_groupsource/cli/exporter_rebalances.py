@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from spark_groupsource.cli.exporter_metrics import Sample
-from spark_groupsource.client.cluster.client import ClusterClient
-from spark_groupsource.monitor.cluster_reads import selected_groups
-from spark_groupsource.monitor.group_history import GroupLog, GroupLogReader
-from spark_groupsource.monitor.rebalance import Rebalance
-from spark_groupsource.monitor.rebalance_sources import read_history
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.monitor.offsets.cluster_reads import selected_groups
+from spark_groupsource.monitor.rebalances.group_history import GroupLog, GroupLogReader
+from spark_groupsource.monitor.rebalances.rebalance import Rebalance
+from spark_groupsource.monitor.rebalances.rebalance_sources import read_history
 from spark_groupsource.monitor.selection import NameSelection
 
 BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

@@ -9,7 +9,7 @@ import click
 from spark_groupsource.cli.commands import command
 from spark_groupsource.cli.common import open_cluster
 from spark_groupsource.cli.group_tables import deletions_table
-from spark_groupsource.cli.groups import (
+from spark_groupsource.cli.groups_command import (
     check_group_options,
     consumer_groups,
     group_command_options,
@@ -26,7 +26,7 @@ from spark_groupsource.cli.tool_form import (
     table_width,
 )
 from spark_groupsource.client.admin import delete_groups, try_delete_offsets
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.errors import REMEDIES, BrokerError, ErrorCode, error_name
 from spark_groupsource.log_text import escaped
 from spark_groupsource.model import TopicPartition

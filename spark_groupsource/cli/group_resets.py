@@ -16,7 +16,7 @@ from spark_groupsource.cli.commands import command
 from spark_groupsource.cli.common import open_cluster
 from spark_groupsource.cli.effects import Excludes, check_effects
 from spark_groupsource.cli.group_tables import reset_csv, reset_table
-from spark_groupsource.cli.groups import (
+from spark_groupsource.cli.groups_command import (
     check_group_options,
     consumer_groups,
     group_command_options,
@@ -35,13 +35,13 @@ from spark_groupsource.cli.tool_form import (
     table_width,
 )
 from spark_groupsource.client.admin import describe_groups
-from spark_groupsource.client.cluster.client import ClusterClient
-from spark_groupsource.clock import SystemClock
-from spark_groupsource.config_def import INT64_MAX
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.common.clock import SystemClock
+from spark_groupsource.common.config_def import INT64_MAX
 from spark_groupsource.errors import ErrorCode, GroupSourceError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor.near_names import near_groups, suggests_topics
-from spark_groupsource.monitor.offset_reset import (
+from spark_groupsource.monitor.offsets.offset_reset import (
     ALL_COMMITTED,
     ResetPlan,
     ResetTarget,
@@ -337,7 +337,7 @@ def _restart_rules(cluster: ClusterClient, checkpoint: Path | None) -> _RuleOf:
     if checkpoint is None:
         return lambda group_id: None
     # imported here: the other commands do not need the source
-    from spark_groupsource.source.checkpoint import read_checkpoint
+    from spark_groupsource.source.positions.checkpoint import read_checkpoint
 
     found = read_checkpoint(checkpoint)
     return lambda group_id: found.restart_rule(cluster, group_id)

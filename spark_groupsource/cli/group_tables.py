@@ -21,7 +21,7 @@ from spark_groupsource.cli import text_layout
 from spark_groupsource.client.admin import GroupDescription, GroupListing
 from spark_groupsource.log_text import escaped
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.monitor.lag import LagRow, assignment_text
+from spark_groupsource.monitor.offsets.lag import LagRow, assignment_text
 
 MISSING = "-"
 REBALANCING = frozenset({"PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling"})

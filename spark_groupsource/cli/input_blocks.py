@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 if TYPE_CHECKING:
-    from spark_groupsource.records.record_columns import RecordColumns
+    from spark_groupsource.records.columns.record_columns import RecordColumns
 
 BLOCK_BYTES = 256 << 10
 # fewer lines are faster one by one, and a short input does not need PyArrow, whose import takes 100 ms
@@ -60,9 +60,9 @@ def columns_of(
     import numpy as np
     import pyarrow as pa
 
-    from spark_groupsource.records.arrow_arrays import consecutive, integers
+    from spark_groupsource.records.columns.arrow_arrays import consecutive, integers
+    from spark_groupsource.records.columns.record_columns import RecordColumns
     from spark_groupsource.records.key_partitions import partitions_of_keys
-    from spark_groupsource.records.record_columns import RecordColumns
 
     while form.delimiter == b"\n" and b"\r\n" in block:
         block = block.replace(b"\r\n", b"\n")

@@ -12,17 +12,17 @@ from spark_groupsource.cli.common import HELP
 
 # command -> module of this package, imported on demand: the broker must not load the record decoder at startup
 _MODULES: Mapping[str, str] = {
-    "broker": "broker",
-    "checkpoint": "checkpoint",
+    "broker": "broker_command",
+    "checkpoint": "checkpoint_command",
     "compile-pyspark": "compile_pyspark",
     "completion": "completion",
     "consume": "consume",
     "doctor": "doctor",
     "exporter": "exporter",
-    "groups": "groups",
-    "offsets-log": "offsets_log",
-    "produce": "produce",
-    "topics": "topics",
+    "groups": "groups_command",
+    "offsets-log": "offsets_log_command",
+    "produce": "produce_command",
+    "topics": "topics_command",
 }
 
 

@@ -9,7 +9,7 @@ import json
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from spark_groupsource.monitor.offsets_log import Entry
+from spark_groupsource.monitor.offsets.offsets_log import Entry
 from spark_groupsource.records.compression import CODECS
 from spark_groupsource.records.header import BatchHeader
 from spark_groupsource.wire.record_json import RECORD_TYPES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from spark_groupsource.clock import SystemClock
+from spark_groupsource.common.clock import SystemClock
 
 _INTERVAL_MS = 500
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from spark_groupsource.cli.serdes import Serde, decode_text
+from spark_groupsource.cli.console_serdes import Serde, decode_text
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.values.python_values import time_text
 

@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 from spark_groupsource.cli.commands import InvalidValueError, LazyGroup
 from spark_groupsource.cli.common import SettingsError, one_line
 from spark_groupsource.cli.text_layout import output_width
-from spark_groupsource.config_def import INT64_MAX
+from spark_groupsource.common.config_def import INT64_MAX
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, GroupSourceError
 
 ACTIONS = ("list", "describe", "delete", "reset-offsets", "delete-offsets", "validate-regex")

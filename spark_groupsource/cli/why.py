@@ -16,19 +16,18 @@ import click
 from spark_groupsource.cli.commands import command
 from spark_groupsource.cli.common import F, cluster_options, open_cluster
 from spark_groupsource.cli.effects import Excludes, check_effects
-from spark_groupsource.cli.groups import absent_group_text
+from spark_groupsource.cli.groups_command import absent_group_text
 from spark_groupsource.cli.streams import terminates_as_ctrl_c, wait_while_read
 from spark_groupsource.cli.text_layout import output_width, sentences, table
 from spark_groupsource.client.admin import GroupDescription, describe_groups
-from spark_groupsource.client.cluster.client import ClusterClient
-from spark_groupsource.config_def import INT32_MAX
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.common.config_def import INT32_MAX
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.log_text import escaped
-from spark_groupsource.monitor.arrow_tables import arrow_schema, record_batches
-from spark_groupsource.monitor.cluster_reads import group_lag
-from spark_groupsource.monitor.definitions import TABLES
-from spark_groupsource.monitor.explanation import Explanation
-from spark_groupsource.monitor.group_watch import (
+from spark_groupsource.monitor.near_names import near_groups
+from spark_groupsource.monitor.offsets.cluster_reads import group_lag
+from spark_groupsource.monitor.rebalances.explanation import Explanation
+from spark_groupsource.monitor.rebalances.group_watch import (
     BoundedReads,
     GroupCondition,
     GroupWatch,
@@ -37,10 +36,11 @@ from spark_groupsource.monitor.group_watch import (
     condition_text,
     failure_text,
 )
-from spark_groupsource.monitor.near_names import near_groups
-from spark_groupsource.monitor.rebalance import Rebalance
-from spark_groupsource.monitor.rebalance_sources import GroupHistory, read_history
-from spark_groupsource.monitor.tables import rebalance_row
+from spark_groupsource.monitor.rebalances.rebalance import Rebalance
+from spark_groupsource.monitor.rebalances.rebalance_sources import GroupHistory, read_history
+from spark_groupsource.monitor.tables.arrow_tables import arrow_schema, record_batches
+from spark_groupsource.monitor.tables.definitions import TABLES
+from spark_groupsource.monitor.tables.table_rows import rebalance_row
 from spark_groupsource.notebook.live_view import GroupReader
 from spark_groupsource.notebook.terminal import watch_terminal
 

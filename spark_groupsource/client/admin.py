@@ -8,7 +8,7 @@ from __future__ import annotations
 from copy import copy
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.metadata import TopicInfo
 from spark_groupsource.errors import (
     BrokerError,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from spark_groupsource.config_def import trim
+from spark_groupsource.common.config_def import trim
 
 _COMMITS = "offsets are committed when Spark has checkpointed a batch. Remove the option."
 _SOCKET_BUFFERS = "the operating system sizes socket buffers. Remove the option."

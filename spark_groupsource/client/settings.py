@@ -18,7 +18,7 @@ from spark_groupsource.client.rejected_settings import (
     is_accepted_value,
     is_unused,
 )
-from spark_groupsource.config_def import (
+from spark_groupsource.common.config_def import (
     INT32_MAX,
     INT64_MAX,
     NO_DEFAULT_VALUE,
@@ -31,9 +31,9 @@ from spark_groupsource.config_def import (
     setting,
     trim,
 )
+from spark_groupsource.common.name_patterns import check_pattern
+from spark_groupsource.common.net import Address, parse_addresses
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.name_patterns import check_pattern
-from spark_groupsource.net import Address, parse_addresses
 
 _JAVA_ASSIGNORS = {
     "org.apache.kafka.clients.consumer.RangeAssignor": "range",

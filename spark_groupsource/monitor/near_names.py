@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Iterable, Iterator
 
 from spark_groupsource.client.admin import list_groups, list_topics
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError
 
 _SHOWN = 3

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Iterable
 
+from spark_groupsource.common.name_patterns import check_pattern, is_pattern, split_names
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.name_patterns import check_pattern, is_pattern, split_names
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
-from spark_groupsource.arguments import check_integer, check_mapping, check_text, shown
 from spark_groupsource.client.admin import describe_groups
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings, without_prefix
-from spark_groupsource.config_providers import resolve
+from spark_groupsource.common.arguments import check_integer, check_mapping, check_text, shown
+from spark_groupsource.common.config_providers import resolve
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
-from spark_groupsource.monitor.definitions import TABLES
-from spark_groupsource.monitor.explanation import Explanation
 from spark_groupsource.monitor.near_names import missing_group_text, suggests_topics
-from spark_groupsource.monitor.offset_reset import (
+from spark_groupsource.monitor.offsets.offset_reset import (
     ALL_COMMITTED,
     ResetPlan,
     TargetKind,
@@ -25,14 +23,16 @@ from spark_groupsource.monitor.offset_reset import (
     parse_target,
     plan,
 )
-from spark_groupsource.monitor.peek import MAX_RECORDS, PeekQuery, peek
-from spark_groupsource.monitor.rebalance_sources import read_history
-from spark_groupsource.monitor.record_decoding import decoders
-from spark_groupsource.monitor.results import Result
-from spark_groupsource.monitor.row_filter import parse_filter
+from spark_groupsource.monitor.rebalances.explanation import Explanation
+from spark_groupsource.monitor.rebalances.rebalance_sources import read_history
 from spark_groupsource.monitor.selection import NameSelection, parse_selection
-from spark_groupsource.monitor.tables import TableQuery, read_rows
-from spark_groupsource.source.value_options import registry_format
+from spark_groupsource.monitor.tables.definitions import TABLES
+from spark_groupsource.monitor.tables.peek import MAX_RECORDS, PeekQuery, peek
+from spark_groupsource.monitor.tables.record_decoding import decoders
+from spark_groupsource.monitor.tables.results import Result
+from spark_groupsource.monitor.tables.row_filter import parse_filter
+from spark_groupsource.monitor.tables.table_rows import TableQuery, read_rows
+from spark_groupsource.source.options.value_options import registry_format
 
 
 def connect(bootstrap: Any, **kafka: Any) -> Cluster:
@@ -282,7 +282,7 @@ class Group:
         scope = ALL_COMMITTED if topic is None else parse_scope([topic])
         rule = None
         if checkpoint is not None:
-            from spark_groupsource.source.checkpoint import read_checkpoint
+            from spark_groupsource.source.positions.checkpoint import read_checkpoint
 
             rule = read_checkpoint(checkpoint).restart_rule(client, self.name)
         with suggests_topics(client, (topic or "").split(":")[:1]):

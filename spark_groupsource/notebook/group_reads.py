@@ -7,18 +7,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
-from spark_groupsource.arguments import shown
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.common.arguments import shown
 from spark_groupsource.errors import BrokerError, ConfigurationError
-from spark_groupsource.monitor.event_rebalances import rebalances_from_events
-from spark_groupsource.monitor.event_sources import file_events, group_events
-from spark_groupsource.monitor.group_history import GroupLog, GroupLogReader
-from spark_groupsource.monitor.history_events import events_of_history
-from spark_groupsource.monitor.lag_history import CommitHistory, lag_events
-from spark_groupsource.monitor.rebalance_sources import read_history
+from spark_groupsource.monitor.offsets.lag_history import CommitHistory, lag_events
+from spark_groupsource.monitor.rebalances.event_rebalances import rebalances_from_events
+from spark_groupsource.monitor.rebalances.event_sources import file_events, group_events
+from spark_groupsource.monitor.rebalances.group_history import GroupLog, GroupLogReader
+from spark_groupsource.monitor.rebalances.history_events import events_of_history
+from spark_groupsource.monitor.rebalances.rebalance_sources import read_history
+from spark_groupsource.monitor.rebalances.timeline import timeline
+from spark_groupsource.monitor.rebalances.timeline_values import Timeline
 from spark_groupsource.monitor.selection import NameSelection
-from spark_groupsource.monitor.timeline import timeline
-from spark_groupsource.monitor.timeline_values import Timeline
 from spark_groupsource.notebook.cluster import Cluster, Group, connect
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
@@ -73,8 +73,8 @@ def file_timelines(path: Path) -> dict[str, Timeline]:
 
 def lag_samples(group: Group) -> list[GroupEvent]:
     """Returns the samples of the lag that the queries of this driver in a group keep. Raises: ConfigurationError."""
-    from spark_groupsource.source.drain import driver_jvm_pid
-    from spark_groupsource.source.queries import query_events
+    from spark_groupsource.source.process.drain import driver_jvm_pid
+    from spark_groupsource.source.process.queries import query_events
 
     events = query_events(driver_jvm_pid(), group.name)
     return [event for event in events if event.kind is EventKind.LAG_SAMPLED and event.group == group.name]
@@ -88,8 +88,8 @@ def query_group(query: StreamingQuery, cluster: Cluster | None = None) -> Iterat
         cluster: None to connect without security settings.
     Raises: ConfigurationError for another object, and for a query that has not read yet.
     """
-    from spark_groupsource.source.drain import driver_jvm_pid
-    from spark_groupsource.source.queries import reader_statuses
+    from spark_groupsource.source.process.drain import driver_jvm_pid
+    from spark_groupsource.source.process.queries import reader_statuses
 
     query_id = getattr(query, "id", None)
     if query_id is None or not hasattr(query, "recentProgress"):

@@ -7,7 +7,7 @@ from typing import Iterable, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.log_text import escaped, shortened
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.monitor.timeline_values import (
+from spark_groupsource.monitor.rebalances.timeline_values import (
     MemberActivity,
     MemberPeriod,
     OwnerPeriod,

@@ -9,7 +9,7 @@ from html import escape
 from importlib.util import find_spec
 from typing import Any, Callable, Sequence
 
-from spark_groupsource.arguments import check_seconds
+from spark_groupsource.common.arguments import check_seconds
 from spark_groupsource.notebook.cluster import Cluster, Group
 from spark_groupsource.notebook.group_reads import query_group
 from spark_groupsource.notebook.live_view import COLUMNS, LAG_POINTS, GroupReader, View, lines_below, text

@@ -7,13 +7,13 @@ from datetime import datetime
 from typing import NamedTuple, Sequence
 
 from spark_groupsource.client.admin import GroupDescription, describe_groups
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.log_text import escaped, shortened
-from spark_groupsource.monitor.cluster_reads import group_lag
-from spark_groupsource.monitor.group_watch import BoundedReads, GroupWatch, WatchUpdate, failure_text
-from spark_groupsource.monitor.lag import LagRow
+from spark_groupsource.monitor.offsets.cluster_reads import group_lag
+from spark_groupsource.monitor.offsets.lag import LagRow
+from spark_groupsource.monitor.rebalances.group_watch import BoundedReads, GroupWatch, WatchUpdate, failure_text
 
 LAG_POINTS = 120
 COLUMNS = ("topic", "partition", "current offset", "log end offset", "lag", "member")

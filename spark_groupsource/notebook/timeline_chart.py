@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
-from spark_groupsource.arguments import check_integer, check_text
+from spark_groupsource.common.arguments import check_integer, check_text
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.monitor.timeline_values import Timeline
+from spark_groupsource.monitor.rebalances.timeline_values import Timeline
 from spark_groupsource.notebook.cluster import Group
 from spark_groupsource.notebook.group_reads import file_timelines, group_timeline, lag_samples, query_group
 from spark_groupsource.notebook.layout import clock_text, duration_text, headline, picture

@@ -1,1 +1,34 @@
-"""Record batches of format version 2: encoding, decoding, validation, compression."""
+"""Record batches: Kafka's format, to and from Arrow columns (pure).
+
+It knows the three message formats, the codecs, and Arrow. It knows no partition, leader or request:
+`client/records` brings the bytes of a Fetch response, `broker/storage` those of a segment.
+
+From bytes to columns
+=====================
+
+A record is never a Python object on this way.
+
+1. `columns/batch_selection.py` reads the headers of the batches in a response as columns
+   (`columns/header_columns.py`), verifies their checksums, and leaves out what is not to be delivered: batches
+   before the range, control batches, aborted transactions.
+2. `columns/record_groups.py` joins batches until a group is worth one pass, and decompresses them into one buffer
+   (`compression.py`, `fast_codecs.py`). A batch that is larger than memory should be is read in slices
+   (`slices.py`).
+3. The boundaries and fields of the records are found: with the extra `fast` in compiled code
+   (`compiled_parser.py`), else in NumPy (`parser.py`). Records without headers and null values take one compiled
+   pass (`columns/compiled_columns.py`).
+4. `columns/arrow.py` builds the columns that the schema selects.
+
+What the format demands
+=======================
+
+* Offsets and timestamps of a batch are differences to its header; a compacted batch keeps its base offset and has
+  gaps.
+* A checksum covers the compressed bytes, so it is verified before anything is decompressed.
+* The number of records in the header is a claim of the producer: every length is checked against the bytes that are
+  there.
+* Memory of columns is used again when nothing refers to it, because new pages cost more than the conversion.
+
+From records to bytes: `encode.py`. For the broker: `validation.py` and `plain_records.py` (what a producer may
+send), `compaction.py` (what the cleaner keeps), `message_sets.py` (formats v0 and v1 become batches).
+"""

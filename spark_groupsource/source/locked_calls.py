@@ -6,9 +6,9 @@ import logging
 import threading
 from typing import Callable, TypeVar
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.network.outage import Outage
-from spark_groupsource.clock import Clock
+from spark_groupsource.common.clock import Clock
 from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError
 
 _log = logging.getLogger(__name__)

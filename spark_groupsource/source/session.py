@@ -19,30 +19,36 @@ from dataclasses import replace
 from typing import Any, Iterable, Mapping, Sequence
 from uuid import uuid4
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import TopicIds
 from spark_groupsource.client.network.retry import retry_level
-from spark_groupsource.clock import Clock, SystemClock
+from spark_groupsource.common.clock import Clock, SystemClock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, GenerationMismatchError, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names
-from spark_groupsource.source.batch_planner import BatchPlanner, Limits
-from spark_groupsource.source.co_readers import CoReaders, PeerReply
-from spark_groupsource.source.data_loss import DataLossPolicy
-from spark_groupsource.source.group_follower import FollowResult, GroupFollower, GroupSnapshot
-from spark_groupsource.source.kafka_checkpoint import initial_offsets
+from spark_groupsource.source.group.co_readers import CoReaders, PeerReply
+from spark_groupsource.source.group.group_follower import FollowResult, GroupFollower, GroupSnapshot
+from spark_groupsource.source.group.ownership import Commits, Ownership
+from spark_groupsource.source.group.rebalance_reports import NoReports, Reports
+from spark_groupsource.source.group.start_positions import StartPositions
 from spark_groupsource.source.locked_calls import LockedCalls
-from spark_groupsource.source.log_end_offsets import LogEndOffsets
-from spark_groupsource.source.offset_json import GROUP_KEY, DecodedOffsets, SourceOffset, logged_ranges, nest_positions
-from spark_groupsource.source.offset_lookup import OffsetLookup, Offsets
-from spark_groupsource.source.options import EARLIEST, SourceOptions
-from spark_groupsource.source.ownership import Commits, Ownership
-from spark_groupsource.source.planning import Backlog, plan_tasks
-from spark_groupsource.source.position_epochs import PositionEpochs
-from spark_groupsource.source.rebalance_reports import NoReports, Reports
-from spark_groupsource.source.schema_changes import SchemaChanges
-from spark_groupsource.source.start_positions import StartPositions
-from spark_groupsource.source.stream_positions import StreamPositions
-from spark_groupsource.source.task_partition import GroupInputPartition
+from spark_groupsource.source.options.source_options import EARLIEST, SourceOptions
+from spark_groupsource.source.positions.batch_planner import BatchPlanner, Limits
+from spark_groupsource.source.positions.data_loss import DataLossPolicy
+from spark_groupsource.source.positions.kafka_checkpoint import initial_offsets
+from spark_groupsource.source.positions.log_end_offsets import LogEndOffsets
+from spark_groupsource.source.positions.offset_json import (
+    GROUP_KEY,
+    DecodedOffsets,
+    SourceOffset,
+    logged_ranges,
+    nest_positions,
+)
+from spark_groupsource.source.positions.offset_lookup import OffsetLookup, Offsets
+from spark_groupsource.source.positions.planning import Backlog, plan_tasks
+from spark_groupsource.source.positions.position_epochs import PositionEpochs
+from spark_groupsource.source.positions.schema_changes import SchemaChanges
+from spark_groupsource.source.positions.stream_positions import StreamPositions
+from spark_groupsource.source.tasks.task_partition import GroupInputPartition
 from spark_groupsource.wire.commit_reports import author_metadata, is_author
 
 _log = logging.getLogger(__name__)

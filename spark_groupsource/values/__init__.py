@@ -1,5 +1,22 @@
-"""Decoding of keys and values into typed columns: JSON, Avro, Kafka's serdes.
+"""Keys and values as typed columns: JSON, Avro, Protobuf, numbers, text.
 
-A decoder takes a block of values and returns one Arrow array. A malformed value is null in the array and has a reason;
-the mode of the query decides what becomes of its record.
+It knows schemas and bytes. It knows no topic and no query: `source/options/value_options.py` passes options in, and
+`source/tasks/task_reader.py` the columns that `records` has decoded.
+
+A block of values
+=================
+
+1. `typed_columns.py` gets the binary column of one Arrow batch.
+2. With a schema registry, the header of each value names its writer's schema (`registry/schema_headers.py`); the
+   values of one schema are decoded together (`registry/registry_client.py` keeps schemas).
+3. One decoder for each format reads the whole block: `json` (PyArrow's reader, or a compiled scanner), `avro` and
+   `protobuf` (`lanes`: all values of the block advance field by field together).
+4. What the decoder of blocks leaves, because it is malformed or rare, is decoded value by value. Both paths must
+   give the same value or the same reason: the tests compare them, with and without neighbors that force the other
+   path.
+5. A malformed value becomes an error, nulls with `_error`, or is dropped, by the option `mode` (`decoded.py` has
+   value, reason and place).
+
+No input may raise anything else. Schemas are resolved where a column is selected, so that a field that Spark cannot
+represent hinders no other (`avro/avro_expansion.py`, `protobuf/protobuf_schema.py`).
 """

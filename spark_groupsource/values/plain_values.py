@@ -9,19 +9,19 @@ from typing import Any, Callable, Collection, Mapping, Protocol, Sequence
 import pyarrow as pa
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.records.arrow_arrays import integers
-from spark_groupsource.values.avro_blocks import AvroDecoder
-from spark_groupsource.values.avro_expansion import LEFT_OUT, SPARK_DIGITS, ExpansionRules, expanded
-from spark_groupsource.values.avro_schema import AvroType, avro_schema, parse_avro_schema
+from spark_groupsource.records.columns.arrow_arrays import integers
+from spark_groupsource.values.avro.avro_blocks import AvroDecoder
+from spark_groupsource.values.avro.avro_expansion import LEFT_OUT, SPARK_DIGITS, ExpansionRules, expanded
+from spark_groupsource.values.avro.avro_schema import AvroType, avro_schema, parse_avro_schema
 from spark_groupsource.values.decoded import Decoded, Malformed, bounded_reason
-from spark_groupsource.values.framed_json import parse_bare_json
-from spark_groupsource.values.options import AVRO, NO_HEADER, PROTOBUF, ColumnFormat
-from spark_groupsource.values.plain_protobuf import WrittenProtobuf, shown_column
-from spark_groupsource.values.proto_files import descriptor_set, is_proto_text
-from spark_groupsource.values.protobuf_schema import ProtoFiles
+from spark_groupsource.values.format_options import AVRO, NO_HEADER, PROTOBUF, ColumnFormat
+from spark_groupsource.values.json.framed_json import parse_bare_json
+from spark_groupsource.values.protobuf.plain_protobuf import WrittenProtobuf, shown_column
+from spark_groupsource.values.protobuf.protobuf_schema import ProtoFiles
 from spark_groupsource.values.python_values import python_values
-from spark_groupsource.values.registry import RegisteredSchema, UnreadableSchemaError, shared_registry
-from spark_groupsource.values.schema_headers import confluent_header, read_confluent
+from spark_groupsource.values.registry.proto_files import descriptor_set, is_proto_text
+from spark_groupsource.values.registry.registry_client import RegisteredSchema, UnreadableSchemaError, shared_registry
+from spark_groupsource.values.registry.schema_headers import confluent_header, read_confluent
 from spark_groupsource.values.typed_columns import TypedColumn, column_decoder
 
 # digits of Arrow's longest decimals, and how often a record within itself is shown

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_groupsource.records.arrow_arrays import fixed_width, is_valid, strings
-from spark_groupsource.values.binary_blocks import as_text, bounds, is_utf8
+from spark_groupsource.records.columns.arrow_arrays import fixed_width, is_valid, strings
 from spark_groupsource.values.decoded import Decoded
+from spark_groupsource.values.lanes.binary_blocks import as_text, bounds, is_utf8
 
 
 class _Number(NamedTuple):

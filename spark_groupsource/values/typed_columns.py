@@ -11,14 +11,12 @@ import pyarrow as pa
 
 from spark_groupsource.errors import MalformedRecordError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.arrow_arrays import booleans, integers, strings
-from spark_groupsource.values.avro_blocks import AvroDecoder
-from spark_groupsource.values.avro_schema import avro_schema
-from spark_groupsource.values.avro_writers import WrittenAvroDecoder
-from spark_groupsource.values.binary_blocks import spread
+from spark_groupsource.records.columns.arrow_arrays import booleans, integers, strings
+from spark_groupsource.values.avro.avro_blocks import AvroDecoder
+from spark_groupsource.values.avro.avro_schema import avro_schema
+from spark_groupsource.values.avro.avro_writers import WrittenAvroDecoder
 from spark_groupsource.values.decoded import Decoded, Decoder
-from spark_groupsource.values.json_blocks import JsonDecoder
-from spark_groupsource.values.options import (
+from spark_groupsource.values.format_options import (
     AVRO,
     CONFLUENT,
     DROPMALFORMED,
@@ -29,11 +27,13 @@ from spark_groupsource.values.options import (
     PROTOBUF,
     ColumnFormat,
 )
-from spark_groupsource.values.protobuf_blocks import ProtobufDecoder
-from spark_groupsource.values.protobuf_schema import protobuf_message
-from spark_groupsource.values.protobuf_writers import RegisteredMessages
-from spark_groupsource.values.registry import shared_registry
-from spark_groupsource.values.schema_headers import NamedSchemas, confluent_header, read_confluent, read_glue
+from spark_groupsource.values.json.json_blocks import JsonDecoder
+from spark_groupsource.values.lanes.binary_blocks import spread
+from spark_groupsource.values.protobuf.protobuf_blocks import ProtobufDecoder
+from spark_groupsource.values.protobuf.protobuf_schema import protobuf_message
+from spark_groupsource.values.protobuf.protobuf_writers import RegisteredMessages
+from spark_groupsource.values.registry.registry_client import shared_registry
+from spark_groupsource.values.registry.schema_headers import NamedSchemas, confluent_header, read_confluent, read_glue
 from spark_groupsource.values.serdes import NUMBERS, NumberDecoder, StringDecoder, UuidDecoder
 
 ERROR_COLUMN = "_error"
@@ -90,7 +90,7 @@ class TypedColumns:
     @property
     def source_columns(self) -> tuple[str, ...]:
         """Names of the columns of the source from which the columns are built."""
-        from spark_groupsource.records.arrow_columns import COLUMNS
+        from spark_groupsource.records.columns.arrow_columns import COLUMNS
 
         typed = {column.given.column for column in self.decoded}
         flattened = {name for column in self.decoded if column.given.flatten for name in column.kind.names}

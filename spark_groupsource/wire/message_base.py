@@ -6,7 +6,7 @@ import warnings
 from importlib import import_module
 from typing import Any, TypeVar
 
-from spark_groupsource.deferred_packages import defer_package
+from spark_groupsource.common.deferred_packages import defer_package
 
 SCHEMAS = "kafka.protocol"
 # their ``__init__`` imports the clients of kafka-python or every schema: 0.3 s of processor time at each query start

@@ -11,16 +11,18 @@ import pytest
 from support.step_calls import StepCalls, calls_of_steps
 
 from spark_groupsource.broker.acls import MAX_ACLS, Acl, Authorizer
-from spark_groupsource.broker.api import acls, configs, topics
+from spark_groupsource.broker.api import acl_requests as acls
+from spark_groupsource.broker.api import config_requests as configs
+from spark_groupsource.broker.api import topic_requests as topics
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
-from spark_groupsource.broker.api.versions import SERVED
+from spark_groupsource.broker.api.served_versions import SERVED
 from spark_groupsource.broker.config import broker_config
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.broker.storage.data_directory import DataDirectory
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import Node
-from spark_groupsource.storage.data_directory import DataDirectory
 from spark_groupsource.wire.messages import (
     CreateAclsRequest,
     CreateTopicsRequest,

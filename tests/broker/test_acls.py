@@ -42,7 +42,7 @@ from spark_groupsource.broker.acls import (
     check_acl,
 )
 from spark_groupsource.broker.api.authorization import RULES, authorize
-from spark_groupsource.broker.api.versions import SERVED
+from spark_groupsource.broker.api.served_versions import SERVED
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.broker.security_config import SecurityConfig

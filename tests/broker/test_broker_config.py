@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from spark_groupsource.broker.config import BROKER_SETTINGS, FIXED_SETTINGS, BrokerConfig, broker_config
-from spark_groupsource.config_def import format_value
+from spark_groupsource.broker.storage.topic_config import TOPIC_SETTINGS, TopicConfig, topic_config
+from spark_groupsource.common.config_def import format_value
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.storage.topic_config import TOPIC_SETTINGS, TopicConfig, topic_config
 
 
 def test_defaults_are_those_of_kafka():

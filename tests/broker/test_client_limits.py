@@ -19,14 +19,15 @@ from support.raw_members import committed
 from support.waiting import wait_until
 
 from spark_groupsource.broker import server
-from spark_groupsource.broker.api import request_limits, topics, users
+from spark_groupsource.broker.api import request_limits, users
+from spark_groupsource.broker.api import topic_requests as topics
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.fetch import delayed_fetch
 from spark_groupsource.broker.network import limits
 from spark_groupsource.broker.network.listener import ResponseRouter
 from spark_groupsource.broker.network.scheduler import Scheduler, StepsTask
+from spark_groupsource.broker.storage import log_manager
 from spark_groupsource.errors import ApiError, ErrorCode
-from spark_groupsource.storage import log_manager
 from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import (
     AlterUserScramCredentialsRequest,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.examples import scaled
 
 from spark_groupsource.broker.coordinators.commit_batch import commit_batch
-from spark_groupsource.group import CommitRecords, LogRecord
+from spark_groupsource.broker.group import CommitRecords, LogRecord
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.wire.group_records import OffsetKey, OffsetValue, encode_key, encode_offset_value

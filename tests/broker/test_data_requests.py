@@ -10,12 +10,12 @@ import pytest
 from support.broker_without_sockets import TOPICS, BrokerWithoutSockets
 from support.partition_logs import batch
 
+from spark_groupsource.broker.storage import segment
+from spark_groupsource.broker.storage.partition import Partition
+from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
-from spark_groupsource.storage import segment
-from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.wire.messages import FetchRequest, ProduceRequest
 
 NOW = 1_700_000_000_000

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_groupsource.broker.fetch.purgatory import DelayedFetchPurgatory
-from spark_groupsource.deadlines import DeadlineHeap
+from spark_groupsource.common.deadlines import DeadlineHeap
 from spark_groupsource.model import TopicPartition
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)

@@ -16,8 +16,8 @@ from spark_groupsource.broker.fetch import sessions as fetch_sessions
 # private: ids are random, so that their bounds show in many of them only
 from spark_groupsource.broker.fetch.delayed_fetch import _new_session_id as new_session_id
 from spark_groupsource.broker.fetch.sessions import MIN_EVICTION_MS, CachedPartition, FetchSessionCache, next_epoch
+from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
 PartitionData = FetchResponse.FetchableTopicResponse.PartitionData
@@ -338,7 +338,7 @@ def test_an_unknown_topic_id_is_looked_up_by_each_request(broker, led, topic, mo
         unknown = (0, [(number, ErrorCode.UNKNOWN_TOPIC_ID) for number in numbers])
         assert included(first) == included(fetch(session=(first.session_id, 1))) == unknown
         with monkeypatch.context() as fixed:
-            fixed.setattr("spark_groupsource.storage.log_manager.uuid", SimpleNamespace(uuid4=lambda: wanted))
+            fixed.setattr("spark_groupsource.broker.storage.log_manager.uuid", SimpleNamespace(uuid4=lambda: wanted))
             assert create_topic(connection, new, len(led)).error_code == 0
         other_leader = ErrorCode.NOT_LEADER_OR_FOLLOWER
         resolved = [(n, 0 if broker.leader(new, n).node_id == 1 else other_leader) for n in numbers]

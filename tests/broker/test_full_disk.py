@@ -12,11 +12,11 @@ from support.raw_broker import BrokerProcess, RawConnection, create_topic, fetch
 from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.broker.storage import files as files_module
+from spark_groupsource.broker.storage import segment as segment_module
+from spark_groupsource.broker.storage import segment_swap as swap_module
 from spark_groupsource.errors import ErrorCode, StorageError
 from spark_groupsource.records.encode import Record, encode_batch
-from spark_groupsource.storage import files as files_module
-from spark_groupsource.storage import segment as segment_module
-from spark_groupsource.storage import segment_swap as swap_module
 from spark_groupsource.wire.messages import DescribeProducersRequest
 
 OFFLINE = "[partition=t-0] The partition is offline"
@@ -72,7 +72,7 @@ def test_an_unwritable_directory_is_an_error_at_start(tmp_path, monkeypatch):
     def refuse(*arguments, **options):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("spark_groupsource.storage.directory_owner.os.open", refuse)
+    monkeypatch.setattr("spark_groupsource.broker.storage.directory_owner.os.open", refuse)
     with pytest.raises(StorageError, match=r"\.lock cannot be created: Read-only file system. Check permissions"):
         EmbeddedBroker(tmp_path).start()
 

@@ -14,10 +14,10 @@ from support.raw_members import committed, heartbeat, join, sync
 from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.clock import Instant
+from spark_groupsource.broker.storage.catalog import OFFSETS_TOPIC
+from spark_groupsource.broker.storage.steps import run_steps
+from spark_groupsource.common.clock import Instant
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.storage.catalog import OFFSETS_TOPIC
-from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.wire.messages import DeleteGroupsRequest, JoinGroupRequest, OffsetCommitRequest
 
 PARTITIONS = 100

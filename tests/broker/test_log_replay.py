@@ -9,11 +9,11 @@ from functools import partial
 import pytest
 
 from spark_groupsource.broker.coordinators.log_replay import LogReplay
-from spark_groupsource.group.group_store import GroupStore
+from spark_groupsource.broker.group.group_store import GroupStore
+from spark_groupsource.broker.storage.segment_scan import StoredBatch
 from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, control_type, decode_records
 from spark_groupsource.records.encode import Record, control_key, encode_batch
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage.segment_scan import StoredBatch
 from spark_groupsource.wire.group_records import OffsetKey, OffsetValue, encode_key, encode_offset_value
 
 

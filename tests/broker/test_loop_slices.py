@@ -10,7 +10,8 @@ from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, produce
 from support.step_calls import calls_of_steps
 
-from spark_groupsource.broker.api import data, placement, transactions
+from spark_groupsource.broker.api import data, placement
+from spark_groupsource.broker.api import transaction_requests as transactions
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.wire.messages import (

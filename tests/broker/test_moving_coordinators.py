@@ -21,9 +21,9 @@ from support.three_nodes import (
 from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.broker.group import SessionTimer, coordinator_partition
+from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import SessionTimer, coordinator_partition
-from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.wire.frames import decode_response
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,

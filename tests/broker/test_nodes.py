@@ -34,10 +34,10 @@ from spark_groupsource.broker.config import broker_config
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.leaders import Leader, Leaders
 from spark_groupsource.broker.server import BrokerServer
-from spark_groupsource.clock import SystemClock
+from spark_groupsource.common.clock import SystemClock
+from spark_groupsource.common.net import Address
 from spark_groupsource.errors import ConfigurationError, ErrorCode, NetworkError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.net import Address
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire.frames import decode_response
 from spark_groupsource.wire.messages import (

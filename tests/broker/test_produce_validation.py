@@ -10,14 +10,14 @@ from support.waiting import wait_until
 from spark_groupsource.broker.api.inline_steps import run_inline
 
 # private: the number of steps of one request
-from spark_groupsource.broker.api.produce import _produce_steps
+from spark_groupsource.broker.api.produce_requests import _produce_steps
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.requests import ApiRequestContext
+from spark_groupsource.broker.storage.log_validator import check_format
+from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage.log_validator import check_format
-from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import ListOffsetsRequest
 

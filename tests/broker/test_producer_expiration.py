@@ -7,10 +7,10 @@ from support.partition_logs import batch
 
 from spark_groupsource.broker.config import broker_config
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.broker.storage.data_directory import DataDirectory
+from spark_groupsource.broker.storage.partition import Partition
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.model import Node
-from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.partition import Partition
 
 
 def test_producer_states_expire_by_the_clock_of_the_broker(tmp_path):

@@ -17,8 +17,8 @@ from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.network import scheduler
 from spark_groupsource.broker.requests import ApiRequestContext, in_a_slice
+from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.wire.frames import decode_response
 from spark_groupsource.wire.messages import (
     AddOffsetsToTxnRequest,

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from support.raw_broker import RawConnection, create_topic
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
-from spark_groupsource.broker.api.versions import SERVED
+from spark_groupsource.broker.api.served_versions import SERVED
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.broker.network.connection import Connection
+from spark_groupsource.broker.network.client_connection import Connection
 from spark_groupsource.broker.network.limits import RequestMemory, ResponseMemory
 from spark_groupsource.broker.network.scheduler import Scheduler
 from spark_groupsource.wire.frames import encode_request
@@ -172,7 +172,7 @@ def test_a_delayed_response_is_sent_before_the_responses_of_later_requests():
 
 def test_the_broker_does_not_import_libraries_for_bulk_decoding():
     code = (
-        "import sys; import spark_groupsource.cli.main, spark_groupsource.cli.broker; "
+        "import sys; import spark_groupsource.cli.main, spark_groupsource.cli.broker_command; "
         "import spark_groupsource.broker.process; "
         "print({'numpy', 'pyarrow', 'pandas', 'numba'} & set(sys.modules))"
     )

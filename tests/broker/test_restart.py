@@ -13,8 +13,8 @@ from support.raw_broker import BrokerProcess, RawConnection, create_topic, fetch
 from support.raw_members import commit, committed, heartbeat, join, sync
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.broker.group import coordinator_partition
 from spark_groupsource.errors import GroupSourceError
-from spark_groupsource.group import coordinator_partition
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire.messages import (
     CreatePartitionsRequest,

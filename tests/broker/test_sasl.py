@@ -24,11 +24,11 @@ from support.java_tools import TOPICS, JavaTools
 from support.raw_broker import RawConnection, metadata
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.broker.storage.files import replace_file
 from spark_groupsource.client import admin as our_admin
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import AuthenticationError, ConfigurationError, ErrorCode, StorageError
-from spark_groupsource.storage.files import replace_file
 from spark_groupsource.wire.messages import (
     ApiVersionsRequest,
     SaslAuthenticateRequest,
@@ -314,7 +314,7 @@ def test_a_private_file_is_private_before_its_first_byte(tmp_path: Path, monkeyp
     left = tmp_path / "users.json.tmp"
     left.write_text("of a process that was killed")
     left.chmod(0o644)
-    monkeypatch.setattr("spark_groupsource.storage.files.os.fsync", write)
+    monkeypatch.setattr("spark_groupsource.broker.storage.files.os.fsync", write)
     umask = os.umask(0)
     try:
         replace_file(tmp_path / "users.json", b"x", private=True)

@@ -12,7 +12,7 @@ from support.raw_broker import RawConnection, create_topic, metadata, unexpected
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.network.scheduler import Scheduler, StepsTask, Task
-from spark_groupsource.clock import monotonic_ns
+from spark_groupsource.common.clock import monotonic_ns
 from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import HeartbeatRequest, MetadataRequest
 

@@ -12,7 +12,7 @@ from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, fetched_values, metadata, produce
 from support.request_cases import every_api
 
-from spark_groupsource.broker.api.versions import SERVED
+from spark_groupsource.broker.api.served_versions import SERVED
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.wire import messages
 from spark_groupsource.wire.apis import APIS

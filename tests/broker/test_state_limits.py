@@ -8,9 +8,9 @@ from support.raw_broker import RawConnection, create_topic
 
 from spark_groupsource.broker.coordinators import transaction_runtime
 from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.broker.group.group_store import FIRST_OFFSET_BYTES, offset_bytes
 from spark_groupsource.broker.state_budget import StateBudget
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.group_store import FIRST_OFFSET_BYTES, offset_bytes
 from spark_groupsource.wire.messages import AddPartitionsToTxnRequest, InitProducerIdRequest, OffsetCommitRequest
 
 

@@ -8,19 +8,21 @@ import pytest
 from support.partition_logs import batch
 from support.step_calls import calls_of_steps
 
-from spark_groupsource.broker.api import configs, produce, producers
-from spark_groupsource.broker.api.topics import create_partitions
+from spark_groupsource.broker.api import config_requests as configs
+from spark_groupsource.broker.api import produce_requests as produce
+from spark_groupsource.broker.api import producers
+from spark_groupsource.broker.api.topic_requests import create_partitions
 from spark_groupsource.broker.config import broker_config
 from spark_groupsource.broker.coordinators import group_runtime
 from spark_groupsource.broker.coordinators.transaction_runtime import TransactionRuntime
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.broker.storage.data_directory import DataDirectory
+from spark_groupsource.broker.storage.partition import Partition
+from spark_groupsource.broker.storage.steps import run_steps
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import Node, ProducerIdAndEpoch, TopicPartition
-from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.wire.messages import (
     CreatePartitionsRequest,
     DescribeConfigsRequest,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spark_groupsource.group import JoinTimer, SessionTimer, SyncTimer
-from spark_groupsource.timers import Timers
+from spark_groupsource.broker.group import JoinTimer, SessionTimer, SyncTimer
+from spark_groupsource.common.timers import Timers
 
 
 def test_timers_of_all_queues_expire_in_deadline_order():

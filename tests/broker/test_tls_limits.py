@@ -19,7 +19,7 @@ from support.waiting import wait_until
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.network import tls_handshakes
 from spark_groupsource.broker.network.tls_handshakes import HandshakeQueue
-from spark_groupsource.net import parse_addresses
+from spark_groupsource.common.net import parse_addresses
 from spark_groupsource.records.encode import Record, encode_batch
 
 

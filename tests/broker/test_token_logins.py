@@ -18,7 +18,7 @@ from support.raw_broker import RawConnection, metadata
 from support.token_endpoint import Endpoint, jwt
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import AuthenticationError, ConfigurationError, ErrorCode
 from spark_groupsource.wire.messages import SaslAuthenticateRequest, SaslHandshakeRequest

@@ -11,11 +11,11 @@ from support.raw_transactions import RawTransactions
 from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.broker.storage.catalog import TRANSACTIONS_TOPIC
+from spark_groupsource.broker.storage.partition import Partition
+from spark_groupsource.broker.storage.steps import run_steps
+from spark_groupsource.broker.transactions.transaction_states import COMPLETE_COMMIT, EMPTY, ONGOING, PREPARE_ABORT
 from spark_groupsource.errors import ApiError, ErrorCode
-from spark_groupsource.storage.catalog import TRANSACTIONS_TOPIC
-from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.steps import run_steps
-from spark_groupsource.transactions.states import COMPLETE_COMMIT, EMPTY, ONGOING, PREPARE_ABORT
 from spark_groupsource.wire.messages import DescribeTransactionsRequest, InitProducerIdRequest, ListTransactionsRequest
 
 NONE = ErrorCode.NONE

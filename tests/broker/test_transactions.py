@@ -14,10 +14,9 @@ from support.waiting import wait_until
 
 from spark_groupsource.broker.coordinators.transaction_runtime import TransactionTimer
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.errors import ErrorCode
-from spark_groupsource.storage.steps import run_steps
-from spark_groupsource.transactions import transaction_shard
-from spark_groupsource.transactions.states import (
+from spark_groupsource.broker.storage.steps import run_steps
+from spark_groupsource.broker.transactions import transaction_shard
+from spark_groupsource.broker.transactions.transaction_states import (
     COMPLETE_ABORT,
     COMPLETE_COMMIT,
     ONGOING,
@@ -27,6 +26,7 @@ from spark_groupsource.transactions.states import (
     TransactionOperation,
     TransactionRule,
 )
+from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import DescribeTransactionsRequest, FindCoordinatorRequest
 
 NONE = ErrorCode.NONE

@@ -14,12 +14,12 @@ from support.raw_broker import BrokerProcess, RawConnection, create_topic, fetch
 from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.clock import SystemClock
+from spark_groupsource.broker.storage.steps import run_steps
+from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.wire.messages import (
     AlterConfigsRequest,
     DeleteRecordsRequest,

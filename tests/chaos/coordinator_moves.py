@@ -33,11 +33,11 @@ from support.waiting import wait_until
 
 from spark_groupsource import stop_gracefully
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.client.cluster.client import LATEST, ClusterClient
+from spark_groupsource.client.cluster.cluster_client import LATEST, ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.source import reader_process
+from spark_groupsource.source.process import reader_process
 
 NODES = 3
 TOPIC, GROUP = "moves", "moves"

@@ -35,8 +35,8 @@ from support.raw_broker import RawConnection, create_topic, fetch_request, metad
 from support.raw_transactions import RawTransactions, committed_offset
 
 from spark_groupsource.broker.process import serve_forever
+from spark_groupsource.common.net import Address
 from spark_groupsource.errors import ErrorCode, GroupSourceError
-from spark_groupsource.net import Address
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches

@@ -50,7 +50,7 @@ from support.chaos.caused_members import SLOW_ASSIGNOR, World
 from support.kafka_cluster import OFFSETS_TOPIC, KafkaCluster
 from support.topics import create_topic
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 
 CONFIG = {

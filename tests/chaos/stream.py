@@ -33,7 +33,7 @@ from support.chaos.submitted_application import SubmittedApplication, signal_all
 from support.topics import create_topic
 from support.waiting import wait_until
 
-from spark_groupsource.client.cluster.client import LATEST, ClusterClient
+from spark_groupsource.client.cluster.cluster_client import LATEST, ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.model import TopicPartition

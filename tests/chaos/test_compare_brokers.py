@@ -11,7 +11,7 @@ from support.random_requests.actions import Action
 from support.random_requests.sequence import RandomRequests
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.clock import SystemClock
+from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.wire.api_keys import ApiKey
 
 

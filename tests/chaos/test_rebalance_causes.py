@@ -4,7 +4,7 @@ import pytest
 from chaos.rebalance_causes import run, started_broker
 from support.chaos.caused_members import World
 
-from spark_groupsource.monitor.rebalance import Cause
+from spark_groupsource.monitor.rebalances.rebalance import Cause
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -16,7 +16,7 @@ from support.direct_readers import StreamQuery
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 
 PARTITIONS = 4

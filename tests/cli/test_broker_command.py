@@ -21,8 +21,8 @@ from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.cli.main import main
+from spark_groupsource.common.net import Address, listen
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.net import Address, listen
 from spark_groupsource.wire.messages import JoinGroupRequest
 
 GROUPSOURCE = str(Path(sys.executable).parent / "groupsource")

@@ -13,10 +13,10 @@ from support.clusters import Cluster
 from support.topics import create_topic, produce
 
 from spark_groupsource.cli.main import main
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.source.offset_json import SourceOffset, encode_offset
+from spark_groupsource.source.positions.offset_json import SourceOffset, encode_offset
 from spark_groupsource.wire.commit_reports import author_metadata
 
 READER = "reader-1"

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from spark_groupsource.cli.commands import OTHER_NAMES, OTHER_OPTIONS, Command
 from spark_groupsource.cli.main import main
-from spark_groupsource.config_def import INT64_MAX
+from spark_groupsource.common.config_def import INT64_MAX
 
 
 @pytest.mark.parametrize(

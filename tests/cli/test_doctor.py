@@ -25,9 +25,9 @@ from spark_groupsource.cli import doctor_checks, doctor_machine
 from spark_groupsource.cli.doctor_findings import Check, Status, run_checks
 from spark_groupsource.cli.main import main
 from spark_groupsource.client.admin import GroupDescription
+from spark_groupsource.common.net import Address
 from spark_groupsource.errors import NetworkError
 from spark_groupsource.model import Node
-from spark_groupsource.net import Address
 from spark_groupsource.wire.apis import APIS
 from spark_groupsource.wire.messages import ApiVersionsResponse, FindCoordinatorResponse, MetadataResponse
 

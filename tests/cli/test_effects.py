@@ -11,7 +11,9 @@ from support.topics import create_topic
 from support.topics import produce as produce_records
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.cli import checkpoint, consume, group_resets, produce
+from spark_groupsource.cli import checkpoint_command as checkpoint
+from spark_groupsource.cli import consume, group_resets
+from spark_groupsource.cli import produce_command as produce
 from spark_groupsource.cli.effects import Excludes, Needs, check_effects
 from spark_groupsource.cli.main import main
 

@@ -29,7 +29,7 @@ from spark_groupsource.cli.exporter_metrics import FAMILIES, Sample, lag_samples
 from spark_groupsource.cli.exporter_rebalances import RebalanceMetrics, RebalanceTotals
 from spark_groupsource.cli.main import main
 from spark_groupsource.errors import NetworkError
-from spark_groupsource.monitor.rebalance import Cause, Phases
+from spark_groupsource.monitor.rebalances.rebalance import Cause, Phases
 from spark_groupsource.monitor.selection import NameSelection
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "conf" / "grafana" / "groupsource.json"

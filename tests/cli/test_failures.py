@@ -14,9 +14,9 @@ from support.fake_leader import FakeLeader
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.cli.main import main
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.monitor.definitions import TABLES
 from spark_groupsource.monitor.selection import parse_selection
-from spark_groupsource.monitor.tables import TableQuery, read_rows
+from spark_groupsource.monitor.tables.definitions import TABLES
+from spark_groupsource.monitor.tables.table_rows import TableQuery, read_rows
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.messages import ApiVersionsResponse
 

@@ -13,7 +13,7 @@ from spark_groupsource.cli.group_tables import (
 )
 from spark_groupsource.client.admin import GroupDescription, GroupListing, MemberDescription
 from spark_groupsource.model import Node, OffsetAndMetadata, TopicPartition
-from spark_groupsource.monitor.lag import assignment_text, lag_rows
+from spark_groupsource.monitor.offsets.lag import assignment_text, lag_rows
 
 NODE = Node(1, "127.0.0.1", 41013)
 STATIC = MemberDescription(

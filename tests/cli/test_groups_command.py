@@ -21,7 +21,7 @@ from spark_groupsource import __version__
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.cli import why
 from spark_groupsource.cli.main import main
-from spark_groupsource.monitor import group_watch
+from spark_groupsource.monitor.rebalances import group_watch
 
 
 def run(bootstrap_servers: str, *arguments: str) -> Result:

@@ -19,9 +19,9 @@ from support.topics import create_topic, produce
 
 import spark_groupsource as gs
 from spark_groupsource import EmbeddedBroker
+from spark_groupsource.cli.console_serdes import serde
 from spark_groupsource.cli.input_blocks import blocks_of, lines_of
 from spark_groupsource.cli.main import main
-from spark_groupsource.cli.serdes import serde
 from spark_groupsource.errors import BrokerError, ConfigurationError
 
 
@@ -362,7 +362,7 @@ def test_the_missing_permission_to_write_is_named(
         raise error
 
     # private: the embedded broker rejects no write without a login
-    monkeypatch.setattr("spark_groupsource.cli.produce._write", fail)
+    monkeypatch.setattr("spark_groupsource.cli.produce_command._write", fail)
     result = run(Cluster("embedded", embedded.bootstrap_servers), "produce", "t")
     assert result.exit_code == 1 and "--operation WRITE --topic t)" in result.stderr and "READ" not in result.stderr
 

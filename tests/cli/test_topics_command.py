@@ -12,7 +12,7 @@ from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.cli.main import main
-from spark_groupsource.monitor.definitions import TABLES
+from spark_groupsource.monitor.tables.definitions import TABLES
 
 
 def run(bootstrap_servers: str, verb: str, *arguments: str) -> Result:

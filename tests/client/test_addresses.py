@@ -12,11 +12,11 @@ from confluent_kafka import Producer
 from real_kafka import free_address
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.common.net import parse_listen_address
 from spark_groupsource.errors import ConfigurationError, NetworkError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.net import parse_listen_address
 
 
 def has_ipv6() -> bool:

@@ -5,9 +5,9 @@ import logging
 import pytest
 
 from spark_groupsource.client.network.availability import BrokerAvailability
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.common.clock import ManualClock
+from spark_groupsource.common.net import Address
 from spark_groupsource.errors import NetworkError, RequestTimeoutError
-from spark_groupsource.net import Address
 
 BROKER, ALIAS = Address("broker", 9092), Address("localhost", 9092)
 

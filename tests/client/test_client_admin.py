@@ -11,7 +11,7 @@ from support.clients import POLL_MS, group_client, open_cluster
 from support.waiting import wait_until
 
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster.client import EARLIEST, ClusterClient
+from spark_groupsource.client.cluster.cluster_client import EARLIEST, ClusterClient
 from spark_groupsource.client.cluster.configs import TOPIC_RESOURCE, describe_config
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.errors import BrokerError, ErrorCode

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from support.clients import advertise, client_settings, fake_broker
 
-from spark_groupsource.client.cluster.client import ClusterClient
-from spark_groupsource.client.network.connection import BrokerConnection
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.client.network.broker_connection import BrokerConnection
 from spark_groupsource.client.network.security import SecuritySettings
-from spark_groupsource.clock import ManualClock, SystemClock
+from spark_groupsource.common.clock import ManualClock, SystemClock
+from spark_groupsource.common.net import Address, dial
+from spark_groupsource.common.tls import TlsSettings
 from spark_groupsource.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -24,8 +26,6 @@ from spark_groupsource.errors import (
     RequestTimeoutError,
     UnsupportedVersionError,
 )
-from spark_groupsource.net import Address, dial
-from spark_groupsource.tls import TlsSettings
 from spark_groupsource.wire.messages import (
     ApiVersionsResponse,
     HeartbeatRequest,

@@ -18,9 +18,9 @@ from spark_groupsource.client.settings import (
     GroupSettings,
     without_prefix,
 )
+from spark_groupsource.common.net import Address
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.net import Address
 
 SERVERS = {"bootstrap.servers": "a:1,[::1]:2"}
 

@@ -11,10 +11,10 @@ import pytest
 from support.clients import FakeBroker, advertise, client_settings, fake_broker, open_cluster
 from support.topics import create_topic, produce
 
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, MAX_TIMESTAMP, ClusterClient
+from spark_groupsource.client.cluster.cluster_client import EARLIEST, LATEST, MAX_TIMESTAMP, ClusterClient
 from spark_groupsource.client.network.connection_pool import ClientClosedError
 from spark_groupsource.client.network.retry import Retry, backoff_ms
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import (
     BrokerError,
     ErrorCode,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.topics import create_topic
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership import commit_history, offsets_topic
 from spark_groupsource.client.membership.commit_history import find_last_commits
 from spark_groupsource.client.settings import ClientSettings

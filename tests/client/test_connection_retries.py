@@ -20,13 +20,15 @@ from support import certificates
 from support.certificates import write_pem
 from support.clients import FakeBroker, advertise, client_settings, fake_broker, open_cluster
 
-from spark_groupsource import net
 from spark_groupsource.client.cluster import routing
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.fencing import find_generation
-from spark_groupsource.client.network.connection import BrokerConnection
+from spark_groupsource.client.network.broker_connection import BrokerConnection
 from spark_groupsource.client.network.security import SecuritySettings
-from spark_groupsource.clock import ManualClock, SystemClock
+from spark_groupsource.common import net
+from spark_groupsource.common.clock import ManualClock, SystemClock
+from spark_groupsource.common.net import Address
+from spark_groupsource.common.tls import TlsSettings
 from spark_groupsource.errors import (
     AuthenticationError,
     GroupSourceError,
@@ -34,8 +36,6 @@ from spark_groupsource.errors import (
     RemoteProtocolError,
     RequestTimeoutError,
 )
-from spark_groupsource.net import Address
-from spark_groupsource.tls import TlsSettings
 from spark_groupsource.wire.messages import HeartbeatRequest, MetadataResponse
 
 HEARTBEAT = HeartbeatRequest(group_id="g", generation_id=1, member_id="m", group_instance_id=None)
@@ -185,7 +185,7 @@ def test_lost_connection_without_tls_does_not_load_it() -> None:
     """Loading the module takes memory and time in every worker process."""
     code = (
         "import sys\n"
-        "from spark_groupsource.net import Address, certificate_rejection, dial\n"
+        "from spark_groupsource.common.net import Address, certificate_rejection, dial\n"
         "from spark_groupsource.errors import NetworkError\n"
         "connection = dial(Address('127.0.0.1', int(sys.argv[1])), 5_000)\n"
         "assert certificate_rejection(connection, NetworkError('lost')) is None and 'ssl' not in sys.modules\n"

@@ -10,7 +10,7 @@ from support.clients import fake_broker, open_cluster
 from support.fake_leader import TP, fake_leader
 from support.scripted_group import GROUP, T0, T1, Bench, joined
 
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, ClusterClient
+from spark_groupsource.client.cluster.cluster_client import EARLIEST, LATEST, ClusterClient
 from spark_groupsource.client.cluster.metadata import EpochEndOffset
 from spark_groupsource.client.membership.task_heartbeat import TaskHeartbeat
 from spark_groupsource.client.records.fetcher import PartitionFetcher

@@ -11,9 +11,9 @@ from support.clients import ConnectionLostError, FakeBroker, advertise, fake_bro
 from support.scripted_group import GROUP, T0, Script
 from support.waiting import wait_until
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.task_heartbeat import TaskHeartbeat
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import ErrorCode, GenerationMismatchError
 from spark_groupsource.model import OffsetAndMetadata
 from spark_groupsource.wire.messages import FindCoordinatorResponse, MetadataResponse

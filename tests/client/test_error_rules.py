@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from support.scripted_group import GROUP, T0, Bench
 
-from spark_groupsource.client.cluster.client import LATEST
+from spark_groupsource.client.cluster.cluster_client import LATEST
 from spark_groupsource.client.cluster.error_rules import (
     DELETE_RECORDS,
     FETCH,

@@ -11,10 +11,10 @@ import pytest
 from support.clients import client_settings, open_cluster
 from support.fake_leader import EMPTY, TP, FakeLeader, fake_leader
 
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, UNKNOWN_TOPIC_TIMEOUT_MS, ClusterClient
+from spark_groupsource.client.cluster.cluster_client import EARLIEST, LATEST, UNKNOWN_TOPIC_TIMEOUT_MS, ClusterClient
 from spark_groupsource.client.cluster.metadata import EpochEndOffset
 from spark_groupsource.client.records.fetcher import PartitionFetcher
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode, NetworkError, UnsupportedVersionError
 from spark_groupsource.model import OffsetRange
 from spark_groupsource.wire.messages import FetchResponse, ListOffsetsResponse

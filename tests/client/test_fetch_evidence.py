@@ -14,7 +14,7 @@ from support.fake_leader import EMPTY, TP, FakeLeader, fake_leader
 from support.links import forwarding
 from support.topics import create_topic, produce
 
-from spark_groupsource.client.cluster.client import LATEST, ClusterClient
+from spark_groupsource.client.cluster.cluster_client import LATEST, ClusterClient
 from spark_groupsource.client.records import fetcher
 from spark_groupsource.client.records.fetcher import FetchedBlock, PartitionFetcher
 from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode

@@ -13,12 +13,12 @@ from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster.client import LATEST, ClusterClient
+from spark_groupsource.client.cluster.cluster_client import LATEST, ClusterClient
 from spark_groupsource.client.records.fetcher import FetchedBlock, PartitionFetcher
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.records.arrow import decode_fetched
+from spark_groupsource.records.columns.arrow import decode_fetched
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record
 from spark_groupsource.records.header import iter_batches

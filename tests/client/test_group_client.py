@@ -14,7 +14,7 @@ from support.topics import create_topic
 from support.waiting import wait_until
 
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.group_client import GroupClient
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.errors import (

@@ -10,14 +10,14 @@ from support.clients import ConnectionLostError, FakeBroker, advertise, fake_bro
 from support.scripted_group import GROUP, T0, T1, Script, follower
 from support.waiting import wait_until
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership import commit_repetition
 from spark_groupsource.client.membership.commit_repetition import LATE_REQUEST_MS, REPEAT_INTERVAL_MS, CommitRepetition
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.ownership import AssignedPartitions
+from spark_groupsource.source.group.ownership import AssignedPartitions
+from spark_groupsource.source.options.option_parser import parse_options
 from spark_groupsource.wire.messages import FindCoordinatorResponse, MetadataResponse
 
 SETTINGS = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "5", "default_api_timeout_ms": "5000"}

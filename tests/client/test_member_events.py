@@ -13,11 +13,11 @@ from spark_groupsource.client.membership.member_commits import MemberCommits
 from spark_groupsource.client.membership.member_events import MemberEvents
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
 from spark_groupsource.client.settings import GroupSettings
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import ErrorCode, GenerationMismatchError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.monitor.event_rebalances import rebalances_from_events
-from spark_groupsource.monitor.rebalance import Cause, Origin, Rebalance
+from spark_groupsource.monitor.rebalances.event_rebalances import rebalances_from_events
+from spark_groupsource.monitor.rebalances.rebalance import Cause, Origin, Rebalance
 from spark_groupsource.wire.commit_reports import (
     MAX_REPORT_CHARS,
     author_metadata,

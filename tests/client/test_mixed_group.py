@@ -12,7 +12,7 @@ from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.model import TopicPartition
 
 RANGE = "org.apache.kafka.clients.consumer.RangeAssignor"

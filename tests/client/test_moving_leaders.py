@@ -13,7 +13,7 @@ from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.client.cluster.client import LATEST
+from spark_groupsource.client.cluster.cluster_client import LATEST
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition

@@ -11,13 +11,13 @@ import pytest
 from support.clients import ConnectionLostError, FakeBroker, advertise, fake_broker, open_cluster
 from support.session_fakes import NO_LIMITS, FakeGroup
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.metadata import PartitionInfo, TopicInfo, topic_of_most
 from spark_groupsource.client.records.fetcher import PartitionFetcher
-from spark_groupsource.clock import Clock, ManualClock, SystemClock
+from spark_groupsource.common.clock import Clock, ManualClock, SystemClock
 from spark_groupsource.errors import DataLossError, UnsupportedVersionError
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.source.option_parser import parse_options
+from spark_groupsource.source.options.option_parser import parse_options
 from spark_groupsource.source.session import StreamSession
 from spark_groupsource.wire.messages import ListOffsetsResponse, MetadataResponse
 

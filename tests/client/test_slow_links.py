@@ -12,10 +12,10 @@ from support.fake_leader import TP, FakeLeader, fake_leader
 from support.links import forwarding, send_slowly
 from support.topics import create_topic, produce
 
-from spark_groupsource import net
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.client.records.partition_fetch import FetchSize
-from spark_groupsource.deadlines import LEAST_BYTES_PER_S, TransferDeadline
+from spark_groupsource.common import net
+from spark_groupsource.common.deadlines import LEAST_BYTES_PER_S, TransferDeadline
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches

@@ -11,7 +11,7 @@ from support.removed_members import remove_members
 from support.topics import create_topic
 from support.waiting import wait_until
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.fencing import find_generation
 from spark_groupsource.client.membership.group_client import GroupClient, MemberView
 from spark_groupsource.client.membership.task_heartbeat import TaskHeartbeat

@@ -15,11 +15,11 @@ import pytest
 from support import certificates
 from support.certificates import write_pem
 
-from spark_groupsource import net
 from spark_groupsource.client.network.security import SecuritySettings
+from spark_groupsource.common import net
+from spark_groupsource.common.net import Address
+from spark_groupsource.common.tls_stores import read_store, store_type
 from spark_groupsource.errors import AuthenticationError, ConfigurationError, NetworkError
-from spark_groupsource.net import Address
-from spark_groupsource.tls_stores import read_store, store_type
 
 FILES = {
     "ca.pem": certificates.CA.encode(),

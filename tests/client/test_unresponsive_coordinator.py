@@ -9,7 +9,7 @@ import pytest
 from support.clients import advertise, fake_broker, group_client, open_cluster
 from support.scripted_group import GROUP, T0, T1, Bench, Script, described, follower, joined
 
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import ErrorCode, NetworkError, RequestTimeoutError
 from spark_groupsource.model import OffsetAndMetadata
 from spark_groupsource.wire.apis import api_of

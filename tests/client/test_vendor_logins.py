@@ -10,8 +10,8 @@ from support.provider_logins import ACCEPTED_LOGINS
 
 from spark_groupsource.cli.common import client_properties
 from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.common.net import Address
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.net import Address
 
 # vendor -> properties, and a part of the message
 REJECTED: dict[str, tuple[str, str]] = {

@@ -13,13 +13,13 @@ import pytest
 from support.scripted_group import GROUP, T0, Script, ScriptedCluster
 
 from spark_groupsource.client.membership.membership_values import Idle
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import OffsetAndMetadata
-from spark_groupsource.source.batch_planner import Limits
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.options import SourceOptions
-from spark_groupsource.source.ownership import AssignedPartitions, GroupPartitions
+from spark_groupsource.source.group.ownership import AssignedPartitions, GroupPartitions
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.options.source_options import SourceOptions
+from spark_groupsource.source.positions.batch_planner import Limits
 from spark_groupsource.source.session import StreamSession
 
 

@@ -17,11 +17,11 @@ from support.topics import create_topic
 from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.client.network.connection import BrokerConnection
+from spark_groupsource.client.network.broker_connection import BrokerConnection
 from spark_groupsource.client.network.security import SecuritySettings
-from spark_groupsource.clock import SystemClock
+from spark_groupsource.common.clock import SystemClock
+from spark_groupsource.common.net import parse_addresses
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.net import parse_addresses
 from spark_groupsource.wire.messages import (
     AddOffsetsToTxnRequest,
     EndTxnRequest,

@@ -13,13 +13,13 @@ import pytest
 from support.group_context import GROUP, GroupContext
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.broker.group import Outcome
+from spark_groupsource.broker.group.group_states import DEAD, STABLE
 from spark_groupsource.client import admin
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.clock import SystemClock
+from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import Outcome
-from spark_groupsource.group.states import DEAD, STABLE
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.header import iter_batches

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from spark_groupsource.group.classic_group import ClassicGroup
-from spark_groupsource.group.committed_offsets import expired_offsets
-from spark_groupsource.group.states import STABLE
+from spark_groupsource.broker.group.classic_group import ClassicGroup
+from spark_groupsource.broker.group.committed_offsets import expired_offsets
+from spark_groupsource.broker.group.group_states import STABLE
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import OffsetValue, decode_offset_value, encode_offset_value
 

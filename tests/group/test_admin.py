@@ -6,11 +6,11 @@ import pytest
 from support.group_context import CONFIG, GROUP, GroupContext
 from support.simulation.invariants import persistent_state
 
-from spark_groupsource.clock import Instant
+from spark_groupsource.broker.group import GroupShard, RequestContext
+from spark_groupsource.broker.group.group_states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE
+from spark_groupsource.broker.group.group_store import GroupStore
+from spark_groupsource.common.clock import Instant
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import GroupShard, RequestContext
-from spark_groupsource.group.group_store import GroupStore
-from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
     DescribeGroupsRequest,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from support.group_context import GROUP, subscribing
 
+from spark_groupsource.broker.group.classic_group import ClassicGroup
+from spark_groupsource.broker.group.group_states import COMPLETING_REBALANCE, EMPTY, PREPARING_REBALANCE
+from spark_groupsource.broker.group.members import DelayedRequest, Member, Protocols, most_voted
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.classic_group import ClassicGroup
-from spark_groupsource.group.members import DelayedRequest, Member, Protocols, most_voted
-from spark_groupsource.group.states import COMPLETING_REBALANCE, EMPTY, PREPARING_REBALANCE
 
 DELAYED = DelayedRequest("token", 9)
 

@@ -12,8 +12,7 @@ import pytest
 from support.group_context import DELAY_MS, GROUP, RANGE, SESSION_MS, GroupContext
 from support.simulation.invariants import check_counters, check_state, check_timers
 
-from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.states import (
+from spark_groupsource.broker.group.group_states import (
     COMPLETING_REBALANCE,
     DEAD,
     EMPTY,
@@ -23,6 +22,7 @@ from spark_groupsource.group.states import (
     GroupOperation,
     GroupState,
 )
+from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,
     DescribeGroupsRequest,

@@ -8,8 +8,15 @@ from dataclasses import replace
 import pytest
 from support.group_context import CONFIG, GROUP, REBALANCE_MS, GroupContext, subscribing
 
-from spark_groupsource.group import GroupConfig
-from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE, STABLE, GroupState
+from spark_groupsource.broker.group import GroupConfig
+from spark_groupsource.broker.group.group_states import (
+    COMPLETING_REBALANCE,
+    DEAD,
+    EMPTY,
+    PREPARING_REBALANCE,
+    STABLE,
+    GroupState,
+)
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import OffsetKey, decode_key
 

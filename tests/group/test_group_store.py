@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from spark_groupsource.group.group_store import GroupStore
+from spark_groupsource.broker.group.group_store import GroupStore
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import OffsetKey, OffsetValue, encode_key, encode_offset_value
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from support.group_context import CONFIG, DELAY_MS, GROUP, RANGE, REBALANCE_MS, SESSION_MS, GroupContext, ResponseHandle
 
+from spark_groupsource.broker.group import coordinator_config, responses
+from spark_groupsource.broker.group.group_states import COMPLETING_REBALANCE, DEAD, PREPARING_REBALANCE, STABLE
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import coordinator_config, responses
-from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, PREPARING_REBALANCE, STABLE
 
 
 @pytest.fixture

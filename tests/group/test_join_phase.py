@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from support.group_context import CONFIG, DELAY_MS, GROUP, SESSION_MS, GroupContext, ResponseHandle
 
+from spark_groupsource.broker.group.group_states import COMPLETING_REBALANCE, EMPTY, PREPARING_REBALANCE, STABLE
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.states import COMPLETING_REBALANCE, EMPTY, PREPARING_REBALANCE, STABLE
 
 NEW_MEMBER_MS = CONFIG.group_new_member_join_timeout_ms
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from support.group_context import CONFIG, GROUP, GroupContext, subscribing
 
+from spark_groupsource.broker.group.group_states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE, STABLE
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE, STABLE
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import OffsetValue
 from spark_groupsource.wire.messages import OffsetCommitRequest, OffsetFetchRequest

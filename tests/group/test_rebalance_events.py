@@ -10,8 +10,8 @@ from support.group_context import CONFIG, DELAY_MS, GROUP, REBALANCE_MS, SESSION
 
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import Assignment, Subscription, TopicPartition
-from spark_groupsource.monitor.event_rebalances import rebalances_from_events
-from spark_groupsource.monitor.rebalance import Cause, MemberMove, Origin, Rebalance
+from spark_groupsource.monitor.rebalances.event_rebalances import rebalances_from_events
+from spark_groupsource.monitor.rebalances.rebalance import Cause, MemberMove, Origin, Rebalance
 from spark_groupsource.wire.consumer_protocol import encode_assignment, encode_subscription
 from spark_groupsource.wire.group_events import EventKind, decode_event, encode_event
 from spark_groupsource.wire.messages import LeaveGroupRequest

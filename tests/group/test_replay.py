@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from support.group_context import CONFIG, GROUP, SESSION_MS, GroupContext, subscribing
 
+from spark_groupsource.broker.group.group_states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE, STABLE
+from spark_groupsource.broker.group.group_store import GroupStore
 from spark_groupsource.errors import CorruptRecordError, ErrorCode
-from spark_groupsource.group.group_store import GroupStore
-from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE, STABLE
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import (
     GroupKey,

@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
-from spark_groupsource.clock import Instant
+from spark_groupsource.broker.group import (
+    GroupShard,
+    RequestContext,
+    coordinator_partition,
+    merge_responses,
+    split_request,
+)
+from spark_groupsource.common.clock import Instant
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import GroupShard, RequestContext, coordinator_partition, merge_responses, split_request
 from spark_groupsource.model import java_string_hash
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,

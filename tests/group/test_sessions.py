@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from support.group_context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, GroupContext
 
+from spark_groupsource.broker.group import JoinTimer, SessionTimer, SyncTimer
+from spark_groupsource.broker.group.group_states import COMPLETING_REBALANCE, EMPTY, PREPARING_REBALANCE, STABLE
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import JoinTimer, SessionTimer, SyncTimer
-from spark_groupsource.group.states import COMPLETING_REBALANCE, EMPTY, PREPARING_REBALANCE, STABLE
 
 UNKNOWN = ErrorCode.UNKNOWN_MEMBER_ID
 

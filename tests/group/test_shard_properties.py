@@ -11,11 +11,11 @@ from support.examples import scaled
 from support.group_context import CONFIG, GroupContext
 from support.simulation.invariants import check_counters, check_state, check_timers, persistent_state
 
+from spark_groupsource.broker.group.classic_group import ClassicGroup
+from spark_groupsource.broker.group.group_states import EMPTY, PREPARING_REBALANCE, STABLE
+from spark_groupsource.broker.group.group_store import GroupStore
+from spark_groupsource.broker.group.members import Protocols
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.classic_group import ClassicGroup
-from spark_groupsource.group.group_store import GroupStore
-from spark_groupsource.group.members import Protocols
-from spark_groupsource.group.states import EMPTY, PREPARING_REBALANCE, STABLE
 from spark_groupsource.model import TopicPartition
 
 GROUPS = st.sampled_from(["a", "a", "b"])

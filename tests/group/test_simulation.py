@@ -16,13 +16,14 @@ from support.examples import scaled
 from support.simulation.run import run
 from support.simulation.schedule import draw, from_text, shorten, to_text
 
+from spark_groupsource.broker.group import SessionTimer, committed_offsets, group_shard, member_sessions, sync_group
+from spark_groupsource.broker.group import group_rebalance as rebalance
+from spark_groupsource.broker.group.classic_group import ClassicGroup
+from spark_groupsource.broker.group.group_store import GroupStore
+from spark_groupsource.broker.group.outcome import OutcomeBuilder
+from spark_groupsource.broker.group.pending_transactional_offsets import PendingTransactionalOffsets
+from spark_groupsource.broker.group.responses import join_response, sync_success_response
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import SessionTimer, committed_offsets, group_shard, member_sessions, rebalance, sync_group
-from spark_groupsource.group.classic_group import ClassicGroup
-from spark_groupsource.group.group_store import GroupStore
-from spark_groupsource.group.outcome import OutcomeBuilder
-from spark_groupsource.group.pending_transactional_offsets import PendingTransactionalOffsets
-from spark_groupsource.group.responses import join_response, sync_success_response
 from spark_groupsource.wire.group_records import GroupKey, decode_key
 
 SEED = int(os.environ.get("SIMULATION_SEED", "20240"))

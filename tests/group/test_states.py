@@ -8,9 +8,8 @@ from typing import Callable
 import pytest
 from support.group_context import GROUP, RANGE, SESSION_MS, GroupContext, Joined
 
-from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group.classic_group import ClassicGroup
-from spark_groupsource.group.states import (
+from spark_groupsource.broker.group.classic_group import ClassicGroup
+from spark_groupsource.broker.group.group_states import (
     COMPLETING_REBALANCE,
     DEAD,
     EMPTY,
@@ -23,6 +22,7 @@ from spark_groupsource.group.states import (
     IllegalTransitionError,
     can_rebalance,
 )
+from spark_groupsource.errors import ErrorCode
 
 LEGAL = {
     (STABLE, PREPARING_REBALANCE),

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from support.group_context import DELAY_MS, GROUP, REBALANCE_MS, SESSION_MS, GroupContext, Joined, ResponseHandle
 
+from spark_groupsource.broker.group import JoinTimer, SessionTimer
+from spark_groupsource.broker.group.group_states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE, STABLE
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import JoinTimer, SessionTimer
-from spark_groupsource.group.states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE, STABLE
 
 LEADER, FOLLOWER = "leader-instance", "follower-instance"
 TWO = [("range", b""), ("roundrobin", b"")]

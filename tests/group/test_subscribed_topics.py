@@ -8,9 +8,9 @@ import time
 import pytest
 from support.group_context import GroupContext
 
+from spark_groupsource.broker.group import subscribed_topics as module
+from spark_groupsource.broker.group.subscribed_topics import subscribed_topics
 from spark_groupsource.errors import RemoteProtocolError
-from spark_groupsource.group import subscribed_topics as module
-from spark_groupsource.group.subscribed_topics import subscribed_topics
 from spark_groupsource.model import Subscription, TopicPartition
 from spark_groupsource.wire.consumer_protocol import encode_subscription
 from spark_groupsource.wire.group_events import EventKind

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from support.group_context import CONFIG, GROUP, GroupContext
 
+from spark_groupsource.broker.group import GroupConfig, verification_error
+from spark_groupsource.broker.group.group_states import DEAD, EMPTY, PREPARING_REBALANCE
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import GroupConfig, verification_error
-from spark_groupsource.group.states import DEAD, EMPTY, PREPARING_REBALANCE
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_records import OffsetValue
 

@@ -14,7 +14,7 @@ from support.topics import create_topic
 from support.waiting import wait_until
 
 from spark_groupsource.cli.main import main
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 

@@ -10,7 +10,7 @@ from support.clients import open_cluster
 from support.kafka_cluster import KafkaCluster
 from support.topics import create_topic, produce
 
-from spark_groupsource.client.network.connection import BrokerConnection
+from spark_groupsource.client.network.broker_connection import BrokerConnection
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.wire.messages import FetchRequest

@@ -21,7 +21,7 @@ from support.members import JavaMember, JavaProducer, LibrdkafkaMember
 from support.topics import HOUR_MS, create_hourly_topic, create_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 

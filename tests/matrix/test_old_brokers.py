@@ -21,9 +21,9 @@ from support.waiting import wait_until
 from spark_groupsource import stop_gracefully
 from spark_groupsource.cli.main import main
 from spark_groupsource.errors import UnsupportedVersionError
-from spark_groupsource.source.batch_planner import Limits
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.reader_process import ReaderProcess
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.positions.batch_planner import Limits
+from spark_groupsource.source.process.reader_process import ReaderProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,7 +22,7 @@ from support.request_cases import markers as marker_cases
 from support.request_cases import placement as placement_cases
 from support.waiting import wait_until
 
-from spark_groupsource.broker.api.versions import FEATURES, NOT_SERVED, SERVED
+from spark_groupsource.broker.api.served_versions import FEATURES, NOT_SERVED, SERVED
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS

@@ -19,16 +19,16 @@ from support.waiting import wait_until
 
 from spark_groupsource.cli.main import main
 from spark_groupsource.client.admin import delete_records
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import BrokerError, GroupSourceError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.monitor.arrow_tables import arrow_schema, record_batches
-from spark_groupsource.monitor.definitions import TABLES
-from spark_groupsource.monitor.event_sources import group_events
-from spark_groupsource.monitor.group_watch import GroupWatch
+from spark_groupsource.monitor.rebalances.event_sources import group_events
+from spark_groupsource.monitor.rebalances.group_watch import GroupWatch
 from spark_groupsource.monitor.selection import NameSelection, parse_selection
-from spark_groupsource.monitor.tables import TableQuery, read_rows
+from spark_groupsource.monitor.tables.arrow_tables import arrow_schema, record_batches
+from spark_groupsource.monitor.tables.definitions import TABLES
+from spark_groupsource.monitor.tables.table_rows import TableQuery, read_rows
 from spark_groupsource.wire.group_events import GROUP_EVENTS_TOPIC, EventKind
 
 

@@ -10,11 +10,11 @@ from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 import spark_groupsource as gs
-from spark_groupsource.client.network.connection import BrokerConnection
+from spark_groupsource.client.network.broker_connection import BrokerConnection
 from spark_groupsource.errors import ConfigurationError, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.monitor.definitions import TABLES
-from spark_groupsource.monitor.results import Result
+from spark_groupsource.monitor.tables.definitions import TABLES
+from spark_groupsource.monitor.tables.results import Result
 
 
 def test_lag_of_a_group(cluster: Any, topic: str, group: str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_groupsource.monitor.epoch_history import EpochRecord, epoch_facts, epoch_rebalances
-from spark_groupsource.monitor.explanation import Explanation
-from spark_groupsource.monitor.rebalance import Cause, MemberMove, Origin
+from spark_groupsource.monitor.rebalances.epoch_history import EpochRecord, epoch_facts, epoch_rebalances
+from spark_groupsource.monitor.rebalances.explanation import Explanation
+from spark_groupsource.monitor.rebalances.rebalance import Cause, MemberMove, Origin
 
 
 def member(at_ms: int, name: str, topics: tuple[str, ...] = ("t",), instance: str | None = None) -> EpochRecord:

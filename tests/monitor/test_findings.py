@@ -8,12 +8,12 @@ import pytest
 
 from spark_groupsource.client.admin import GroupDescription, MemberDescription
 from spark_groupsource.model import Node
-from spark_groupsource.monitor.explanation import Explanation, explain
-from spark_groupsource.monitor.findings import GroupFacts, MemberFacts, findings
-from spark_groupsource.monitor.group_steps import GroupRecord
-from spark_groupsource.monitor.group_watch import progress_text
-from spark_groupsource.monitor.rebalance import Actor, Cause, MemberMove, Origin, Phases, Rebalance
-from spark_groupsource.monitor.rebalance_merge import merge_rebalances
+from spark_groupsource.monitor.rebalances.explanation import Explanation, explain
+from spark_groupsource.monitor.rebalances.findings import GroupFacts, MemberFacts, findings
+from spark_groupsource.monitor.rebalances.group_steps import GroupRecord
+from spark_groupsource.monitor.rebalances.group_watch import progress_text
+from spark_groupsource.monitor.rebalances.rebalance import Actor, Cause, MemberMove, Origin, Phases, Rebalance
+from spark_groupsource.monitor.rebalances.rebalance_merge import merge_rebalances
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 from spark_groupsource.wire.group_records import GroupValue, MemberValue
 

@@ -10,8 +10,9 @@ import pytest
 
 from spark_groupsource.errors import NetworkError
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.monitor import group_history, offsets_log
-from spark_groupsource.monitor.group_history import GroupLogReader
+from spark_groupsource.monitor.offsets import offsets_log
+from spark_groupsource.monitor.rebalances import group_history
+from spark_groupsource.monitor.rebalances.group_history import GroupLogReader
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches

@@ -13,17 +13,17 @@ from support.topics import create_topic
 from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.group_client import GroupClient
-from spark_groupsource.clock import SystemClock
+from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata
-from spark_groupsource.monitor.event_rebalances import rebalances_from_events
-from spark_groupsource.monitor.event_sources import file_events, group_events
-from spark_groupsource.monitor.group_history import read_groups
-from spark_groupsource.monitor.rebalance import Cause, Origin, Rebalance
+from spark_groupsource.monitor.rebalances.event_rebalances import rebalances_from_events
+from spark_groupsource.monitor.rebalances.event_sources import file_events, group_events
+from spark_groupsource.monitor.rebalances.group_history import read_groups
+from spark_groupsource.monitor.rebalances.rebalance import Cause, Origin, Rebalance
 from spark_groupsource.monitor.selection import NameSelection
-from spark_groupsource.source.rebalance_reports import RebalanceReports
+from spark_groupsource.source.group.rebalance_reports import RebalanceReports
 from spark_groupsource.wire.commit_reports import author_metadata
 from spark_groupsource.wire.group_events import GROUP_EVENTS_TOPIC
 from spark_groupsource.wire.messages import LeaveGroupRequest

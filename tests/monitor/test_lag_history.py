@@ -14,10 +14,10 @@ from support.waiting import wait_until
 
 import spark_groupsource as gs
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.monitor import lag_history
+from spark_groupsource.monitor.offsets import lag_history
 
 # private: a case of the estimate for each clock
-from spark_groupsource.monitor.lag_history import CommitHistory, _lag
+from spark_groupsource.monitor.offsets.lag_history import CommitHistory, _lag
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_groupsource.monitor.lag import (
+from spark_groupsource.monitor.offsets.lag import (
     FirstBatch,
     LogSpan,
     catch_up_ms,

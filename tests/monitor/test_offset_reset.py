@@ -10,11 +10,11 @@ import pytest
 from support.clusters import Cluster
 from support.topics import HOUR_MS, create_hourly_topic
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import BrokerError, ConfigurationError, GroupSourceError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.monitor.offset_reset import (
+from spark_groupsource.monitor.offsets.offset_reset import (
     ALL_COMMITTED,
     ResetScope,
     ResetTarget,

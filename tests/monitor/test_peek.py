@@ -14,8 +14,8 @@ from schema_registry import SchemaRegistryServer
 import spark_groupsource as gs
 from spark_groupsource.errors import BrokerError, ConfigurationError, GroupSourceError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.monitor.record_decoding import decoders
-from spark_groupsource.monitor.row_filter import parse_filter
+from spark_groupsource.monitor.tables.record_decoding import decoders
+from spark_groupsource.monitor.tables.row_filter import parse_filter
 
 SCHEMA = {"type": "record", "name": "Flight", "fields": [{"name": "n", "type": "int"}]}
 

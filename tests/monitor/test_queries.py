@@ -10,10 +10,10 @@ from support.direct_readers import StreamQuery
 from support.topics import create_topic, produce
 
 from spark_groupsource.monitor.selection import parse_selection
-from spark_groupsource.source.control_socket import ControlServer, control_directory
-from spark_groupsource.source.driver_process import driver_pid
-from spark_groupsource.source.group_claims import GroupClaim, claim_group
-from spark_groupsource.source.queries import query_rows
+from spark_groupsource.source.process.control_socket import ControlServer, control_directory
+from spark_groupsource.source.process.driver_process import driver_pid
+from spark_groupsource.source.process.group_claims import GroupClaim, claim_group
+from spark_groupsource.source.process.queries import query_rows
 
 
 def test_no_query_is_running() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Iterable
 
 from spark_groupsource.model import Assignment, Subscription, TopicPartition
-from spark_groupsource.monitor.application_reports import ReportedMembers
-from spark_groupsource.monitor.group_steps import CommitTracker, GroupRecord
-from spark_groupsource.monitor.rebalance import Cause, MemberMove, Origin, Rebalance
-from spark_groupsource.monitor.rebalances import rebalances as group_rebalances
+from spark_groupsource.monitor.rebalances.application_reports import ReportedMembers
+from spark_groupsource.monitor.rebalances.cause_rules import rebalances as group_rebalances
+from spark_groupsource.monitor.rebalances.group_steps import CommitTracker, GroupRecord
+from spark_groupsource.monitor.rebalances.rebalance import Cause, MemberMove, Origin, Rebalance
 from spark_groupsource.wire.consumer_protocol import encode_assignment, encode_subscription
 from spark_groupsource.wire.group_records import GroupValue, MemberValue
 

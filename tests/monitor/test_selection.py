@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.monitor.definitions import TABLES, parse_table
 from spark_groupsource.monitor.selection import NameSelection, parse_selection
+from spark_groupsource.monitor.tables.definitions import TABLES, parse_table
 from spark_groupsource.notebook.cluster import Group
-from spark_groupsource.source.table_options import parse_table_options
+from spark_groupsource.source.options.table_options import parse_table_options
 
 
 def test_names_are_requested_as_they_are() -> None:

@@ -10,11 +10,11 @@ import pytest
 from pyspark.errors import PySparkException
 from support.topics import create_topic, produce
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.monitor.definitions import TABLES
-from spark_groupsource.monitor.results import Result
+from spark_groupsource.monitor.tables.definitions import TABLES
+from spark_groupsource.monitor.tables.results import Result
 
 
 @pytest.fixture

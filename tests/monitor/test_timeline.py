@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from support.examples import scaled
 
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.monitor.event_rebalances import rebalances_from_events
-from spark_groupsource.monitor.rebalance import Actor, Cause, Phases, Rebalance
-from spark_groupsource.monitor.timeline import timeline
-from spark_groupsource.monitor.timeline_values import MemberActivity, Phase
+from spark_groupsource.monitor.rebalances.event_rebalances import rebalances_from_events
+from spark_groupsource.monitor.rebalances.rebalance import Actor, Cause, Phases, Rebalance
+from spark_groupsource.monitor.rebalances.timeline import timeline
+from spark_groupsource.monitor.rebalances.timeline_values import MemberActivity, Phase
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
 

@@ -13,10 +13,10 @@ from support.chaos.proxy import Proxy
 from support.waiting import wait_until
 
 import spark_groupsource as gs
+from spark_groupsource.common.net import Address, listen
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.monitor import group_watch
-from spark_groupsource.net import Address, listen
+from spark_groupsource.monitor.rebalances import group_watch
 from spark_groupsource.notebook import live, terminal
 from spark_groupsource.notebook.live import Watch, html
 from spark_groupsource.notebook.live_view import GroupReader, View, fitted, sparkline, text

@@ -14,7 +14,7 @@ import vl_convert
 import spark_groupsource as gs
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.monitor.timeline_values import (
+from spark_groupsource.monitor.rebalances.timeline_values import (
     MemberActivity,
     MemberPeriod,
     OwnerPeriod,

@@ -19,8 +19,8 @@ from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.errors import ConfigurationError, DataLossError
-from spark_groupsource.source.options import OPTIONS
-from spark_groupsource.source.value_options import VALUE_OPTIONS
+from spark_groupsource.source.options.source_options import OPTIONS
+from spark_groupsource.source.options.value_options import VALUE_OPTIONS
 
 ALL = {0: (0, 40), 1: (0, 20)}
 LATER = str(FIRST_MS + 10_000)

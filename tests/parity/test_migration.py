@@ -13,9 +13,9 @@ from support.both_sources import GROUP_SOURCE, SPARK_SOURCE
 from support.topics import create_topic
 
 from spark_groupsource.cli.main import main
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.source.admission_control import HAS_ADMISSION_CONTROL
+from spark_groupsource.source.spark.admission_control import HAS_ADMISSION_CONTROL
 
 WORDS = "the quick brown fox jumps over the lazy dog and the cat".split()
 

@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 from support.record_strategies import END, PARSERS, TP, decode, logs, rows_by_columns, rows_by_objects, table
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records import arrow, arrow_columns, record_groups
-from spark_groupsource.records.arrow import COLUMNS, AbortedTransaction, columns_schema, decode_fetched, kafka_schema
+from spark_groupsource.records.columns import arrow, arrow_columns, record_groups
+from spark_groupsource.records.columns.arrow import (
+    COLUMNS,
+    AbortedTransaction,
+    columns_schema,
+    decode_fetched,
+    kafka_schema,
+)
 from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT
 from spark_groupsource.records.encode import Record, control_key, encode_batch, with_body
 from spark_groupsource.records.header import iter_batches

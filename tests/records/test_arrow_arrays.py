@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_groupsource.records import arrow_arrays
+from spark_groupsource.records.columns import arrow_arrays
 
 _NUMBERS = st.lists(st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)))
 _FLAGS = st.lists(st.one_of(st.none(), st.booleans()))
@@ -67,7 +67,7 @@ def test_an_array_of_type_null_has_no_valid_value():
 _BLOCK = """
 import sys
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.arrow import decode_fetched, kafka_schema
+from spark_groupsource.records.columns.arrow import decode_fetched, kafka_schema
 from spark_groupsource.records.encode import Record, encode_batch
 
 headers = (("name", b"value"), ("other", None))
@@ -83,8 +83,8 @@ assert sum(batch.num_rows for batch in block.batches) == 2
 _JSON = """
 import sys
 import pyarrow as pa
-from spark_groupsource.records.arrow_arrays import byte_strings
-from spark_groupsource.values.json_blocks import JsonDecoder
+from spark_groupsource.records.columns.arrow_arrays import byte_strings
+from spark_groupsource.values.json.json_blocks import JsonDecoder
 
 kind = pa.struct([("number", pa.int64()), ("text", pa.string()), ("flag", pa.bool_()), ("share", pa.float64())])
 values = [b'{"number": 1, "text": "a", "flag": true, "share": 0.5}', b"{", None] * 10

@@ -16,11 +16,11 @@ from support.examples import scaled
 from support.record_strategies import END, PARSERS, decode, rows_by_objects
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records import arrow, plain_columns
+from spark_groupsource.records.columns import arrow, plain_columns
+from spark_groupsource.records.columns.header_columns import header_columns
+from spark_groupsource.records.columns.plain_columns import BufferPool, PlainReader
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.records.header_columns import header_columns
-from spark_groupsource.records.plain_columns import BufferPool, PlainReader
 
 NOW = 1_700_000_000_000
 COLUMNS = arrow.COLUMNS[:-1]

@@ -7,6 +7,7 @@ import random
 import pytest
 from support.random_batches import NOW, damaged, random_batch
 
+from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.records.compression import CODECS
 from spark_groupsource.records.decode import records_payload
@@ -14,7 +15,6 @@ from spark_groupsource.records.encode import Record, encode_batch, with_body
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.records.plain_records import check_plain_records
 from spark_groupsource.records.validation import RecordRules, summarize_plain_records, summarize_records
-from spark_groupsource.storage.steps import run_steps
 
 RULES = RecordRules(False, -(2**63), 2**63 - 1, 1 << 26, 1 << 28)
 

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from spark_groupsource.records.columns.record_columns import RecordColumns
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.key_partitions import partitions_of_keys
 from spark_groupsource.records.partitioner import partition_of_key
-from spark_groupsource.records.record_columns import RecordColumns
 
 PRODUCER = {"codec": 0, "producer_id": 5, "producer_epoch": 1, "base_sequence": 7}
 

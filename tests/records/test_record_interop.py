@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from support.record_strategies import PARSERS, decode, table
 from support.topics import create_topic
 
-from spark_groupsource.records.arrow import AbortedTransaction
+from spark_groupsource.records.columns.arrow import AbortedTransaction
 from spark_groupsource.records.compression import CODECS
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from spark_groupsource.source.driver_process import application_label, label_of_command
+from spark_groupsource.source.process.driver_process import application_label, label_of_command
 
 SUBMIT = ["java", "-cp", "jars/*", "org.apache.spark.deploy.SparkSubmit"]
 

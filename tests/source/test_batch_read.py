@@ -111,7 +111,7 @@ def test_invalid_schema_is_named(spark, cluster, filled):
 
 def test_deleted_records_fail_or_are_skipped(spark, cluster, filled):
     from spark_groupsource.client.admin import delete_records
-    from spark_groupsource.client.cluster.client import ClusterClient
+    from spark_groupsource.client.cluster.cluster_client import ClusterClient
     from spark_groupsource.client.settings import ClientSettings
     from spark_groupsource.model import TopicPartition
 

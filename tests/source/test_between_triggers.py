@@ -10,8 +10,8 @@ from support.session_fakes import P0, P1, P2, FakeGroup, Query
 from support.waiting import wait_until
 
 from spark_groupsource.errors import BrokerError, ErrorCode
-from spark_groupsource.source.control_socket import ControlServer
-from spark_groupsource.source.offset_json import GROUP_KEY
+from spark_groupsource.source.positions.offset_json import GROUP_KEY
+from spark_groupsource.source.process.control_socket import ControlServer
 
 
 def running(**fields: object) -> Query:
@@ -115,7 +115,7 @@ def test_error_of_a_rejoin_ends_the_query_at_the_next_trigger(monkeypatch: pytes
 
 
 def test_listener_sends_the_end_offset_to_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    listener_module = pytest.importorskip("spark_groupsource.source.batch_listener")
+    listener_module = pytest.importorskip("spark_groupsource.source.spark.batch_listener")
     monkeypatch.setattr(listener_module, "driver_jvm_pid", os.getpid)
     finished: list[object] = []
     ticks: list[int] = []

@@ -11,12 +11,12 @@ from support.source_process import SourceProcess
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.common.clock import ManualClock
+from spark_groupsource.common.net import LocalListener
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata
-from spark_groupsource.net import LocalListener
-from spark_groupsource.source.co_readers import NOT_STARTED, CoReaders, PeerReply
-from spark_groupsource.source.control_socket import ControlServer, control_directory, control_sockets
+from spark_groupsource.source.group.co_readers import NOT_STARTED, CoReaders, PeerReply
+from spark_groupsource.source.process.control_socket import ControlServer, control_directory, control_sockets
 
 
 @contextmanager

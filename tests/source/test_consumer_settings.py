@@ -10,13 +10,13 @@ import pytest
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.cli.common import client_settings
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ACCEPTED_SETTINGS, ClientSettings, without_prefix
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.notebook.cluster import parse_settings
-from spark_groupsource.source.embedded import create_subscribed
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.table_options import parse_table_options
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.options.table_options import parse_table_options
+from spark_groupsource.source.process.embedded_address import create_subscribed
 
 ADDRESS = "localhost:9092"
 # of ConsumerConfig.configDef() of kafka-clients 4.3.0: the default of each setting, and other allowed values

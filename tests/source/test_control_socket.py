@@ -11,14 +11,14 @@ from support.source_process import SourceProcess
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
+from spark_groupsource.common.net import dial_local
 from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError
-from spark_groupsource.net import dial_local
-from spark_groupsource.source import drain, reader_process
-from spark_groupsource.source.batch_planner import Limits
-from spark_groupsource.source.control_socket import ControlServer, control_directory, control_sockets
-from spark_groupsource.source.drain import stop_gracefully
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.queries import drain_readers
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.positions.batch_planner import Limits
+from spark_groupsource.source.process import drain, reader_process
+from spark_groupsource.source.process.control_socket import ControlServer, control_directory, control_sockets
+from spark_groupsource.source.process.drain import stop_gracefully
+from spark_groupsource.source.process.queries import drain_readers
 
 READER = "0123456789abcdef0123456789abcdef"
 

@@ -14,11 +14,11 @@ from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.client.admin import describe_groups
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.schema import SelectedColumns
-from spark_groupsource.source.stream_reader import GroupStreamReader
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.options.schema import SelectedColumns
+from spark_groupsource.source.spark.stream_reader import GroupStreamReader
 
 PARTITIONS = 6
 JAVA_COOPERATIVE = "org.apache.kafka.clients.consumer.CooperativeStickyAssignor"

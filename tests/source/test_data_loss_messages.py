@@ -11,7 +11,7 @@ import pytest
 
 from spark_groupsource.errors import DataLossError
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.source.data_loss import ACCEPT_LOSS, DataLossPolicy
+from spark_groupsource.source.positions.data_loss import ACCEPT_LOSS, DataLossPolicy
 
 P0, P1, LAST = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 2)
 RANGE = OffsetRange(P0, 3, 10)

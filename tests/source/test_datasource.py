@@ -12,14 +12,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.records.arrow import kafka_schema
-from spark_groupsource.records.columns import SOURCE_COLUMNS
-from spark_groupsource.source import reader_process
-from spark_groupsource.source.admission_control import ReadAllAvailable, ReadMaxRows, ReadMinRows
-from spark_groupsource.source.batch_planner import Limits
-from spark_groupsource.source.datasource import GroupDataSource, register
-from spark_groupsource.source.schema import select_columns, spark_schema
-from spark_groupsource.source.stream_reader import GroupStreamReader
+from spark_groupsource.records.columns.arrow import kafka_schema
+from spark_groupsource.records.columns.column_types import SOURCE_COLUMNS
+from spark_groupsource.source.options.schema import select_columns, spark_schema
+from spark_groupsource.source.positions.batch_planner import Limits
+from spark_groupsource.source.process import reader_process
+from spark_groupsource.source.spark.admission_control import ReadAllAvailable, ReadMaxRows, ReadMinRows
+from spark_groupsource.source.spark.datasource import GroupDataSource, register
+from spark_groupsource.source.spark.stream_reader import GroupStreamReader
 
 OPTIONS = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "kafka.group.id": "g"}
 
@@ -46,10 +46,10 @@ def test_lookup_of_the_source_imports_neither_client_nor_codec():
 @pytest.mark.parametrize("include_headers", ["false", "true"])
 def test_schema_imports_neither_pyarrow_nor_numpy(include_headers):
     options = {**OPTIONS, "includeHeaders": include_headers}
-    source = f"spark_groupsource.source.datasource.GroupDataSource({options!r})"
-    heavy = "kafka", "pyarrow", "numpy", "spark_groupsource.assign", "spark_groupsource.records.arrow"
+    source = f"spark_groupsource.source.spark.datasource.GroupDataSource({options!r})"
+    heavy = "kafka", "pyarrow", "numpy", "spark_groupsource.assign", "spark_groupsource.records.columns.arrow"
     command = (
-        f"import sys, spark_groupsource.source.datasource; before = set(sys.modules); {source}.schema(); "
+        f"import sys, spark_groupsource.source.spark.datasource; before = set(sys.modules); {source}.schema(); "
         f"print([m for m in {heavy!r} if m in set(sys.modules) - before])"
     )
     output = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout
@@ -63,17 +63,18 @@ def test_the_processes_of_a_query_load_what_they_need():
 import os, sys
 def loaded():
     return sorted(sys.modules)
-import {package}.source.stream_reader
+import {package}.source.spark.stream_reader
 task = os.fork()
 if not task:
-    import {package}.source.task_reader, {package}.client.membership.task_heartbeat
+    import {package}.source.tasks.task_reader, {package}.client.membership.task_heartbeat
     print(loaded(), flush=True)
     os._exit(0)
 os.waitpid(task, 0)
-from {package}.source.datasource import GroupDataSource
+from {package}.source.spark.datasource import GroupDataSource
 source = GroupDataSource({OPTIONS!r})
 source.streamReader(source.schema())
-import {package}.source.reader_process, {package}.source.session, {package}.source.ownership, {package}.source.embedded
+import {package}.source.process.reader_process, {package}.source.process.embedded_address
+import {package}.source.session, {package}.source.group.ownership
 print(loaded())
 from kafka import KafkaConsumer
 import kafka.protocol.consumer
@@ -87,9 +88,10 @@ assert kafka.KafkaConsumer is KafkaConsumer and kafka.protocol.consumer.FetchReq
             "kafka.errors", "kafka.structs", "kafka.util",
         }  # fmt: skip
         assert not {"ssl", "asyncio", "numba", "pandas", "kafka.protocol.admin.topics"} & modules
-        unused = "group", "broker", "storage", "monitor.tables", "cli", "client.admin"
+        unused = "broker", "monitor.tables.table_rows", "cli", "client.admin"
         assert not {f"{package}.{name}" for name in (*unused, "client.membership.commit_history")} & modules
-    assert not {f"{package}.{name}" for name in ("client.records", "records.arrow", "source.task_reader")} & reader
+    unused = "client.records", "records.columns.arrow", "source.tasks.task_reader"
+    assert not {f"{package}.{name}" for name in unused} & reader
     assert f"{package}.assign" not in task and f"{package}.client.membership.group_client" not in task
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_groupsource.source import drain
+from spark_groupsource.source.process import drain
 
 
 class FailingQuery:

@@ -10,17 +10,17 @@ from support.clusters import Cluster
 from support.query_harness import QueryHarness
 from support.waiting import wait_until
 
-from spark_groupsource.clock import ManualClock
-from spark_groupsource.net import Address, listen
-from spark_groupsource.source import driver_monitor
-from spark_groupsource.source.driver_monitor import DriverMonitor, context_directories
+from spark_groupsource.common.clock import ManualClock
+from spark_groupsource.common.net import Address, listen
+from spark_groupsource.source.process import driver_monitor
+from spark_groupsource.source.process.driver_monitor import DriverMonitor, context_directories
 
 # waits to join a group at a broker that accepts connections and does not respond
 READER = """
 import sys
 from pyspark import SparkFiles
-from spark_groupsource.source.reader_process import ReaderProcess
-from spark_groupsource.source.option_parser import parse_options
+from spark_groupsource.source.process.reader_process import ReaderProcess
+from spark_groupsource.source.options.option_parser import parse_options
 
 SparkFiles._root_directory, SparkFiles._is_running_on_worker = sys.argv[3], True
 options = {"kafka.bootstrap.servers": sys.argv[1], "kafka.group.id": "g", "subscribe": "t"}

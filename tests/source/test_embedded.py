@@ -12,12 +12,12 @@ from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source import embedded
-from spark_groupsource.source.control_socket import control_sockets, is_first_reader
-from spark_groupsource.source.driver_process import driver_pid, private_directory, process_identity
-from spark_groupsource.source.embedded import resolve_bootstrap
-from spark_groupsource.source.file_locks import lock_exclusive
-from spark_groupsource.source.reader_process import can_use_unix_socket, has_unix_socket
+from spark_groupsource.source.process import embedded_address as embedded
+from spark_groupsource.source.process.control_socket import control_sockets, is_first_reader
+from spark_groupsource.source.process.driver_process import driver_pid, private_directory, process_identity
+from spark_groupsource.source.process.embedded_address import resolve_bootstrap
+from spark_groupsource.source.process.file_locks import lock_exclusive
+from spark_groupsource.source.process.reader_process import can_use_unix_socket, has_unix_socket
 
 
 @pytest.fixture

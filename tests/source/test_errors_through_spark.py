@@ -36,7 +36,7 @@ HOOKS = '''
 import confluent_kafka
 import confluent_kafka.admin
 from spark_groupsource.client.admin import describe_groups
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 
 SERVERS, TOPIC, GROUP = {servers!r}, {topic!r}, {group!r}

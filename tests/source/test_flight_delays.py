@@ -19,7 +19,7 @@ from schema_registry import SchemaRegistryServer
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 
 SCHEMA = Path(__file__).resolve().parents[2] / "conf" / "flights.avsc"

@@ -10,11 +10,11 @@ from support.source_process import SourceProcess
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.driver_process import lock_directory, process_identity, remove_stale_directories
-from spark_groupsource.source.file_locks import is_locked, lock_shared
-from spark_groupsource.source.group_claims import (
+from spark_groupsource.source.process.driver_process import lock_directory, process_identity, remove_stale_directories
+from spark_groupsource.source.process.file_locks import is_locked, lock_shared
+from spark_groupsource.source.process.group_claims import (
     GroupClaim,
     claim_group,
     record_first_record,
@@ -123,7 +123,7 @@ def test_listing_the_queries_keeps_a_claim_that_is_being_made(tmp_path, claims, 
         assert recorded_queries(tmp_path) == {}
         return lock_shared(path)
 
-    monkeypatch.setattr("spark_groupsource.source.group_claims.lock_shared", lock_after_listing)
+    monkeypatch.setattr("spark_groupsource.source.process.group_claims.lock_shared", lock_after_listing)
     claims.append(claim_group(tmp_path, CLAIM))
     with pytest.raises(ConfigurationError):
         claim_group(tmp_path, CLAIM, ManualClock())
@@ -131,7 +131,7 @@ def test_listing_the_queries_keeps_a_claim_that_is_being_made(tmp_path, claims, 
 
 def test_claim_ends_with_its_process(tmp_path, claims):
     program = (
-        "import sys; from pathlib import Path; from spark_groupsource.source.group_claims import *; "
+        "import sys; from pathlib import Path; from spark_groupsource.source.process.group_claims import *; "
         "c = claim_group(Path(sys.argv[1]), GroupClaim('g', 'cluster', ('orders',), None, False, 1, 0)); "
         "print('claimed', flush=True); sys.stdin.read()"
     )

@@ -11,8 +11,8 @@ from support.waiting import wait_until
 
 from spark_groupsource import stop_gracefully
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.source.datasource import register
-from spark_groupsource.source.offset_json import parse_progress_offset
+from spark_groupsource.source.positions.offset_json import parse_progress_offset
+from spark_groupsource.source.spark.datasource import register
 
 pytestmark = pytest.mark.spark
 

@@ -15,12 +15,12 @@ from support.java_tools import java_gateway, spark_jars
 
 from spark_groupsource.cli.common import read_properties
 from spark_groupsource.client.settings import GroupSettings
-from spark_groupsource.config_providers import resolve
+from spark_groupsource.common.config_providers import resolve
+from spark_groupsource.common.properties_text import decode, entries, parse_properties
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.monitor.selection import parse_selection
-from spark_groupsource.properties_text import decode, entries, parse_properties
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.table_options import parse_table_options
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.options.table_options import parse_table_options
 
 
 def vectors(name: str) -> list[Any]:

@@ -11,9 +11,9 @@ import pytest
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.source import lag_listener
-from spark_groupsource.source.lag_listener import LagListener, LagReport
-from spark_groupsource.source.offset_json import SourceOffset, encode_offset
+from spark_groupsource.source.positions.offset_json import SourceOffset, encode_offset
+from spark_groupsource.source.spark import lag_listener
+from spark_groupsource.source.spark.lag_listener import LagListener, LagReport
 from spark_groupsource.wire.group_events import Cause
 
 FIRST, SECOND = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # private: the bound of memory
-from spark_groupsource.source.lag_samples import _MAX_SAMPLES, LagSamples
+from spark_groupsource.source.group.lag_samples import _MAX_SAMPLES, LagSamples
 from spark_groupsource.wire.group_events import EventKind
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from support.session_fakes import FakeCluster, Query
 
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode, GroupSourceError, NetworkError
 from spark_groupsource.source.locked_calls import LockedCalls
 

@@ -13,8 +13,8 @@ from support.direct_readers import StreamQuery
 from support.topics import create_topic, produce
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.common.net import parse_addresses
 from spark_groupsource.errors import DataLossError
-from spark_groupsource.net import parse_addresses
 from spark_groupsource.records.header import iter_batches
 
 pytestmark = pytest.mark.usefixtures("in_process")

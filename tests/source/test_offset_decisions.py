@@ -16,7 +16,7 @@ from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.client.admin import describe_groups
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import ConfigurationError, DataLossError
 from spark_groupsource.model import TopicPartition

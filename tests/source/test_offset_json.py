@@ -6,7 +6,7 @@ import pytest
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.source.offset_json import (
+from spark_groupsource.source.positions.offset_json import (
     DecodedOffsets,
     SourceOffset,
     decode_offset,

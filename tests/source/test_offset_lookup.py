@@ -6,13 +6,13 @@ from typing import Any, cast
 
 import pytest
 
-from spark_groupsource.client.cluster.client import LATEST, ClusterClient
+from spark_groupsource.client.cluster.cluster_client import LATEST, ClusterClient
 from spark_groupsource.client.cluster.metadata import OffsetAndTimestamp
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError, NetworkError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.source.offset_lookup import OffsetLookup
-from spark_groupsource.source.option_parser import parse_options
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.positions.offset_lookup import OffsetLookup
 
 P0 = TopicPartition("t", 0)
 OPTIONS = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "fetchOffset.numRetries": "2"}

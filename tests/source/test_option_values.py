@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from spark_groupsource import config_def
-from spark_groupsource.config_def import INT64_MAX, config_keys
+from spark_groupsource.common import config_def
+from spark_groupsource.common.config_def import INT64_MAX, config_keys
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.monitor.offset_reset import parse_target
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.options import OPTIONS, SourceOptions
-from spark_groupsource.source.position_spec import parse_starting_offsets
+from spark_groupsource.monitor.offsets.offset_reset import parse_target
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.options.position_spec import parse_starting_offsets
+from spark_groupsource.source.options.source_options import OPTIONS, SourceOptions
 
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t", "kafka.group.id": "g"}
 DURATIONS = {

@@ -14,16 +14,16 @@ from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.task_heartbeat import TaskHeartbeat
 from spark_groupsource.client.network.outage import Outage
 from spark_groupsource.client.records.fetcher import PartitionFetcher
-from spark_groupsource.clock import ManualClock, SystemClock
+from spark_groupsource.common.clock import ManualClock, SystemClock
+from spark_groupsource.common.net import parse_addresses
 from spark_groupsource.errors import GenerationMismatchError, GroupSourceError
 from spark_groupsource.model import OffsetRange
-from spark_groupsource.net import parse_addresses
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.ownership import GroupPartitions
+from spark_groupsource.source.group.ownership import GroupPartitions
+from spark_groupsource.source.options.option_parser import parse_options
 from spark_groupsource.source.session import StreamSession
 
 SETTINGS = {"retry_backoff_ms": "10000", "retry_backoff_max_ms": "10000", "default_api_timeout_ms": "60000"}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.source.planning import (
+from spark_groupsource.source.positions.planning import (
     Backlog,
     PositionSource,
     SizeEstimate,

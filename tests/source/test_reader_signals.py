@@ -13,11 +13,11 @@ from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.client.admin import describe_groups
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.common.net import dial_local
 from spark_groupsource.errors import RequestTimeoutError
-from spark_groupsource.net import dial_local
-from spark_groupsource.source.control_socket import control_sockets
+from spark_groupsource.source.process.control_socket import control_sockets
 
 pytestmark = pytest.mark.slow
 

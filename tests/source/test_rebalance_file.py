@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spark_groupsource.client.membership.group_client import RebalanceEvent
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.source.rebalance_reports import append_event
+from spark_groupsource.source.group.rebalance_reports import append_event
 
 
 def test_each_rebalance_is_one_line_with_all_partitions_and_a_bounded_text(tmp_path: Path) -> None:

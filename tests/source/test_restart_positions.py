@@ -12,7 +12,7 @@ from support.waiting import wait_until
 
 from spark_groupsource.client.admin import delete_groups, describe_groups
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.source.admission_control import HAS_ADMISSION_CONTROL
+from spark_groupsource.source.spark.admission_control import HAS_ADMISSION_CONTROL
 
 pytestmark = pytest.mark.spark
 

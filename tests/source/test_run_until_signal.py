@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spark_groupsource import run_until_signal
-from spark_groupsource.source import signals
+from spark_groupsource.source.process import signals
 
 
 class RunningQuery:

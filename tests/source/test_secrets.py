@@ -11,12 +11,12 @@ import pytest
 from support import certificates
 
 from spark_groupsource.broker.config import broker_config
-from spark_groupsource.config_providers import resolve
+from spark_groupsource.common.config_providers import resolve
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.notebook.cluster import parse_settings
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.secret_options import shown_secrets
-from spark_groupsource.source.value_options import registry_format
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.options.secret_options import shown_secrets
+from spark_groupsource.source.options.value_options import registry_format
 
 OPTIONS = {"kafka.bootstrap.servers": "a:1", "subscribe": "t", "kafka.group.id": "g"}
 LOGIN = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.username": "ann"}

@@ -6,7 +6,7 @@ import logging
 import pytest
 from support.session_fakes import NO_LIMITS, P0, P1, P2, FakeCluster, FakeGroup, Query
 
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import (
     BrokerError,
     DataLossError,
@@ -14,9 +14,9 @@ from spark_groupsource.errors import (
     GenerationMismatchError,
 )
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange
-from spark_groupsource.source.batch_planner import Limits
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.rebalance_reports import NoReports
+from spark_groupsource.source.group.rebalance_reports import NoReports
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.positions.batch_planner import Limits
 from spark_groupsource.source.session import StreamSession
 
 
@@ -513,7 +513,7 @@ def test_report_contains_the_end_offsets_of_owned_partitions():
 
 @pytest.mark.conformance("KC-032")
 def test_assign_without_group_reads_and_commits_nothing():
-    from spark_groupsource.source.ownership import AssignedPartitions
+    from spark_groupsource.source.group.ownership import AssignedPartitions
 
     options = parse_options(
         {"kafka.bootstrap.servers": "h:1", "assign": '{"t":[0,2]}', "startingOffsets": "earliest"}, "stream"

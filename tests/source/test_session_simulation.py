@@ -14,7 +14,7 @@ import pytest
 from support.session_fakes import NO_LIMITS, P0, P1, P2, P3, FakeCluster, FakeGroup, Query
 
 from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError
-from spark_groupsource.source.batch_planner import Limits
+from spark_groupsource.source.positions.batch_planner import Limits
 
 PARTITIONS = (P0, P1, P2, P3)
 FENCED = GenerationMismatchError(group_id="g", member_id="m", generation_id=1, cause="removed")

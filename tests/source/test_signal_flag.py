@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 
-from spark_groupsource.source.signal_flag import SignalFlag
+from spark_groupsource.source.process.signal_flag import SignalFlag
 
 SIGNALS = 5_000
 

@@ -7,8 +7,8 @@ import pytest
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.options import EARLIEST, LATEST, OPTIONS, UNSUPPORTED_OPTIONS, SourceOption
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.options.source_options import EARLIEST, LATEST, OPTIONS, UNSUPPORTED_OPTIONS, SourceOption
 
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t", "kafka.group.id": "g"}
 

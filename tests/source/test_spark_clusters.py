@@ -18,7 +18,7 @@ from child_processes import start_process, stop_process
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 
 SPARK_HOME = Path(pyspark.__file__).parent

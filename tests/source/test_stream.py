@@ -12,9 +12,9 @@ from support.waiting import wait_until
 
 from spark_groupsource import stop_gracefully
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.source.admission_control import HAS_ADMISSION_CONTROL
-from spark_groupsource.source.control_socket import control_sockets
-from spark_groupsource.source.driver_process import process_identity
+from spark_groupsource.source.process.control_socket import control_sockets
+from spark_groupsource.source.process.driver_process import process_identity
+from spark_groupsource.source.spark.admission_control import HAS_ADMISSION_CONTROL
 
 pytestmark = pytest.mark.spark
 

@@ -6,8 +6,8 @@ import pytest
 from support.session_fakes import P0, P1, P2
 
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
-from spark_groupsource.source.offset_json import SourceOffset
-from spark_groupsource.source.stream_positions import StreamPositions
+from spark_groupsource.source.positions.offset_json import SourceOffset
+from spark_groupsource.source.positions.stream_positions import StreamPositions
 
 
 def start(positions, reader="r"):

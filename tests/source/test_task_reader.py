@@ -11,16 +11,16 @@ from support.topics import create_topic, delete_topic, produce
 
 from spark_groupsource.client.records.fetcher import FetchedBlock
 from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.common.net import Address
 from spark_groupsource.errors import DataLossError, ErrorCode, GenerationMismatchError
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.net import Address
 from spark_groupsource.records.encode import Record, encode_batch
-from spark_groupsource.source import task_reader
-from spark_groupsource.source.batch_reader import GroupBatchReader
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.schema import SelectedColumns
-from spark_groupsource.source.task_partition import GroupInputPartition, TaskMembership
-from spark_groupsource.source.task_reader import read_task
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.options.schema import SelectedColumns
+from spark_groupsource.source.spark.batch_reader import GroupBatchReader
+from spark_groupsource.source.tasks import task_reader
+from spark_groupsource.source.tasks.task_partition import GroupInputPartition, TaskMembership
+from spark_groupsource.source.tasks.task_reader import read_task
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 SETTINGS = ClientSettings((Address("h", 1),))

@@ -8,7 +8,7 @@ from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.net import parse_addresses
+from spark_groupsource.common.net import parse_addresses
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ from support.session_fakes import P0, P1, P2, FakeCluster, FakeGroup, Query
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.schema import SelectedColumns
-from spark_groupsource.source.stream_reader import InferringStreamReader
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.options.schema import SelectedColumns
+from spark_groupsource.source.spark.stream_reader import InferringStreamReader
 
 ALL = {P0: (0, 10), P1: (0, 10), P2: (0, 10)}
 

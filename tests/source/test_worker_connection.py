@@ -15,7 +15,7 @@ connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
 later = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 if sys.argv[2]:
     os.environ["PYTHON_WORKER_FACTORY_SECRET"] = sys.argv[2]
-from spark_groupsource.source.stream_reader import GroupStreamReader
+from spark_groupsource.source.spark.stream_reader import GroupStreamReader
 reader = GroupStreamReader.__new__(GroupStreamReader)
 reader.__setstate__({"_process": None, "_driver": 7})
 # private: the driver that the process would stop with

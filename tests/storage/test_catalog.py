@@ -14,11 +14,11 @@ from support.log_broker import LogBroker, append, read
 from support.log_requests import create_topic, delete_topic
 from support.power_loss import Disk, write_state
 
+from spark_groupsource.broker.storage import catalog
+from spark_groupsource.broker.storage.catalog import TopicCatalog, TopicEntry
+from spark_groupsource.broker.storage.log_manager import TopicPlan
+from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.errors import StorageError
-from spark_groupsource.storage import catalog
-from spark_groupsource.storage.catalog import TopicCatalog, TopicEntry
-from spark_groupsource.storage.log_manager import TopicPlan
-from spark_groupsource.storage.steps import run_steps
 
 
 def entry(name: str, partition_count: int = 1, **settings: str) -> TopicEntry:

@@ -15,13 +15,13 @@ from support.file_operations import FileOperations
 from support.partition_logs import open_log
 from support.power_loss import Disk, Operation, write_state
 
+from spark_groupsource.broker.storage import log as log_module
+from spark_groupsource.broker.storage.cleaner import Cleaner, log_to_clean
+from spark_groupsource.broker.storage.data_directory import DataDirectory
+from spark_groupsource.broker.storage.files import FileCache
+from spark_groupsource.broker.storage.segment_swap import CleanedSegment, replacement_steps
+from spark_groupsource.broker.storage.topic_config import TopicConfig
 from spark_groupsource.errors import StorageError
-from spark_groupsource.storage import log as log_module
-from spark_groupsource.storage.cleaner import Cleaner, log_to_clean
-from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.files import FileCache
-from spark_groupsource.storage.segment_swap import CleanedSegment, replacement_steps
-from spark_groupsource.storage.topic_config import TopicConfig
 
 # --- crashes ---
 

@@ -10,15 +10,15 @@ from support.log_requests import create_topic, delete_records, delete_topic
 from support.partition_logs import batch, values_from
 from support.reported_lines import ReportedLines
 
-from spark_groupsource.config_def import INT64_MAX
+from spark_groupsource.broker.storage.catalog import TopicEntry
+from spark_groupsource.broker.storage.data_directory import DataDirectory
+from spark_groupsource.broker.storage.log import PartitionLog
+from spark_groupsource.broker.storage.log_manager import LogManager
+from spark_groupsource.broker.storage.steps import run_steps
+from spark_groupsource.broker.storage.topic_config import TopicConfig
+from spark_groupsource.common.config_def import INT64_MAX
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.catalog import TopicEntry
-from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.log import PartitionLog
-from spark_groupsource.storage.log_manager import LogManager
-from spark_groupsource.storage.steps import run_steps
-from spark_groupsource.storage.topic_config import TopicConfig
 
 
 def opened(path) -> DataDirectory:

@@ -11,13 +11,13 @@ from support.compacted_logs import COMPACT, Store, compacted, fill, keyed
 from support.examples import scaled
 from support.partition_logs import append, offset_for_timestamp, values_from
 
+from spark_groupsource.broker.storage.cleaner import Cleaner, OffsetMap, group_segments_by_size, log_to_clean
+from spark_groupsource.broker.storage.data_directory import DataDirectory
+from spark_groupsource.broker.storage.files import FileCache
+from spark_groupsource.broker.storage.log import PartitionLog
+from spark_groupsource.broker.storage.segment_scan import InvalidBatchError
+from spark_groupsource.broker.storage.topic_config import TopicConfig
 from spark_groupsource.records.encode import Record, encode_batch
-from spark_groupsource.storage.cleaner import Cleaner, OffsetMap, group_segments_by_size, log_to_clean
-from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.files import FileCache
-from spark_groupsource.storage.log import PartitionLog
-from spark_groupsource.storage.segment_scan import InvalidBatchError
-from spark_groupsource.storage.topic_config import TopicConfig
 
 
 @pytest.mark.conformance("LC-003", "LC-039")

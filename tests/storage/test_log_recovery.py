@@ -12,11 +12,11 @@ from support.partition_logs import SMALL, append, batch, fill, logs, offset_for_
 from support.power_loss import Operation
 from support.waiting import wait_until
 
+from spark_groupsource.broker.storage.topic_config import TopicConfig
+from spark_groupsource.broker.storage.transaction_index import TransactionIndex
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage.topic_config import TopicConfig
-from spark_groupsource.storage.transaction_index import TransactionIndex
 
 
 @pytest.fixture
@@ -420,7 +420,7 @@ def test_the_recovery_point_follows_flushes_and_stays_after_a_failed_one(directo
     def fail(paths):
         raise StorageError("a bad disk")
 
-    monkeypatch.setattr("spark_groupsource.storage.log.sync_files", fail)
+    monkeypatch.setattr("spark_groupsource.broker.storage.log.sync_files", fail)
     log.roll()
     append(log, batch(b"x"))
     with pytest.raises(StorageError, match="a bad disk"):

@@ -7,6 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from spark_groupsource.broker.storage.files import FileCache
+from spark_groupsource.broker.storage.log import PartitionLog
+from spark_groupsource.broker.storage.log_validator import (
+    RejectedBatchError,
+    ValidatedBatch,
+    begin_validation,
+    check_format,
+)
+from spark_groupsource.broker.storage.partition import Partition
+from spark_groupsource.broker.storage.steps import run_steps
+from spark_groupsource.broker.storage.topic_config import TopicConfig
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records import validation
@@ -15,12 +26,6 @@ from spark_groupsource.records.decode import decode_records, records_payload
 from spark_groupsource.records.encode import Record, encode_batch, with_body
 from spark_groupsource.records.header import BatchHeader, check_crc, iter_batches
 from spark_groupsource.records.varint import write_varint
-from spark_groupsource.storage.files import FileCache
-from spark_groupsource.storage.log import PartitionLog
-from spark_groupsource.storage.log_validator import RejectedBatchError, ValidatedBatch, begin_validation, check_format
-from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.steps import run_steps
-from spark_groupsource.storage.topic_config import TopicConfig
 
 NOW = 1_700_000_000_000
 DAY = 86_400_000

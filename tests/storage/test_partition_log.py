@@ -19,12 +19,12 @@ from support.partition_logs import (
     values_from,
 )
 
+from spark_groupsource.broker.storage import log as log_module
+from spark_groupsource.broker.storage.segment_index import SegmentIndex
+from spark_groupsource.broker.storage.topic_config import TopicConfig
 from spark_groupsource.errors import StorageError
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage import log as log_module
-from spark_groupsource.storage.segment_index import SegmentIndex
-from spark_groupsource.storage.topic_config import TopicConfig
 
 
 @pytest.fixture

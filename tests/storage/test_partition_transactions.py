@@ -12,11 +12,11 @@ from support.log_requests import create_topic, delete_records
 from support.partition_logs import batch, values_from
 from support.transaction_logs import NOW, LoggedTransactions, write_transactions
 
+from spark_groupsource.broker.storage.partition import TransactionVerifier
+from spark_groupsource.broker.storage.transaction_index import AbortedTxn, TransactionIndex, decode_rows, encode_rows
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.records.decode import control_type
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage.partition import TransactionVerifier
-from spark_groupsource.storage.transaction_index import AbortedTxn, TransactionIndex, decode_rows, encode_rows
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from support.partition_logs import batch
 
+from spark_groupsource.broker.storage import producer_state
+from spark_groupsource.broker.storage.producer_state import ProducerBatchError, ProducerCount, ProducerStateManager
 from spark_groupsource.errors import CorruptRecordError, ErrorCode
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage import producer_state
-from spark_groupsource.storage.producer_state import ProducerBatchError, ProducerCount, ProducerStateManager
 
 
 def numbered(sequence: int, *, epoch: int = 0, count: int = 2, producer_id: int = 7):

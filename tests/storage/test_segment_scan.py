@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from spark_groupsource.broker.storage import segment_scan
+from spark_groupsource.broker.storage.segment_scan import InvalidBatchError, scan_batches, scan_producer_batches
 from spark_groupsource.records.encode import Record, encode_batch
-from spark_groupsource.storage import segment_scan
-from spark_groupsource.storage.segment_scan import InvalidBatchError, scan_batches, scan_producer_batches
 
 NOW = 1_700_000_000_000
 

@@ -6,10 +6,10 @@ import pytest
 from support.partition_logs import batch
 from support.transaction_logs import NOW, LoggedTransactions, snapshots, write_transactions
 
+from spark_groupsource.broker.storage.producer_state import ProducerStateManager
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.records.compaction import empty_batch
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage.producer_state import ProducerStateManager
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from support.random_avro import RandomAvro
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.values.arrow_types import arrow_type
-from spark_groupsource.values.avro_blocks import AvroDecoder
-from spark_groupsource.values.avro_expansion import ExpansionRules, expanded
-from spark_groupsource.values.avro_resolution import UnresolvedError
-from spark_groupsource.values.avro_schema import parse_avro_schema
-from spark_groupsource.values.avro_types import spark_type
+from spark_groupsource.values.avro.avro_blocks import AvroDecoder
+from spark_groupsource.values.avro.avro_expansion import ExpansionRules, expanded
+from spark_groupsource.values.avro.avro_resolution import UnresolvedError
+from spark_groupsource.values.avro.avro_schema import parse_avro_schema
+from spark_groupsource.values.avro.avro_types import spark_type
 
 
 def check_random_schema(rng: random.Random, count: int = 12) -> str:

@@ -12,11 +12,11 @@ from unittest.mock import patch
 import pyarrow as pa
 from support.avro_reference import raw_rows
 
-from spark_groupsource.values import avro_nested, avro_skips
-from spark_groupsource.values.avro_blocks import AvroDecoder
-from spark_groupsource.values.avro_schema import AvroType
-from spark_groupsource.values.avro_writers import WrittenAvroDecoder
-from spark_groupsource.values.schema_headers import read_confluent
+from spark_groupsource.values.avro import avro_nested, avro_skips
+from spark_groupsource.values.avro.avro_blocks import AvroDecoder
+from spark_groupsource.values.avro.avro_schema import AvroType
+from spark_groupsource.values.avro.avro_writers import WrittenAvroDecoder
+from spark_groupsource.values.registry.schema_headers import read_confluent
 
 Outcome = tuple[str, "str | None"]
 """The value as text, and why it is malformed."""

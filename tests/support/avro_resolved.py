@@ -9,7 +9,7 @@ import fastavro
 import numpy as np
 from support.decoded_values import decode_avro, encode_avro
 
-from spark_groupsource.values.avro_resolution import UnresolvedError
+from spark_groupsource.values.avro.avro_resolution import UnresolvedError
 
 
 def check_resolved(writer: Any, reader: Any, values: list[Any]) -> None:

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any, Callable, Mapping
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
-from spark_groupsource.broker.api.versions import SERVED
+from spark_groupsource.broker.api.served_versions import SERVED
 from spark_groupsource.broker.config import broker_config
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.broker.storage.data_directory import DataDirectory
+from spark_groupsource.broker.storage.steps import run_steps
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.model import Node, TopicPartition
-from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.wire.frames import decode_response, encode_request, encode_response, read_request_header
 
 TOPICS = {"a": 3, "b": 1, "c": 2}

@@ -11,10 +11,10 @@ from typing import Any
 
 from support.waiting import wait_until
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.group_client import GroupClient, GroupView
 from spark_groupsource.client.settings import ClientSettings, GroupSettings
-from spark_groupsource.net import Address
+from spark_groupsource.common.net import Address
 from spark_groupsource.wire.apis import APIS
 from spark_groupsource.wire.frames import decode_request, encode_response, read_request_header
 from spark_groupsource.wire.messages import ApiVersionsResponse

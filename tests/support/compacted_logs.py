@@ -8,16 +8,16 @@ from pathlib import Path
 
 from support.partition_logs import ImmediateFlushes, open_log
 
+from spark_groupsource.broker.storage.cleaner import Cleaner, log_to_clean
+from spark_groupsource.broker.storage.data_directory import DataDirectory
+from spark_groupsource.broker.storage.files import FileCache
+from spark_groupsource.broker.storage.log import PartitionLog
+from spark_groupsource.broker.storage.partition import Partition
+from spark_groupsource.broker.storage.topic_config import TopicConfig
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage.cleaner import Cleaner, log_to_clean
-from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.files import FileCache
-from spark_groupsource.storage.log import PartitionLog
-from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.topic_config import TopicConfig
 
 COMPACT = TopicConfig(
     segment_bytes=1024, index_interval_bytes=100, cleanup_policy=("compact",), delete_retention_ms=1000

@@ -11,9 +11,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from spark_groupsource.broker.api.versions import SERVED
+from spark_groupsource.broker.api.served_versions import SERVED
+from spark_groupsource.common.net import dial, parse_addresses, receive_into, send_all
 from spark_groupsource.errors import NetworkError, RequestTimeoutError
-from spark_groupsource.net import dial, parse_addresses, receive_into, send_all
 from spark_groupsource.records.header import last_batch
 from spark_groupsource.wire import messages
 from spark_groupsource.wire.api_keys import ApiKey

@@ -12,16 +12,16 @@ import fastavro
 import pyarrow as pa
 from pyspark.sql.types import DataType
 
-from spark_groupsource.records.arrow_arrays import byte_strings
+from spark_groupsource.records.columns.arrow_arrays import byte_strings
 from spark_groupsource.values.arrow_types import arrow_type
-from spark_groupsource.values.avro_blocks import AvroDecoder
-from spark_groupsource.values.avro_expansion import ExpansionRules, expanded
-from spark_groupsource.values.avro_schema import AvroType, parse_avro_schema
-from spark_groupsource.values.avro_types import spark_type
+from spark_groupsource.values.avro.avro_blocks import AvroDecoder
+from spark_groupsource.values.avro.avro_expansion import ExpansionRules, expanded
+from spark_groupsource.values.avro.avro_schema import AvroType, parse_avro_schema
+from spark_groupsource.values.avro.avro_types import spark_type
 from spark_groupsource.values.decoded import Decoded
-from spark_groupsource.values.protobuf_blocks import ProtobufDecoder
-from spark_groupsource.values.protobuf_schema import ProtoFiles
-from spark_groupsource.values.protobuf_types import message_type
+from spark_groupsource.values.protobuf.protobuf_blocks import ProtobufDecoder
+from spark_groupsource.values.protobuf.protobuf_schema import ProtoFiles
+from spark_groupsource.values.protobuf.protobuf_types import message_type
 
 
 def parsed_avro(schema: Any) -> AvroType:

@@ -10,8 +10,8 @@ from uuid import uuid4
 from pyspark.sql.types import StructType
 from support.clusters import Cluster
 
-from spark_groupsource.source.datasource import GroupDataSource
-from spark_groupsource.source.schema import spark_schema
+from spark_groupsource.source.options.schema import spark_schema
+from spark_groupsource.source.spark.datasource import GroupDataSource
 
 
 def _schema(options: Mapping[str, str]) -> StructType:

@@ -8,9 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Iterable, Sequence
 
-from spark_groupsource.clock import ManualClock
-from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import (
+from spark_groupsource.broker.group import (
     GroupConfig,
     GroupShard,
     GroupTimer,
@@ -20,8 +18,10 @@ from spark_groupsource.group import (
     SessionTimer,
     SetTimer,
 )
-from spark_groupsource.group.classic_group import ClassicGroup
-from spark_groupsource.group.states import GroupState
+from spark_groupsource.broker.group.classic_group import ClassicGroup
+from spark_groupsource.broker.group.group_states import GroupState
+from spark_groupsource.common.clock import ManualClock
+from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import Subscription
 from spark_groupsource.wire.apis import api_of
 from spark_groupsource.wire.consumer_protocol import encode_subscription

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from support.message_strategies import messages
 from support.raw_broker import unexpected_errors
 
-from spark_groupsource.broker.api.versions import SERVED
+from spark_groupsource.broker.api.served_versions import SERVED
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.wire.apis import APIS
 from spark_groupsource.wire.frames import encode_request

@@ -9,10 +9,10 @@ from typing import Any
 
 from support.clients import FakeBroker, advertise, fake_broker
 
-from spark_groupsource.client.network.connection import BrokerConnection
+from spark_groupsource.client.network.broker_connection import BrokerConnection
 from spark_groupsource.client.network.security import SecuritySettings
-from spark_groupsource.clock import SystemClock
-from spark_groupsource.net import parse_addresses
+from spark_groupsource.common.clock import SystemClock
+from spark_groupsource.common.net import parse_addresses
 from spark_groupsource.wire.messages import FetchResponse, MetadataResponse
 
 _PIECE_BYTES = 8 * 1024

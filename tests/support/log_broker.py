@@ -7,13 +7,13 @@ from typing import Callable
 
 from support.reported_lines import ReportedLines
 
+from spark_groupsource.broker.storage.cleaner import Cleaner, log_to_clean
+from spark_groupsource.broker.storage.data_directory import DataDirectory
+from spark_groupsource.broker.storage.log_manager import LogManager
+from spark_groupsource.broker.storage.partition import Partition
+from spark_groupsource.broker.storage.topic_config import TopicConfig
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
-from spark_groupsource.storage.cleaner import Cleaner, log_to_clean
-from spark_groupsource.storage.data_directory import DataDirectory
-from spark_groupsource.storage.log_manager import LogManager
-from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.topic_config import TopicConfig
 
 NOW = 1_000
 SMALL = {"segment.bytes": "1024", "index.interval.bytes": "100"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Mapping
 
+from spark_groupsource.broker.storage.log_manager import LogManager
+from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.log_manager import LogManager
-from spark_groupsource.storage.steps import run_steps
 
 
 def create_topic(logs: LogManager, name: str, partition_count: int, settings: Mapping[str, str | None]) -> None:

@@ -8,15 +8,15 @@ from typing import Callable
 
 from support.reported_lines import ReportedLines
 
+from spark_groupsource.broker.storage.files import FileCache
+from spark_groupsource.broker.storage.log import PartitionLog
+from spark_groupsource.broker.storage.segment_index import TimestampAndOffset
+from spark_groupsource.broker.storage.steps import run_steps
+from spark_groupsource.broker.storage.topic_config import TopicConfig
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.storage.files import FileCache
-from spark_groupsource.storage.log import PartitionLog
-from spark_groupsource.storage.segment_index import TimestampAndOffset
-from spark_groupsource.storage.steps import run_steps
-from spark_groupsource.storage.topic_config import TopicConfig
 
 # a segment holds a few batches
 SMALL = TopicConfig(segment_bytes=1024, index_interval_bytes=100)

@@ -14,16 +14,16 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from support.protobuf_messages import SYNTAXES, Schemas, UnrepresentableTimeError, has_column, is_map, shown
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.records.arrow_arrays import byte_strings
-from spark_groupsource.values import protobuf_fields
-from spark_groupsource.values.avro_lanes import DEPTH, ENUM, REASONS, TAG, TEXT, TIME, VARINT, WIRE_TYPE
+from spark_groupsource.records.columns.arrow_arrays import byte_strings
 from spark_groupsource.values.decoded import Decoded, Malformed
-from spark_groupsource.values.plain_protobuf import WrittenProtobuf
+from spark_groupsource.values.lanes.avro_lanes import DEPTH, ENUM, REASONS, TAG, TEXT, TIME, VARINT, WIRE_TYPE
 from spark_groupsource.values.plain_values import plain_values
-from spark_groupsource.values.protobuf_blocks import ProtobufDecoder
-from spark_groupsource.values.protobuf_schema import ProtoFiles
-from spark_groupsource.values.protobuf_types import message_type
-from spark_groupsource.values.schema_headers import read_confluent
+from spark_groupsource.values.protobuf import protobuf_fields
+from spark_groupsource.values.protobuf.plain_protobuf import WrittenProtobuf
+from spark_groupsource.values.protobuf.protobuf_blocks import ProtobufDecoder
+from spark_groupsource.values.protobuf.protobuf_schema import ProtoFiles
+from spark_groupsource.values.protobuf.protobuf_types import message_type
+from spark_groupsource.values.registry.schema_headers import read_confluent
 
 # what google.protobuf accepts: a value of another type as an unknown field, text of proto2, times as integers, and tags
 # and numbers of more than 32 and 64 bits

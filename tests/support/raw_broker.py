@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Iterable
 
+from spark_groupsource.common.net import Address, dial, parse_addresses, receive_into, send_all
 from spark_groupsource.errors import NetworkError
-from spark_groupsource.net import Address, dial, parse_addresses, receive_into, send_all
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire.frames import decode_response, encode_request
@@ -152,7 +152,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from spark_groupsource.broker.process import serve_forever
-from spark_groupsource.net import Address
+from spark_groupsource.common.net import Address
 
 serve_forever(
     Path(sys.argv[1]), Address("127.0.0.1", int(sys.argv[2])), dict(item.split("=", 1) for item in sys.argv[3:]),

@@ -7,7 +7,7 @@ from typing import Any
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, fetch_request, fetched_values, produce_request
 
-from spark_groupsource.clock import SystemClock
+from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import (
     AddOffsetsToTxnRequest,

@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.arrow import COLUMNS, columns_schema, decode_fetched
+from spark_groupsource.records.columns.arrow import COLUMNS, columns_schema, decode_fetched
 from spark_groupsource.records.compiled_parser import COMPILED_PARSER
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch

@@ -23,7 +23,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, ti
 from support.topics import create_topic
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.datasource import GroupDataSource
+from spark_groupsource.source.spark.datasource import GroupDataSource
 
 Row = dict[str, Any]
 ORDER = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.wire.messages import LeaveGroupRequest
 
 

@@ -12,17 +12,17 @@ from typing import Any, Callable, Iterator, Sequence
 from uuid import UUID
 
 from spark_groupsource.assign import Assignor
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import BY_ID
 from spark_groupsource.client.cluster.metadata import EARLIEST
 from spark_groupsource.client.membership.group_client import GroupClient, GroupView
 from spark_groupsource.client.membership.membership_values import Idle
 from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.client.settings import ClientSettings, GroupSettings
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.common.clock import ManualClock
+from spark_groupsource.common.net import Address
 from spark_groupsource.errors import ErrorCode, NetworkError, RequestTimeoutError, UnsupportedVersionError
 from spark_groupsource.model import Assignment, OffsetAndMetadata, Subscription, TopicPartition
-from spark_groupsource.net import Address
 from spark_groupsource.wire.apis import api_of
 from spark_groupsource.wire.consumer_protocol import (
     decode_assignment,

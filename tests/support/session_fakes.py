@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Iterable, Mapping, Sequence, cast
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import NO_IDS
 from spark_groupsource.client.cluster.metadata import (
     EARLIEST,
@@ -18,15 +18,15 @@ from spark_groupsource.client.cluster.metadata import (
     TopicInfo,
 )
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.clock import ManualClock
+from spark_groupsource.common.clock import ManualClock
+from spark_groupsource.common.net import Address
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import Node, OffsetAndMetadata, TopicPartition
-from spark_groupsource.net import Address
-from spark_groupsource.source.batch_planner import Limits
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.options import SourceOptions
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.options.source_options import SourceOptions
+from spark_groupsource.source.positions.batch_planner import Limits
 from spark_groupsource.source.session import StreamSession
-from spark_groupsource.source.task_partition import TaskMembership
+from spark_groupsource.source.tasks.task_partition import TaskMembership
 
 P0, P1, P2, P3 = (TopicPartition("t", number) for number in range(4))
 NO_LIMITS = Limits()

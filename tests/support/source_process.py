@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spark_groupsource.net import LocalListener
+from spark_groupsource.common.net import LocalListener
 
 _READER = """
 import json, os, sys
-from spark_groupsource.net import dial_local
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.stream_reader import GroupStreamReader
+from spark_groupsource.common.net import dial_local
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.spark.stream_reader import GroupStreamReader
 
 spark = dial_local(os.environ["PYTHON_WORKER_FACTORY_SOCK_PATH"], 10_000)
 reader = GroupStreamReader(parse_options(json.loads(sys.argv[1]), "stream"), None, int(sys.argv[2]), 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyspark
 import pytest
 
-from spark_groupsource.source.admission_control import HAS_ADMISSION_CONTROL
+from spark_groupsource.source.spark.admission_control import HAS_ADMISSION_CONTROL
 
 needs_admission_control = pytest.mark.skipif(
     not HAS_ADMISSION_CONTROL, reason="this Spark has no admission control (SPARK-55304, in Spark 4.2)"

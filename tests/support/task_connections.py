@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_groupsource.source import task_reader
+from spark_groupsource.source.tasks import task_reader
 
 
 def close_connections() -> None:

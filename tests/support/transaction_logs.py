@@ -8,12 +8,12 @@ import pytest
 from support.partition_logs import batch
 from support.reported_lines import ReportedLines
 
+from spark_groupsource.broker.storage.files import FileCache
+from spark_groupsource.broker.storage.log import PartitionLog
+from spark_groupsource.broker.storage.partition import Partition
+from spark_groupsource.broker.storage.topic_config import TopicConfig
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.files import FileCache
-from spark_groupsource.storage.log import PartitionLog
-from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.topic_config import TopicConfig
 
 NOW = 5_000
 

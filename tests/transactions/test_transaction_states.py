@@ -6,10 +6,8 @@ from itertools import product
 
 import pytest
 
-from spark_groupsource.errors import ErrorCode
-from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
-from spark_groupsource.transactions import Decision, TransactionConfig, TransactionShard, is_ending
-from spark_groupsource.transactions.states import (
+from spark_groupsource.broker.transactions import Decision, TransactionConfig, TransactionShard, is_ending
+from spark_groupsource.broker.transactions.transaction_states import (
     COMPLETE_ABORT,
     COMPLETE_COMMIT,
     EMPTY,
@@ -22,6 +20,8 @@ from spark_groupsource.transactions.states import (
     TransactionOperation,
     check_transition,
 )
+from spark_groupsource.errors import ErrorCode
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.wire.transaction_records import TransactionStatus, encode_key, encode_value
 
 T = "transaction"

@@ -19,10 +19,10 @@ from support.decoded_values import parsed_avro, spark_column
 from support.examples import scaled
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.values import avro_nested
 from spark_groupsource.values.arrow_types import arrow_type
-from spark_groupsource.values.avro_blocks import AvroDecoder
-from spark_groupsource.values.avro_schema import parse_avro_schema
+from spark_groupsource.values.avro import avro_nested
+from spark_groupsource.values.avro.avro_blocks import AvroDecoder
+from spark_groupsource.values.avro.avro_schema import parse_avro_schema
 
 UTC = timezone.utc
 # a datum, and what it is in Arrow

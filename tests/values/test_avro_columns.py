@@ -28,12 +28,12 @@ from support.random_avro import RandomAvro
 
 from spark_groupsource.errors import ConfigurationError, MalformedRecordError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.source.datasource import GroupDataSource
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.schema import select_columns
-from spark_groupsource.source.typed_schema import ERROR_FIELD
-from spark_groupsource.values.avro_schema import parse_avro_schema
-from spark_groupsource.values.options import ColumnFormat
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.options.schema import select_columns
+from spark_groupsource.source.options.typed_schema import ERROR_FIELD
+from spark_groupsource.source.spark.datasource import GroupDataSource
+from spark_groupsource.values.avro.avro_schema import parse_avro_schema
+from spark_groupsource.values.format_options import ColumnFormat
 from spark_groupsource.values.plain_values import plain_decoder
 
 BASE = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "value.format": "avro"}

@@ -11,8 +11,8 @@ import pytest
 from support.decoded_values import decode_avro, encode_avro, parsed_avro
 from support.examples import scaled
 
-from spark_groupsource.values.avro_blocks import AvroDecoder
-from spark_groupsource.values.avro_resolution import UnresolvedError
+from spark_groupsource.values.avro.avro_blocks import AvroDecoder
+from spark_groupsource.values.avro.avro_resolution import UnresolvedError
 from spark_groupsource.values.plain_values import plain_type
 
 DECIMAL, VARINT = "a decimal exceeds its precision", "an integer has more than 64 bits, or exceeds its type"

@@ -13,7 +13,7 @@ from support.avro_strategies import avro_cases
 from support.decoded_values import decode_avro, encode_avro
 from support.examples import scaled
 
-from spark_groupsource.values.avro_resolution import UnresolvedError
+from spark_groupsource.values.avro.avro_resolution import UnresolvedError
 
 
 @settings(max_examples=scaled(600, 30))

@@ -11,8 +11,8 @@ from support.task_connections import close_connections
 from support.topics import create_topic
 
 from spark_groupsource.errors import BrokerError, ConfigurationError
-from spark_groupsource.source import dead_letters
-from spark_groupsource.source.datasource import GroupDataSource
+from spark_groupsource.source.spark.datasource import GroupDataSource
+from spark_groupsource.source.tasks import dead_letters
 
 SCHEMA = StructType([StructField("offset", LongType()), StructField("id", LongType())])
 JSON = {"value.format": "json", "value.flatten": "true", "value.schema": "id bigint", "mode": "DROPMALFORMED"}

@@ -14,7 +14,7 @@ from support.json_paths import one_block
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.values.arrow_types import arrow_type
-from spark_groupsource.values.json_blocks import JsonDecoder
+from spark_groupsource.values.json.json_blocks import JsonDecoder
 from spark_groupsource.values.python_values import python_values
 
 _PAGE = Path(__file__).parents[2] / "docs" / "typed-values.md"

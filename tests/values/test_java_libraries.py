@@ -19,8 +19,8 @@ from support.examples import scaled
 from support.java_tools import java_gateway, plain_java_errors, spark_jars
 from support.protobuf_messages import Field, Schemas
 
-from spark_groupsource.values.avro_resolution import UnresolvedError
-from spark_groupsource.values.protobuf_indexes import varint
+from spark_groupsource.values.avro.avro_resolution import UnresolvedError
+from spark_groupsource.values.registry.protobuf_indexes import varint
 
 pytestmark = pytest.mark.java
 

@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.examples import scaled
 
-from spark_groupsource.values import json_blocks, json_scans
-from spark_groupsource.values.json_blocks import JsonDecoder
-from spark_groupsource.values.json_records import MalformedValueError, record_decoder
+from spark_groupsource.values.json import json_blocks, json_scans
+from spark_groupsource.values.json.json_blocks import JsonDecoder
+from spark_groupsource.values.json.json_records import MalformedValueError, record_decoder
 from spark_groupsource.values.python_values import python_values
 
 UTC = timezone.utc

@@ -13,8 +13,8 @@ from support.json_fuzz import JsonFuzz
 from support.json_grid import CONTEXTS, RECORD_KIND, RECORDS, SCALARS, VALUES, arrow_scalar
 from support.json_paths import MALFORMED, disagreements, single_values
 
-from spark_groupsource.values.json_blocks import JsonDecoder
-from spark_groupsource.values.json_decimals import most_digits, unsafe_decimals
+from spark_groupsource.values.json.json_blocks import JsonDecoder
+from spark_groupsource.values.json.json_decimals import most_digits, unsafe_decimals
 
 
 @pytest.mark.parametrize("scalar", SCALARS)

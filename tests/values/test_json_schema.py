@@ -12,12 +12,12 @@ import pytest
 from support.examples import scaled
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.records.arrow_arrays import byte_strings
-from spark_groupsource.values import json_schema
+from spark_groupsource.records.columns.arrow_arrays import byte_strings
 from spark_groupsource.values.arrow_types import arrow_type
-from spark_groupsource.values.json_blocks import JsonDecoder
-from spark_groupsource.values.json_documents import JsonDocuments, SchemaNode
-from spark_groupsource.values.json_schema import struct_of_json_schema
+from spark_groupsource.values.json import json_schema
+from spark_groupsource.values.json.json_blocks import JsonDecoder
+from spark_groupsource.values.json.json_documents import JsonDocuments, SchemaNode
+from spark_groupsource.values.json.json_schema import struct_of_json_schema
 
 P = {"$ref": "#/$defs/P"}
 DEFS = {

@@ -8,13 +8,13 @@ from schema_registry import SchemaRegistryServer
 from support.decoded_values import parsed_avro
 
 from spark_groupsource.values.arrow_types import arrow_type
-from spark_groupsource.values.avro_expansion import ExpansionRules, expanded
-from spark_groupsource.values.avro_types import spark_type
+from spark_groupsource.values.avro.avro_expansion import ExpansionRules, expanded
+from spark_groupsource.values.avro.avro_types import spark_type
 from spark_groupsource.values.decoded import Malformed
-from spark_groupsource.values.framed_json import parse_json
-from spark_groupsource.values.options import CONFLUENT, ColumnFormat
+from spark_groupsource.values.format_options import CONFLUENT, ColumnFormat
+from spark_groupsource.values.json.framed_json import parse_json
 from spark_groupsource.values.plain_values import plain_decoder, plain_type, plain_values
-from spark_groupsource.values.registry_address import RegistryAddress
+from spark_groupsource.values.registry.registry_address import RegistryAddress
 
 
 def test_types_are_those_of_spark() -> None:

@@ -16,11 +16,11 @@ from support.examples import scaled
 from support.protobuf_messages import Schemas, shown
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.datasource import GroupDataSource
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.schema import select_columns
-from spark_groupsource.values import protobuf_fields
-from spark_groupsource.values.schema_headers import NamedSchemas
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.options.schema import select_columns
+from spark_groupsource.source.spark.datasource import GroupDataSource
+from spark_groupsource.values.protobuf import protobuf_fields
+from spark_groupsource.values.registry.schema_headers import NamedSchemas
 from spark_groupsource.values.typed_columns import column_decoder
 
 

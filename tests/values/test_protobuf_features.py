@@ -12,8 +12,8 @@ from google.protobuf.descriptor import FieldDescriptor as Field
 from support.decoded_values import decode_protobuf
 from support.protobuf_messages import EDITIONS, SYNTAXES
 
-from spark_groupsource.values.proto_files import descriptor_set
-from spark_groupsource.values.protobuf_schema import ProtoFiles, ProtoMessage
+from spark_groupsource.values.protobuf.protobuf_schema import ProtoFiles, ProtoMessage
+from spark_groupsource.values.registry.proto_files import descriptor_set
 
 FEATURES = descriptor_pb2.FeatureSet
 

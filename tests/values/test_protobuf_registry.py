@@ -13,17 +13,17 @@ from google.protobuf import descriptor_pb2, timestamp_pb2
 from schema_registry import SchemaRegistryServer
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.datasource import GroupDataSource
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.schema import select_columns
-from spark_groupsource.values import proto_files
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.options.schema import select_columns
+from spark_groupsource.source.spark.datasource import GroupDataSource
 from spark_groupsource.values.decoded import Malformed
-from spark_groupsource.values.plain_protobuf import WrittenProtobuf
-from spark_groupsource.values.proto_files import descriptor_set
-from spark_groupsource.values.protobuf_blocks import ProtobufDecoder
-from spark_groupsource.values.protobuf_schema import ProtoFiles
-from spark_groupsource.values.protobuf_types import message_type
-from spark_groupsource.values.schema_headers import NamedSchemas
+from spark_groupsource.values.protobuf.plain_protobuf import WrittenProtobuf
+from spark_groupsource.values.protobuf.protobuf_blocks import ProtobufDecoder
+from spark_groupsource.values.protobuf.protobuf_schema import ProtoFiles
+from spark_groupsource.values.protobuf.protobuf_types import message_type
+from spark_groupsource.values.registry import proto_files
+from spark_groupsource.values.registry.proto_files import descriptor_set
+from spark_groupsource.values.registry.schema_headers import NamedSchemas
 from spark_groupsource.values.typed_columns import column_decoder
 
 PLACE = 'syntax = "proto3"; package geo; message Unused {} message Place { string city = 1; }'

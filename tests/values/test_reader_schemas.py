@@ -12,12 +12,12 @@ from schema_registry import SchemaRegistryServer
 from support.session_fakes import P0, FakeCluster, FakeGroup, Query
 
 from spark_groupsource.errors import AuthenticationError, ConfigurationError, NetworkError, SchemaChangedError
-from spark_groupsource.source.checkpoint import schemas_in_checkpoint
-from spark_groupsource.source.datasource import GroupDataSource
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.schema_changes import SchemaChanges
-from spark_groupsource.values.json_schema import struct_of_json_schema
-from spark_groupsource.values.registry import shared_registry
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.positions.checkpoint import schemas_in_checkpoint
+from spark_groupsource.source.positions.schema_changes import SchemaChanges
+from spark_groupsource.source.spark.datasource import GroupDataSource
+from spark_groupsource.values.json.json_schema import struct_of_json_schema
+from spark_groupsource.values.registry.registry_client import shared_registry
 
 BASE = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "value.format": "avro", "value.flatten": "true"}
 BATCH = {P0: (0, 10)}

@@ -12,10 +12,10 @@ from pyspark.sql.types import StructType
 from support.protobuf_messages import Field
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.datasource import GroupDataSource
-from spark_groupsource.values.plain_protobuf import WrittenProtobuf
+from spark_groupsource.source.spark.datasource import GroupDataSource
 from spark_groupsource.values.plain_values import plain_values
-from spark_groupsource.values.protobuf_schema import ProtoFiles
+from spark_groupsource.values.protobuf.plain_protobuf import WrittenProtobuf
+from spark_groupsource.values.protobuf.protobuf_schema import ProtoFiles
 from spark_groupsource.values.typed_columns import column_decoder
 
 MESSAGE, STRING, REPEATED = Field.TYPE_MESSAGE, Field.TYPE_STRING, 3

@@ -16,12 +16,12 @@ from support import certificates
 from support.certificates import write_pem
 
 from spark_groupsource.errors import AuthenticationError, ConfigurationError, NetworkError
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.values import registry
-from spark_groupsource.values.options import ColumnFormat
-from spark_groupsource.values.registry import SchemaRegistry
-from spark_groupsource.values.registry_address import RegistryAddress
-from spark_groupsource.values.schema_headers import read_confluent, read_glue
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.values.format_options import ColumnFormat
+from spark_groupsource.values.registry import registry_client as registry
+from spark_groupsource.values.registry.registry_address import RegistryAddress
+from spark_groupsource.values.registry.registry_client import SchemaRegistry
+from spark_groupsource.values.registry.schema_headers import read_confluent, read_glue
 from spark_groupsource.values.typed_columns import TypedColumn, column_decoder
 
 URL = "value.schema.registry.url"
@@ -218,7 +218,8 @@ def test_an_unknown_id_is_requested_again_later(server, monkeypatch) -> None:
     found = client(server)
     assert found.schema(1) is None and found.schema(1) is None and len(server.requests) == 1
     server.register("s", record(("id", "long")))
-    monkeypatch.setattr("spark_groupsource.values.registry._CLOCK", type("Later", (), {"now_ms": lambda _: 2**60})())
+    later = type("Later", (), {"now_ms": lambda _: 2**60})()
+    monkeypatch.setattr("spark_groupsource.values.registry.registry_client._CLOCK", later)
     assert found.schema(1) is not None
 
 

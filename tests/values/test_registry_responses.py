@@ -16,12 +16,12 @@ from schema_registry import SchemaRegistryServer
 from support.examples import scaled
 
 from spark_groupsource.errors import AuthenticationError, ConfigurationError, GroupSourceError, NetworkError
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.values import registry
-from spark_groupsource.values.options import ColumnFormat
-from spark_groupsource.values.registry import SchemaRegistry, UnreadableSchemaError
-from spark_groupsource.values.registry_address import RegistryAddress
-from spark_groupsource.values.registry_responses import parse_error_code, parse_schema_response
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.values.format_options import ColumnFormat
+from spark_groupsource.values.registry import registry_client as registry
+from spark_groupsource.values.registry.registry_address import RegistryAddress
+from spark_groupsource.values.registry.registry_client import SchemaRegistry, UnreadableSchemaError
+from spark_groupsource.values.registry.registry_responses import parse_error_code, parse_schema_response
 from spark_groupsource.values.typed_columns import TypedColumn, column_decoder
 
 URL = "value.schema.registry.url"

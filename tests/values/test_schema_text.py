@@ -8,9 +8,9 @@ from base64 import b64encode
 import pytest
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.values.avro_schema import parse_avro_schema
-from spark_groupsource.values.options import parse_schema_text
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.values.avro.avro_schema import parse_avro_schema
+from spark_groupsource.values.format_options import parse_schema_text
 from spark_groupsource.values.schema_text import without_comments
 
 AVRO = '{"type": "record", "name": "r", "doc": "http://x/*y*/ \\"//\\"", "fields": [{"name": "x", "type": "int"}]}'

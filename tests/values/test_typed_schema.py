@@ -23,10 +23,10 @@ from pyspark.sql.types import (
 
 from spark_groupsource.errors import ConfigurationError, MalformedRecordError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.source.datasource import GroupDataSource
-from spark_groupsource.source.option_parser import parse_options
-from spark_groupsource.source.schema import query_schema, select_columns
-from spark_groupsource.source.typed_schema import ERROR_FIELD
+from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.options.schema import query_schema, select_columns
+from spark_groupsource.source.options.typed_schema import ERROR_FIELD
+from spark_groupsource.source.spark.datasource import GroupDataSource
 
 BASE = {"kafka.bootstrap.servers": "h:1", "subscribe": "t"}
 ERROR = ("_error", ERROR_FIELD.dataType)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.storage.steps import StorageSteps
 from spark_groupsource.errors import ApiError
-from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.wire.api_keys import ApiKey
 
 _GROUP_KEY, _TRANSACTION_KEY = 0, 1

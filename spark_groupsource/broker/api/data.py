@@ -13,12 +13,12 @@ from spark_groupsource.broker.api.authorization import readable_topics
 from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction, Steps
+from spark_groupsource.broker.storage.leader_epoch_cache import UNKNOWN_EPOCH_END
+from spark_groupsource.broker.storage.partition import Partition
+from spark_groupsource.broker.storage.segment_index import TimestampAndOffset
+from spark_groupsource.broker.storage.steps import StorageSteps, portions
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.leader_epoch_cache import UNKNOWN_EPOCH_END
-from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.segment_index import TimestampAndOffset
-from spark_groupsource.storage.steps import StorageSteps, portions
 from spark_groupsource.wire.messages import (
     ApiMessage,
     DeleteRecordsRequest,

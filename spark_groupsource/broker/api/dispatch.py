@@ -25,8 +25,8 @@ from spark_groupsource.broker.requests import (
     Steps,
     in_a_slice,
 )
+from spark_groupsource.broker.storage.steps import StorageSteps
 from spark_groupsource.errors import RemoteProtocolError, UnsupportedVersionError
-from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.decoder import TooManyElementsError
 from spark_groupsource.wire.frames import RequestHeader, decode_request, read_request_header

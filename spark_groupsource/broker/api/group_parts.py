@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any, Callable, Generator, Iterable, Iterator, NamedTuple, Sequence, TypeVar
 
+from spark_groupsource.broker.group import GroupRequest, group_fetch_error, merge_responses
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, Steps
+from spark_groupsource.broker.storage.steps import portions
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import GroupRequest, group_fetch_error, merge_responses
-from spark_groupsource.storage.steps import portions
 from spark_groupsource.wire.messages import (
     ApiMessage,
     DeleteGroupsRequest,

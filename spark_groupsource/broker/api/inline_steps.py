@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from spark_groupsource.broker.requests import ResponseAction, Steps, in_a_slice
-from spark_groupsource.clock import monotonic_ns
+from spark_groupsource.common.clock import monotonic_ns
 from spark_groupsource.wire.messages import ApiMessage
 
 

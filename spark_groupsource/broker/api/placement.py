@@ -12,13 +12,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Collection, Generator, Sequence
 
-from spark_groupsource.broker.api.topics import TOPIC_OPERATIONS, partition_fields
+from spark_groupsource.broker.api.topic_requests import TOPIC_OPERATIONS, partition_fields
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, Steps
+from spark_groupsource.broker.storage.catalog import INTERNAL_TOPICS, UNLISTED_TOPICS
+from spark_groupsource.broker.storage.steps import portions
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.catalog import INTERNAL_TOPICS, UNLISTED_TOPICS
-from spark_groupsource.storage.steps import portions
 from spark_groupsource.wire.messages import (
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,

@@ -15,11 +15,11 @@ from typing import Collection, Mapping, Sequence
 
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, Steps
+from spark_groupsource.broker.storage.producer_state import ProducerStateEntry
+from spark_groupsource.broker.storage.steps import StorageSteps, portions
+from spark_groupsource.broker.transactions.transaction_states import TRANSACTION_STATE_NAMES
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
-from spark_groupsource.storage.producer_state import ProducerStateEntry
-from spark_groupsource.storage.steps import StorageSteps, portions
-from spark_groupsource.transactions.states import TRANSACTION_STATE_NAMES
 from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import (
     DescribeProducersRequest,
@@ -226,7 +226,7 @@ def _matching(transactional_ids: Sequence[str], pattern: str) -> set[str]:
     import pyarrow as pa
     import pyarrow._compute as compute  # a tenth of the time and memory of pyarrow.compute
 
-    from spark_groupsource.records.arrow_arrays import strings
+    from spark_groupsource.records.columns.arrow_arrays import strings
 
     def matching(ids: pa.StringArray, regex: str) -> pa.BooleanArray:
         return compute.call_function("match_substring_regex", [ids], compute.MatchSubstringOptions(regex))

@@ -13,7 +13,7 @@ from functools import lru_cache
 from struct import Struct
 from typing import Callable, NamedTuple
 
-from spark_groupsource.group import CommitRecords
+from spark_groupsource.broker.group import CommitRecords
 from spark_groupsource.records.encode import Record, assemble_batch, encode_batch
 from spark_groupsource.records.varint import encode_varint
 from spark_groupsource.wire.decoder import MAX_STRING_BYTES

@@ -12,9 +12,9 @@ import logging
 from typing import Iterator, Sequence
 
 from spark_groupsource.broker.coordinators.services import CoordinatorServices
+from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.errors import ApiError, StorageError
 from spark_groupsource.records.encode import Record, encode_batch
-from spark_groupsource.storage.steps import run_steps
 from spark_groupsource.wire.group_events import GROUP_EVENTS_TOPIC, EventKind, GroupEvent, encode_event
 
 TOPIC_SETTINGS = {

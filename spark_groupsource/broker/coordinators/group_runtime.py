@@ -24,10 +24,7 @@ from spark_groupsource.broker.coordinators.offset_removal import OffsetRemoval
 from spark_groupsource.broker.coordinators.services import CoordinatorServices, report_unexpected
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorShard, CoordinatorTopic, ShardRegistry
 from spark_groupsource.broker.coordinators.state_size import GroupStateSize
-from spark_groupsource.broker.requests import ApiRequestContext, SendResponse
-from spark_groupsource.broker.timed_steps import BackgroundSteps, PeriodicSteps
-from spark_groupsource.errors import ApiError, ErrorCode
-from spark_groupsource.group import (
+from spark_groupsource.broker.group import (
     CommitRecords,
     GroupLogLine,
     GroupRequest,
@@ -44,14 +41,17 @@ from spark_groupsource.group import (
     merge_responses,
     split_request,
 )
+from spark_groupsource.broker.requests import ApiRequestContext, SendResponse
+from spark_groupsource.broker.storage.catalog import OFFSETS_TOPIC
+from spark_groupsource.broker.storage.segment_scan import StoredBatch
+from spark_groupsource.broker.storage.steps import portions
+from spark_groupsource.broker.timed_steps import BackgroundSteps, PeriodicSteps
+from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition, new_tuple
 from spark_groupsource.records.decode import CONTROL_COMMIT, control_type
 from spark_groupsource.records.encode import Record, encode_batch, encode_single
 from spark_groupsource.records.header import HEADER_BYTES
 from spark_groupsource.records.key_values import key_value_slices
-from spark_groupsource.storage.catalog import OFFSETS_TOPIC
-from spark_groupsource.storage.segment_scan import StoredBatch
-from spark_groupsource.storage.steps import portions
 from spark_groupsource.wire.group_records import OffsetValue
 from spark_groupsource.wire.messages import (
     ApiMessage,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Callable, Iterable, Iterator, Optional
 
+from spark_groupsource.broker.storage.segment_scan import StoredBatch
 from spark_groupsource.records.header import CONTROL_FLAG, TRANSACTIONAL_FLAG
 from spark_groupsource.records.key_values import key_value_slices
-from spark_groupsource.storage.segment_scan import StoredBatch
 
 # at most about 10 ms, and a slice of a batch; the unit is the time to read a record of a batch, about 0.5 us. Shorter
 # slices would load slower: the broker waits between two of them

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Callable, Iterator, Sequence
 
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorShard, ShardRegistry
-from spark_groupsource.clock import Instant
-from spark_groupsource.group import GroupShard, GroupTimer, Outcome
+from spark_groupsource.broker.group import GroupShard, GroupTimer, Outcome
+from spark_groupsource.broker.storage.steps import portions
+from spark_groupsource.common.clock import Instant
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.steps import portions
 
 _OFFSETS_PER_STEP = 250
 _Shard = CoordinatorShard[GroupShard, GroupTimer]

@@ -9,12 +9,12 @@ from typing import Callable, Mapping
 from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.broker.state_budget import StateBudget
-from spark_groupsource.clock import Clock
+from spark_groupsource.broker.storage.log_manager import CreationSteps, LogManager
+from spark_groupsource.broker.storage.reporter import Reporter
+from spark_groupsource.common.clock import Clock
+from spark_groupsource.common.timers import Timers
 from spark_groupsource.log_text import describe_error
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.log_manager import CreationSteps, LogManager
-from spark_groupsource.storage.reporter import Reporter
-from spark_groupsource.timers import Timers
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,15 @@ from typing import Generic, Hashable, Iterator, Mapping, NamedTuple, Protocol, T
 
 from spark_groupsource.broker.coordinators.log_replay import LogReplay
 from spark_groupsource.broker.coordinators.services import CoordinatorServices
+from spark_groupsource.broker.group import coordinator_partition
 from spark_groupsource.broker.leaders import Leader
+from spark_groupsource.broker.storage.log_manager import CreationSteps
+from spark_groupsource.broker.storage.partition import Partition
+from spark_groupsource.broker.storage.segment_scan import StoredBatch
+from spark_groupsource.broker.storage.steps import StorageSteps, run_steps
+from spark_groupsource.common.timers import TimerQueue
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
-from spark_groupsource.group import coordinator_partition
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.log_manager import CreationSteps
-from spark_groupsource.storage.partition import Partition
-from spark_groupsource.storage.segment_scan import StoredBatch
-from spark_groupsource.storage.steps import StorageSteps, run_steps
-from spark_groupsource.timers import TimerQueue
 
 # other requests are served between two slices
 _LOAD_PAUSE_MS = 1

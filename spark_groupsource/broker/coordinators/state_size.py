@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Callable, Iterable
 
+from spark_groupsource.broker.group import GroupShard
+from spark_groupsource.broker.group.group_store import offset_bytes
+from spark_groupsource.broker.group.members import protocols_bytes, text_bytes
 from spark_groupsource.broker.state_budget import StateBudget
-from spark_groupsource.group import GroupShard
-from spark_groupsource.group.group_store import offset_bytes
-from spark_groupsource.group.members import protocols_bytes, text_bytes
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.messages import (
     JoinGroupRequest,

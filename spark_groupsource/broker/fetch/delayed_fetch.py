@@ -31,12 +31,12 @@ from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ResponseAction, SendResponse, in_a_slice
 from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.broker.state_budget import DELAYED_PARTITION_BYTES, SESSION_PARTITION_BYTES, StateBudget
-from spark_groupsource.clock import Clock
+from spark_groupsource.broker.storage.log_manager import LogManager
+from spark_groupsource.broker.storage.steps import StorageSteps, run_steps
+from spark_groupsource.common.clock import Clock
+from spark_groupsource.common.timers import Timers
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.storage.log_manager import LogManager
-from spark_groupsource.storage.steps import StorageSteps, run_steps
-from spark_groupsource.timers import Timers
 from spark_groupsource.wire.fast_structs import constructor
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 

@@ -12,11 +12,11 @@ from typing import Any, Callable
 from spark_groupsource.broker.fetch.sessions import CachedPartition
 from spark_groupsource.broker.leaders import Leader, Leaders
 from spark_groupsource.broker.requests import ZERO_UUID
+from spark_groupsource.broker.storage.log_manager import LogManager
+from spark_groupsource.broker.storage.partition import Partition
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.header import last_batch
-from spark_groupsource.storage.log_manager import LogManager
-from spark_groupsource.storage.partition import Partition
 from spark_groupsource.wire.messages import FetchResponse
 
 PartitionData = FetchResponse.FetchableTopicResponse.PartitionData

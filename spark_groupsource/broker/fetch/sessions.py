@@ -16,9 +16,9 @@ from typing import Callable, Collection, NamedTuple, Sequence, Tuple, Union
 
 from spark_groupsource.broker.requests import TopicId
 from spark_groupsource.broker.state_budget import SESSION_PARTITION_BYTES
-from spark_groupsource.deadlines import DeadlineHeap
+from spark_groupsource.broker.storage.steps import StorageSteps
+from spark_groupsource.common.deadlines import DeadlineHeap
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.storage.steps import StorageSteps
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
 _NO_SESSION = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from spark_groupsource.broker.credentials import CredentialStore
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ANONYMOUS
-from spark_groupsource.clock import Clock
+from spark_groupsource.common.clock import Clock
 from spark_groupsource.errors import AuthenticationError, ErrorCode
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.messages import (

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from itertools import chain, islice
 from typing import Any, Callable, Coroutine, TypeVar
 
-from spark_groupsource.clock import monotonic_ns
+from spark_groupsource.common.clock import monotonic_ns
 
 _CLOSED_AT_ONCE = 32
 # of an iteration; at least one read, which takes up to 5 ms

@@ -9,17 +9,17 @@ from functools import partial
 from typing import Any, Callable, Iterator
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
-from spark_groupsource.broker.network.connection import Connection
+from spark_groupsource.broker.network.client_connection import Connection
 from spark_groupsource.broker.network.limits import ConnectionLimits
 from spark_groupsource.broker.network.scheduler import Scheduler, StepsTask
 from spark_groupsource.broker.network.server_tls import ServerTls
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import Steps
 from spark_groupsource.broker.security_config import ListenerSpec
-from spark_groupsource.clock import Clock
+from spark_groupsource.common.clock import Clock
+from spark_groupsource.common.net import Address, Socket, is_loopback, listen
 from spark_groupsource.log_text import describe_error
 from spark_groupsource.model import Node
-from spark_groupsource.net import Address, Socket, is_loopback, listen
 from spark_groupsource.wire.messages import ApiMessage
 
 _BACKLOG = 1024

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Callable, Protocol
 
 from spark_groupsource.broker.requests import Steps
-from spark_groupsource.clock import monotonic_ns
+from spark_groupsource.common.clock import monotonic_ns
 
 _SLICE_NS = 4_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Mapping
 
-from spark_groupsource.broker.network.connection import Connection, ConnectionOwner
+from spark_groupsource.broker.network.client_connection import Connection, ConnectionOwner
 from spark_groupsource.broker.network.principals import PrincipalMapper, distinguished_name
 from spark_groupsource.broker.security_config import SecurityConfig, server_tls
 from spark_groupsource.errors import ConfigurationError
@@ -24,7 +24,7 @@ class ServerTls:
     def __init__(self, config: SecurityConfig) -> None:
         # imported here, because most brokers have no TLS
         from spark_groupsource.broker.network import tls_transport
-        from spark_groupsource.tls_contexts import tls_context
+        from spark_groupsource.common.tls_contexts import tls_context
 
         self._transport = tls_transport.TlsTransport
         self._mapper = PrincipalMapper(config.ssl_principal_mapping_rules)

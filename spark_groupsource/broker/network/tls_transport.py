@@ -18,7 +18,7 @@ import logging
 import ssl
 from typing import Any, Callable, Mapping
 
-from spark_groupsource.broker.network.connection import Connection, ConnectionOwner
+from spark_groupsource.broker.network.client_connection import Connection, ConnectionOwner
 from spark_groupsource.broker.network.scheduler import Task
 from spark_groupsource.broker.network.tls_handshakes import HandshakeQueue
 

@@ -22,12 +22,13 @@ from spark_groupsource.client.cluster.metadata import (
     topic_of_most,
 )
 from spark_groupsource.client.network.availability import BrokerAvailability
-from spark_groupsource.client.network.connection import MAX_RESPONSE_BYTES, BrokerConnection
+from spark_groupsource.client.network.broker_connection import MAX_RESPONSE_BYTES, BrokerConnection
 from spark_groupsource.client.network.connection_pool import ConnectionPool
 from spark_groupsource.client.network.retry import Retry
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.clock import Clock, SystemClock
-from spark_groupsource.config_def import INT32_MAX
+from spark_groupsource.common.clock import Clock, SystemClock
+from spark_groupsource.common.config_def import INT32_MAX
+from spark_groupsource.common.net import Address, parse_addresses
 from spark_groupsource.errors import (
     FENCING_ERRORS,
     BrokerError,
@@ -40,7 +41,6 @@ from spark_groupsource.errors import (
     as_sentence,
 )
 from spark_groupsource.model import Node, TopicPartition, by_topic
-from spark_groupsource.net import Address, parse_addresses
 from spark_groupsource.wire.messages import FindCoordinatorRequest, MetadataRequest, Request, Response
 
 R = TypeVar("R", bound="Response")

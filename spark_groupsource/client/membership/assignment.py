@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, Sequence
 
 from spark_groupsource.assign import Assignor, CooperativeStickyAssignor
-from spark_groupsource.client.cluster.client import ClusterClient, ClusterMetadata
+from spark_groupsource.client.cluster.cluster_client import ClusterClient, ClusterMetadata
 from spark_groupsource.client.membership.membership_values import Joined
 from spark_groupsource.model import Assignment, GroupMember, TopicPartition, bounded_names
 from spark_groupsource.wire.consumer_protocol import decode_assignment, decode_subscription, encode_assignment

@@ -6,7 +6,7 @@ import logging
 from itertools import islice
 from typing import Collection
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.offsets_topic import OffsetsTopicReader
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition

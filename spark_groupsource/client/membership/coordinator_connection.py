@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 from typing import Collection, TypeVar
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.routing import COORDINATOR_MOVED
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
-from spark_groupsource.client.network.connection import BrokerConnection
+from spark_groupsource.client.network.broker_connection import BrokerConnection
 from spark_groupsource.errors import (
     FENCING_ERRORS,
     ErrorCode,

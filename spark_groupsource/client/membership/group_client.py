@@ -11,7 +11,7 @@ from functools import partial
 from typing import Callable, Mapping, Protocol, Sequence
 
 from spark_groupsource.assign import load_assignor
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import NO_IDS, TopicIds
 from spark_groupsource.client.membership.assignment import metadata_snapshot
 from spark_groupsource.client.membership.group_view import GroupView, MemberView, view_member
@@ -22,7 +22,7 @@ from spark_groupsource.client.membership.rebalance_log import RebalanceEvent, de
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
 from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.client.settings import GroupSettings
-from spark_groupsource.clock import Clock
+from spark_groupsource.common.clock import Clock
 from spark_groupsource.errors import (
     ConfigurationError,
     GroupSourceError,

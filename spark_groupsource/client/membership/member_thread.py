@@ -10,7 +10,7 @@ import threading
 from concurrent.futures import Future, wait
 from typing import Any, Callable, Collection, Mapping, TypeVar
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.assignment import GroupAssignment, compute_assignment, unassigned
 from spark_groupsource.client.membership.coordinator_connection import CoordinatorConnection
 from spark_groupsource.client.membership.member_commits import MemberCommits
@@ -28,7 +28,7 @@ from spark_groupsource.client.membership.membership_values import (
 from spark_groupsource.client.membership.response_rules import Reaction, Reset, ResponseRule, fatal_error
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
 from spark_groupsource.client.network.retry import backoff_ms, retry_level
-from spark_groupsource.clock import Instant
+from spark_groupsource.common.clock import Instant
 from spark_groupsource.errors import (
     BrokerError,
     ErrorCode,

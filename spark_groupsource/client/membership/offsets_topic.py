@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Iterator, NamedTuple
 
-from spark_groupsource.client.cluster.client import EARLIEST, LATEST, ClusterClient
+from spark_groupsource.client.cluster.cluster_client import EARLIEST, LATEST, ClusterClient
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.model import OffsetRange, TopicPartition, coordinator_partition
 from spark_groupsource.records.decode import decode_records

@@ -17,7 +17,7 @@ from spark_groupsource.client.membership.membership_values import NO_GENERATION,
 from spark_groupsource.client.membership.rebalance_log import RebalanceRecorder
 from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.client.settings import GroupSettings
-from spark_groupsource.clock import Instant
+from spark_groupsource.common.clock import Instant
 from spark_groupsource.model import Assignment, OffsetAndMetadata, TopicPartition
 from spark_groupsource.wire.group_events import Cause
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.fencing import FIND_TIMEOUT_MS, generation_mismatch
 from spark_groupsource.client.network.outage import Outage
 from spark_groupsource.client.network.retry import retry_level

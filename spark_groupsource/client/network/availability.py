@@ -7,9 +7,9 @@ import threading
 from contextlib import contextmanager
 from typing import Callable, Collection, Iterator
 
-from spark_groupsource.clock import Clock
+from spark_groupsource.common.clock import Clock
+from spark_groupsource.common.net import Address
 from spark_groupsource.errors import NetworkError, RequestTimeoutError
-from spark_groupsource.net import Address
 
 _log = logging.getLogger(__name__)
 

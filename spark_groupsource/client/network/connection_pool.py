@@ -9,10 +9,10 @@ import threading
 from collections import defaultdict
 from typing import Callable, Iterable
 
-from spark_groupsource.client.network.connection import BrokerConnection
-from spark_groupsource.clock import Clock
+from spark_groupsource.client.network.broker_connection import BrokerConnection
+from spark_groupsource.common.clock import Clock
+from spark_groupsource.common.net import Address
 from spark_groupsource.errors import GroupSourceError
-from spark_groupsource.net import Address
 
 _MAX_IDLE_PER_ADDRESS = 4
 

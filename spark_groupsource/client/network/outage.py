@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from spark_groupsource.clock import Clock
+from spark_groupsource.common.clock import Clock
 from spark_groupsource.errors import GroupSourceError
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from random import Random
 
-from spark_groupsource.clock import Clock
+from spark_groupsource.common.clock import Clock
 from spark_groupsource.errors import GroupSourceError, NetworkError, RequestTimeoutError
 
 _log = logging.getLogger(__name__)

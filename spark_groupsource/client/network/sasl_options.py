@@ -19,7 +19,7 @@ from spark_groupsource.client.network.token_sources import (
     UnsecuredSource,
 )
 from spark_groupsource.client.network.tokens import RefreshSettings, TokenSource
-from spark_groupsource.config_def import ConfigKey, ConfigType
+from spark_groupsource.common.config_def import ConfigKey, ConfigType
 from spark_groupsource.errors import ConfigurationError
 
 OAUTHBEARER, AWS_MSK_IAM = "OAUTHBEARER", "AWS_MSK_IAM"

@@ -10,10 +10,10 @@ from typing import Any, Mapping
 
 from spark_groupsource.client.network.sasl_options import SASL_KEYS, parse_login
 from spark_groupsource.client.network.tokens import RefreshSettings, TokenSource
-from spark_groupsource.config_def import ConfigKey, ConfigType, parse_given
+from spark_groupsource.common.config_def import ConfigKey, ConfigType, parse_given
+from spark_groupsource.common.tls import TlsSettings
+from spark_groupsource.common.tls_options import TLS_KEYS, parse_tls
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.tls import TlsSettings
-from spark_groupsource.tls_options import TLS_KEYS, parse_tls
 
 OPTION_PREFIX = "kafka."
 """Prefix of client settings among the options of the data source."""

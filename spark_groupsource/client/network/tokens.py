@@ -13,7 +13,7 @@ from base64 import urlsafe_b64decode
 from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple, Protocol
 
-from spark_groupsource.clock import SystemClock
+from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.errors import AuthenticationError, NetworkError
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Callable, Iterator, Mapping, Sequence
 from uuid import UUID
 
-from spark_groupsource.client.cluster.client import (
+from spark_groupsource.client.cluster.cluster_client import (
     EARLIEST,
     LATEST,
     UNKNOWN_TOPIC_TIMEOUT_MS,
@@ -28,7 +28,7 @@ from spark_groupsource.client.cluster.client import (
 )
 from spark_groupsource.client.cluster.configs import is_compacted
 from spark_groupsource.client.cluster.error_rules import FETCH, Action, is_outage
-from spark_groupsource.client.network.connection import BrokerConnection, InFlight
+from spark_groupsource.client.network.broker_connection import BrokerConnection, InFlight
 from spark_groupsource.client.network.outage import Outage
 from spark_groupsource.client.records.partition_fetch import (
     FetchedBlock,
@@ -42,6 +42,7 @@ from spark_groupsource.client.records.partition_fetch import (
     response_bytes,
 )
 from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.common.net import Address
 from spark_groupsource.errors import (
     BrokerError,
     DataLossError,
@@ -52,7 +53,6 @@ from spark_groupsource.errors import (
     UnsupportedVersionError,
 )
 from spark_groupsource.model import Node, OffsetRange, TopicPartition, bounded_names
-from spark_groupsource.net import Address
 from spark_groupsource.wire.messages import FetchResponse
 
 __all__ = ["FetchedBlock", "PartitionFetcher"]

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.arrow import AbortedTransaction
+from spark_groupsource.records.columns.arrow import AbortedTransaction
 from spark_groupsource.records.header import OldFormatError, last_batch
 from spark_groupsource.records.message_sets import with_record_batches
 from spark_groupsource.wire.fast_structs import new_struct

@@ -11,7 +11,7 @@ from collections import defaultdict
 from functools import partial
 from typing import Iterator, Mapping, Protocol, Sequence, Union
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError, NetworkError, as_sentence
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
@@ -25,7 +25,7 @@ _SEQUENCE_MODULUS = 2**31
 
 
 class EncodableRecords(Protocol):
-    """Records of one partition that encode themselves, as `records.record_columns.RecordColumns`."""
+    """Records of one partition that encode themselves, as `records.columns.record_columns.RecordColumns`."""
 
     def __len__(self) -> int: ...
 

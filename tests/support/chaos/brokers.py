@@ -11,7 +11,7 @@ from child_processes import start_process, stop_process
 from real_kafka import RealKafka
 from support.chaos.proxy import Proxy
 
-from spark_groupsource.net import Address, listen
+from spark_groupsource.common.net import Address, listen
 
 CONFIG = {
     "group.initial.rebalance.delay.ms": "0",

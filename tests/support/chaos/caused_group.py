@@ -16,7 +16,7 @@ from support.removed_members import remove_members
 from support.waiting import wait_until
 
 from spark_groupsource.client.admin import create_partitions, describe_groups
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 
 

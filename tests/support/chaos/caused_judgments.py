@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from support.chaos.caused_group import Expected, Injection
 
-from spark_groupsource.client.cluster.client import ClusterClient
-from spark_groupsource.monitor.event_rebalances import rebalances_from_events
-from spark_groupsource.monitor.event_sources import group_events
-from spark_groupsource.monitor.group_history import GroupLog, read_groups
-from spark_groupsource.monitor.rebalance import Cause, Origin, Rebalance
-from spark_groupsource.monitor.rebalance_sources import merged_rebalances
-from spark_groupsource.monitor.rebalances import rebalances
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.monitor.rebalances.cause_rules import rebalances
+from spark_groupsource.monitor.rebalances.event_rebalances import rebalances_from_events
+from spark_groupsource.monitor.rebalances.event_sources import group_events
+from spark_groupsource.monitor.rebalances.group_history import GroupLog, read_groups
+from spark_groupsource.monitor.rebalances.rebalance import Cause, Origin, Rebalance
+from spark_groupsource.monitor.rebalances.rebalance_sources import merged_rebalances
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.wire.group_events import GroupEvent
 

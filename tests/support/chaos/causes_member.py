@@ -19,12 +19,12 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
-from spark_groupsource.client.cluster.client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.group_client import GroupClient
 from spark_groupsource.client.settings import ClientSettings, GroupSettings
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.model import OffsetAndMetadata
-from spark_groupsource.source.rebalance_reports import RebalanceReports
+from spark_groupsource.source.group.rebalance_reports import RebalanceReports
 from spark_groupsource.wire.commit_reports import author_metadata
 
 Commands = SimpleQueue[list[str]]

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any
 
-from spark_groupsource.net import Address
+from spark_groupsource.common.net import Address
 
 _CHUNK_BYTES = 1 << 16
 

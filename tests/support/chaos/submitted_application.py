@@ -13,8 +13,8 @@ from child_processes import start_process, stop_process
 from support.chaos.streaming_application import WAIT_S, last_batch
 from support.waiting import wait_until
 
-from spark_groupsource.source.control_socket import control_directory
-from spark_groupsource.source.driver_process import process_identity
+from spark_groupsource.source.process.control_socket import control_directory
+from spark_groupsource.source.process.driver_process import process_identity
 
 APPLICATION = Path(__file__).with_name("streaming_application.py")
 

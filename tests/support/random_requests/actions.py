@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from support.compared_sides import ComparedSide, Request
 
-from spark_groupsource.broker.api.versions import SERVED
+from spark_groupsource.broker.api.served_versions import SERVED
 from spark_groupsource.wire.api_keys import ApiKey
 
 TOPICS = ("t0", "t1", "t2")

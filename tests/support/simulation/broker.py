@@ -13,8 +13,16 @@ from typing import Any, Callable, NamedTuple
 from support.simulation.checks import Cause, Checks
 from support.simulation.clock import SimulationClock
 
+from spark_groupsource.broker.group import (
+    GroupConfig,
+    GroupShard,
+    GroupTimer,
+    Outcome,
+    RequestContext,
+    SetTimer,
+    ShardState,
+)
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import GroupConfig, GroupShard, GroupTimer, Outcome, RequestContext, SetTimer, ShardState
 from spark_groupsource.model import TopicPartition
 
 

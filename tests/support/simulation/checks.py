@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from support.simulation.invariants import check_counters, check_state, check_timers, persistent_state
 
+from spark_groupsource.broker.group import LogRecord
+from spark_groupsource.broker.group.classic_group import ClassicGroup
+from spark_groupsource.broker.group.group_states import EMPTY, STABLE
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import LogRecord
-from spark_groupsource.group.classic_group import ClassicGroup
-from spark_groupsource.group.states import EMPTY, STABLE
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.consumer_protocol import decode_assignment, decode_subscription
 from spark_groupsource.wire.group_records import (

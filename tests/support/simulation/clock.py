@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import Any, Callable
 
-from spark_groupsource.clock import Instant
+from spark_groupsource.common.clock import Instant
 
 _EPOCH_MS = 1_700_000_000_000
 # offsets are kept for a minute at least, so the epoch clock runs ahead of the monotonic one

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Mapping
 
-from spark_groupsource.group import GroupTimer, JoinTimer, SessionTimer, SyncTimer
-from spark_groupsource.group.classic_group import ClassicGroup
-from spark_groupsource.group.states import COMPLETING_REBALANCE, EMPTY, PREPARING_REBALANCE, STABLE
+from spark_groupsource.broker.group import GroupTimer, JoinTimer, SessionTimer, SyncTimer
+from spark_groupsource.broker.group.classic_group import ClassicGroup
+from spark_groupsource.broker.group.group_states import COMPLETING_REBALANCE, EMPTY, PREPARING_REBALANCE, STABLE
 
 
 def check_counters(group: ClassicGroup) -> None:

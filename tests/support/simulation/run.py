@@ -18,9 +18,9 @@ from support.simulation.network import Link, Trace
 from support.simulation.requests import Versions, commit_request, leave_request, transactional_request
 from support.simulation.schedule import HORIZON_MS, Event, Schedule
 
+from spark_groupsource.broker.group import GroupConfig, GroupShard
+from spark_groupsource.broker.group.group_states import EMPTY, STABLE
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.group import GroupConfig, GroupShard
-from spark_groupsource.group.states import EMPTY, STABLE
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.messages import (
     DeleteGroupsRequest,

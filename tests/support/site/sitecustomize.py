@@ -21,19 +21,19 @@ _PRELOADED = {
         "pandas",  # for `mapInPandas` and frames
         "pyspark.sql.worker.plan_data_source_read",
         _SOURCE,
-        "spark_groupsource.source.batch_reader",
-        "spark_groupsource.source.task_reader",
+        "spark_groupsource.source.spark.batch_reader",
+        "spark_groupsource.source.tasks.task_reader",
     ),
     "pyspark.sql.worker.lookup_data_sources": (_SOURCE,),
     "pyspark.sql.worker.create_data_source": (
         _SOURCE,
-        "spark_groupsource.source.schema",
-        "spark_groupsource.source.option_parser",
+        "spark_groupsource.source.options.schema",
+        "spark_groupsource.source.options.option_parser",
     ),
     "pyspark.sql.worker.plan_data_source_read": (
         _SOURCE,
-        "spark_groupsource.source.batch_reader",
-        "spark_groupsource.source.task_reader",
+        "spark_groupsource.source.spark.batch_reader",
+        "spark_groupsource.source.tasks.task_reader",
     ),
 }
 

@@ -1,0 +1,1 @@
+"""Lag, offsets, resets, the log of offsets."""

@@ -1,0 +1,1 @@
+"""Rebalances: sources, rules, findings, sentences."""

@@ -1,0 +1,1 @@
+"""Record batches as Arrow columns."""

@@ -1,0 +1,1 @@
+"""The query as a member: ownership, start positions, reports."""

@@ -1,0 +1,329 @@
+"""Start positions of a new assignment: checkpoint, committed offset or startingOffsets."""
+
+from __future__ import annotations
+
+import logging
+from typing import AbstractSet, Iterable, Mapping, NamedTuple
+
+from spark_groupsource.common.clock import Clock
+from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
+from spark_groupsource.source.group.ownership import Ownership
+from spark_groupsource.source.options.position_spec import PositionSpec
+from spark_groupsource.source.options.source_options import EARLIEST, LATEST, SourceOptions
+from spark_groupsource.source.positions.data_loss import DataLossPolicy
+from spark_groupsource.source.positions.log_end_offsets import RECHECK_MS, LogEndOffsets
+from spark_groupsource.source.positions.offset_json import SourceOffset
+from spark_groupsource.source.positions.offset_lookup import OffsetLookup, Offsets
+from spark_groupsource.source.positions.planning import PositionSource, StartPosition
+from spark_groupsource.source.positions.position_decisions import Commits, checkpointed_positions, decide_positions
+from spark_groupsource.source.positions.stream_positions import StreamPositions
+from spark_groupsource.wire.commit_reports import author_metadata
+
+_log = logging.getLogger(__name__)
+
+# of 200 ms each
+_DELETED_ATTEMPTS = 6
+
+
+class ResolvedPositions(NamedTuple):
+    """Result of `StartPositions.resolve`.
+
+    `to_commit` must be committed before anything is read; `commits` are the group's committed offsets until then.
+    `followed_resets` are committed once the checkpoint has the batch that begins there: a reset is followed once, also
+    if the reader ends before it has committed the end of that batch.
+    """
+
+    positions: StreamPositions
+    to_commit: Offsets
+    commits: Commits
+    followed_resets: Offsets
+
+
+class StartPositions:
+    """Resolves the start positions of one query."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        ownership: Ownership,
+        lookup: OffsetLookup,
+        data_loss: DataLossPolicy,
+        log_ends: LogEndOffsets,
+        clock: Clock,
+    ) -> None:
+        self._options = options
+        self._ownership = ownership
+        self._lookup = lookup
+        self._data_loss = data_loss
+        self._log_ends = log_ends
+        self._clock = clock
+        # assigned partitions that do not exist, and those that were reported
+        self._absent: frozenset[TopicPartition] = frozenset()
+        self._reported_absent: frozenset[TopicPartition] = frozenset()
+        self._absent_checked_ms = 0
+        self._is_restart = True
+        self._spec = options.starting or PositionSpec("startingOffsets", default=LATEST, uses_group=True)
+
+    def start_query(self, start: SourceOffset, positions: StreamPositions) -> StreamPositions:
+        """Returns the positions at the first call of a query, which does not own a partition yet.
+
+        `startingOffsets` is resolved for every partition of the subscription: this query may acquire any of them later
+        from a member that has not committed. The checkpoint stores the result.
+
+        Raises: BrokerError, NetworkError.
+        """
+        if start.reader or start.positions:
+            return positions
+        partitions = self._lookup.partitions()
+        counts = self._lookup.partition_counts()
+        topic_ids = self._lookup.topic_ids(counts)
+        starting: Offsets = {}
+        if self._spec.default != EARLIEST:
+            commits = self._ownership.committed(partitions, topic_ids) if self._spec.uses_group else {}
+            try:
+                starting = self._lookup.resolve(self._spec, partitions, commits)
+            except ConfigurationError:
+                # a partition without position, in a list for example, is an error of the query that owns it
+                starting = {}
+        return positions.started(topic_ids, counts, starting)
+
+    def resolve(
+        self, owned: frozenset[TopicPartition], start: SourceOffset, previous: StreamPositions
+    ) -> ResolvedPositions:
+        """Resolves the position of each owned partition after the assignment has changed.
+
+        Raises: DataLossError, ConfigurationError (onGroupReset=fail, onGroupAhead=fail), BrokerError, NetworkError.
+        """
+        deleted = self._report_deleted(owned, start, previous)
+        self._log_ends.reset()
+        topics = {p.topic for p in owned} | set(previous.topic_ids)
+        existing_ids = self._lookup.topic_ids(topics, refresh=True)
+        current = previous.with_topic_ids(existing_ids)
+        checkpoint = checkpointed_positions(start, current)
+        recreated = _recreated_topics(current, start)
+        lost = {p for p in checkpoint if p not in owned and p not in deleted and p.topic not in recreated}
+        commits = self._ownership.committed(sorted(owned | lost), existing_ids)
+        owned = owned - self._find_absent((p for p in owned if p not in checkpoint and commits.get(p) is None), current)
+        decided = decide_positions(
+            owned, start, current, commits, self._ownership.last_commits, is_same_group=self._is_same_group(start)
+        )
+        decided.update(self._react_to_resets(decided, checkpoint))
+        decided.update(self._react_to_commits_ahead(decided, checkpoint))
+        acquired: Offsets = {
+            p: position.offset
+            for p, position in decided.items()
+            if position.offset is not None and position.offset != start.positions.get(p)
+        }
+        unknown = [p for p, position in decided.items() if position.offset is None]
+        initial = self._resolve_initial(unknown, current, commits)
+        acquired.update(initial)
+        to_commit = self._initial_to_commit(initial, current) | {
+            p: commit.offset
+            for p, commit in commits.items()
+            if commit is not None and _is_followed(commit, acquired.get(p), checkpoint.get(p, -1))
+        }
+        delivered = {p: checkpoint[p] for p in lost if (_offset(commits.get(p)) or 0) < checkpoint[p]}
+        resets: Offsets = {
+            p: position.offset
+            for p, position in decided.items()
+            if position.source is PositionSource.COMMIT_RESET and position.offset is not None
+        }
+        return ResolvedPositions(current.assigned(owned, acquired, commits, delivered), to_commit, commits, resets)
+
+    def _report_deleted(
+        self, owned: frozenset[TopicPartition], start: SourceOffset, previous: StreamPositions
+    ) -> list[TopicPartition]:
+        """Reports partitions that are no longer owned because they were deleted, rather than moved to another member.
+
+        Raises: DataLossError.
+        """
+        lost = (previous.owned | set(start.positions)) - owned
+        deleted = self._lookup.missing(lost, attempts=_DELETED_ATTEMPTS)
+        self._data_loss.deleted({p: start.positions[p] for p in deleted if p in start.positions})
+        return deleted
+
+    def _find_absent(
+        self, candidates: Iterable[TopicPartition], positions: StreamPositions
+    ) -> AbstractSet[TopicPartition]:
+        """Returns the assigned partitions that do not exist, and that did not exist when the query started.
+
+        The leader of the group may be another client, whose assignor names any partition, or have newer metadata.
+        """
+        added = [p for p in candidates if positions.is_added(p) and p not in positions.owned]
+        unknown = self._lookup.missing(added, refresh=False)
+        self._absent = frozenset(self._lookup.missing(unknown, attempts=_DELETED_ATTEMPTS))
+        self._absent_checked_ms = self._clock.now_ms()
+        new = sorted(self._absent - self._reported_absent)
+        if new:
+            self._reported_absent |= self._absent
+            names, entity = bounded_names(new), f"group={self._options.group_id}"
+            _log.warning("[%s] Assigned partitions do not exist, and are read once they do: %s.", entity, names)
+        return self._absent
+
+    def has_found_absent(self) -> bool:
+        """Returns whether an assigned partition that did not exist does now; requests metadata once per second."""
+        if not self._absent or self._clock.now_ms() < self._absent_checked_ms + RECHECK_MS:
+            return False
+        self._absent_checked_ms = self._clock.now_ms()
+        found = sorted(self._absent - set(self._lookup.missing(self._absent)))
+        if found:
+            names = bounded_names(found)
+            _log.info("[group=%s] Assigned partitions exist now: %s.", self._options.group_id, names)
+        return bool(found)
+
+    def _is_same_group(self, start: SourceOffset) -> bool:
+        return start.group_id == self._options.group_id
+
+    def _initial_to_commit(self, initial: Offsets, positions: StreamPositions) -> Offsets:
+        """Returns the first positions that must be committed before anything is read.
+
+        "latest" changes with each record: an owner that starts before the first commit must start at the same offset.
+        """
+        if self._spec.default == EARLIEST:
+            return {}
+        deleted = self._log_ends.deleted
+        return {p: offset for p, offset in initial.items() if not positions.is_added(p) and p not in deleted}
+
+    def recreated(self, positions: StreamPositions, start: SourceOffset) -> Offsets:
+        """Returns start offsets of partitions whose topic was recreated since `start`.
+
+        Raises: DataLossError.
+        """
+        topics = _recreated_topics(positions, start)
+        lost = [p for p in sorted(positions.owned) if p.topic in topics and p in start.positions]
+        if not lost:
+            return {}
+        self._data_loss.recreated({p: start.positions[p] for p in lost})
+        # the new topic may have fewer partitions; one that is added later is read from its start
+        missing = self._lookup.missing(lost)
+        self._log_ends.add_deleted(missing, is_reported=False)
+        # a committed offset may be of the deleted topic or of the new one, so it is not used
+        return dict.fromkeys(missing, 0) | self._lookup.earliest(p for p in lost if p not in missing)
+
+    def check_topics(self, positions: StreamPositions, start: SourceOffset) -> StreamPositions:
+        """Returns the positions after topics that were recreated since the last call, found in cached metadata.
+
+        Raises: DataLossError.
+        """
+        # a deleted topic has no id, and its cached metadata would be requested every time
+        topics = {p.topic for p in positions.owned - self._log_ends.deleted} & set(positions.topic_ids)
+        found = self._lookup.topic_ids(topics) if topics else {}
+        if all(positions.topic_ids[topic] == topic_id for topic, topic_id in found.items()):
+            return positions
+        self._log_ends.expire()
+        updated = positions.with_topic_ids(found)
+        return updated.with_acquired(self.recreated(updated, start))
+
+    def _react_to_resets(
+        self, decided: Mapping[TopicPartition, StartPosition], checkpoint: Offsets
+    ) -> dict[TopicPartition, StartPosition]:
+        """Returns the positions that replace resets by an operator, according to onGroupReset.
+
+        Raises: ConfigurationError.
+        """
+        reset = [p for p, position in decided.items() if position.source is PositionSource.COMMIT_RESET]
+        if not reset:
+            return {}
+        reaction, group_id, first = self._options.on_group_reset, self._options.group_id, reset[0]
+        if reaction == "fail":
+            raise ConfigurationError(
+                f"The committed offset of {first} in group {group_id} was reset by an operator to "
+                f"{decided[first].offset}; the checkpoint is at {checkpoint[first]} (onGroupReset=fail). Set "
+                "onGroupReset to follow to read again from the committed offset, or to ignore to continue from the "
+                "checkpoint."
+            )
+        _log.warning(
+            "[group=%s] Committed offsets were reset by an operator to before the checkpoint (onGroupReset=%s): %s.",
+            group_id,
+            reaction,
+            bounded_names(f"{p} ({decided[p].offset} < {checkpoint[p]})" for p in reset),
+        )
+        if reaction == "follow":
+            return {}
+        return {p: StartPosition(PositionSource.CHECKPOINT, checkpoint[p]) for p in reset}
+
+    def _react_to_commits_ahead(
+        self, decided: Mapping[TopicPartition, StartPosition], checkpoint: Offsets
+    ) -> dict[TopicPartition, StartPosition]:
+        """Returns the positions that replace committed offsets ahead of the checkpoint, according to onGroupAhead.
+
+        During a run they are those of members that have owned the partitions meanwhile, which are always followed.
+
+        Raises: ConfigurationError.
+        """
+        is_restart, self._is_restart = self._is_restart, False
+        ahead = [p for p, position in decided.items() if position.source is PositionSource.COMMIT_AHEAD]
+        if not ahead:
+            return {}
+        reaction, group_id = self._options.on_group_ahead, self._options.group_id
+        ranges = bounded_names(f"{p} ({decided[p].offset} > {checkpoint[p]})" for p in ahead)
+        if not is_restart:
+            _log.info("[group=%s] Committed offsets are ahead of the checkpoint and followed: %s.", group_id, ranges)
+            return {}
+        if reaction == "fail":
+            raise ConfigurationError(
+                f"Committed offsets of group {group_id} are ahead of the checkpoint (onGroupAhead=fail): {ranges}. Set "
+                "onGroupAhead to follow to leave out the records between them, or to ignore to read again from the "
+                "checkpoint."
+            )
+        if reaction == "ignore":
+            _log.warning(
+                "[group=%s] Committed offsets are ahead of the checkpoint; reading again from the checkpoint "
+                "(onGroupAhead=ignore): %s.",
+                group_id,
+                ranges,
+            )
+            return {p: StartPosition(PositionSource.CHECKPOINT, checkpoint[p]) for p in ahead}
+        _log.warning(
+            "[group=%s] Committed offsets are ahead of the checkpoint and followed: this query does not read the "
+            "records between them, which the state of a stateful query lacks then (onGroupAhead=follow): %s.",
+            group_id,
+            ranges,
+        )
+        return {}
+
+    def _resolve_initial(
+        self, partitions: list[TopicPartition], positions: StreamPositions, commits: Commits
+    ) -> Offsets:
+        """Resolves partitions that have neither checkpoint nor committed offset.
+
+        Raises: DataLossError.
+        """
+        found = {p: positions.starting[p] for p in partitions if p in positions.starting}
+        added = [p for p in partitions if p not in found and positions.is_added(p)]
+        existing = [p for p in partitions if p not in found and not positions.is_added(p)]
+        try:
+            begins = self._lookup.earliest(added)
+            found |= self._lookup.resolve(self._spec, existing, commits) if existing else {}
+        except BrokerError as error:
+            is_unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            deleted = self._lookup.missing(partitions) if is_unknown else []
+            if not deleted:
+                raise
+            self._data_loss.deleted_before_lookup(deleted)
+            self._log_ends.add_deleted(deleted, is_reported=True)
+            rest = [p for p in partitions if p not in deleted]
+            return dict.fromkeys(deleted, 0) | self._resolve_initial(rest, positions, commits)
+        if positions.partition_counts:
+            self._data_loss.added_partition_truncated({p: begin for p, begin in begins.items() if begin})
+        return found | begins
+
+
+def _recreated_topics(positions: StreamPositions, start: SourceOffset) -> set[str]:
+    """Returns the topics whose id is not that of the checkpoint."""
+    return {topic for topic, found in positions.topic_ids.items() if start.topic_ids.get(topic, found) != found}
+
+
+def _offset(commit: OffsetAndMetadata | None) -> int | None:
+    return None if commit is None else commit.offset
+
+
+def _is_followed(commit: OffsetAndMetadata, position: int | None, checkpoint: int) -> bool:
+    """True if the query continues at the commit of a member that is not of this source.
+
+    Such a commit is repeated under the name of this query. If this query crashed before its first commit, the foreign
+    commit below the checkpoint would look like an operator's reset.
+    """
+    is_foreign = not commit.metadata.startswith(author_metadata(""))
+    return is_foreign and commit.offset > checkpoint and position == commit.offset

@@ -1,0 +1,67 @@
+"""Definition of one option of the source; options that are rejected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Mapping
+
+from spark_groupsource.client.network.security import OPTION_PREFIX
+from spark_groupsource.common.config_def import ConfigKey, trim
+
+QueryKind = Literal["stream", "batch"]
+
+STREAM: frozenset[QueryKind] = frozenset({"stream"})
+BATCH: frozenset[QueryKind] = frozenset({"batch"})
+BOTH = STREAM | BATCH
+
+WRITING_HINT = 'groupsource only reads. Write with format("kafka"), the sink of Spark\'s Kafka connector.'
+
+_UNITY_CATALOG = "Databricks passes credentials of Unity Catalog to its own Kafka source only."
+
+UNSUPPORTED_OPTIONS: Mapping[str, str] = {
+    "path": "The source reads topics, not paths: use subscribe, subscribePattern or assign.",
+    "topic": f"It selects rows of a table (option table); use subscribe to read topics. {WRITING_HINT}",
+    "group": "It selects rows of a table (option table). Use kafka.group.id for the group of a query.",
+    "grouppattern": "It selects rows of a table (option table). Use kafka.group.id for the group of a query.",
+    "databricks.servicecredential": (
+        f"{_UNITY_CATALOG} Set kafka.security.protocol, kafka.sasl.mechanism and kafka.sasl.jaas.config of the "
+        "provider instead."
+    ),
+    "databricks.servicecredential.scope": f"{_UNITY_CATALOG} Remove it.",
+}
+"""Lower-case names of options that are rejected, each with the reason."""
+
+
+@dataclass(frozen=True)
+class SourceOption(ConfigKey):
+    """One option of the source.
+
+    Attributes:
+        queries: the kinds of query that use the option.
+        elsewhere: what happens in the other kind: ``"ignored"`` (with a warning, as in Spark's Kafka source) or
+            ``"rejected"``.
+    """
+
+    queries: frozenset[QueryKind] = BOTH
+    elsewhere: Literal["ignored", "rejected"] = "rejected"
+
+    def parse(self, text: str, name: str | None = None) -> Any:
+        """As `ConfigKey.parse`, with choices in any case."""
+        return super().parse(text.lower() if self.choices else text, name)
+
+
+def by_lower_name(options: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Returns lower-case name -> name as given, and text; of names that differ in case only, the last one counts."""
+    return {name.lower(): (name, str(text)) for name, text in options.items()}
+
+
+def kafka_settings(given: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    """Returns the ``kafka.*`` settings among the options of `by_lower_name`, without the prefix."""
+    return {
+        key.removeprefix(OPTION_PREFIX): text for key, (_, text) in given.items() if key.startswith(OPTION_PREFIX)
+    }
+
+
+def bootstrap_text(settings: Mapping[str, str]) -> str:
+    """Returns the addresses among Kafka's settings, by either name; empty if there are none."""
+    return trim(settings.get("bootstrap.servers", settings.get("metadata.broker.list", "")))

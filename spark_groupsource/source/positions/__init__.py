@@ -1,0 +1,1 @@
+"""Positions: checkpoint, offset JSON, planning, data loss."""

@@ -1,0 +1,92 @@
+"""Decision between checkpoint and committed offset, for acquired partitions and restarts."""
+
+from __future__ import annotations
+
+from typing import Callable, Iterable, Mapping, Optional, Sequence
+
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.source.positions.offset_json import SourceOffset
+from spark_groupsource.source.positions.planning import StartPosition, decide_position
+from spark_groupsource.source.positions.stream_positions import Offsets, StreamPositions
+from spark_groupsource.wire.commit_reports import author_metadata, is_author
+
+Commits = Mapping[TopicPartition, Optional[OffsetAndMetadata]]
+FindLastCommits = Callable[[Sequence[TopicPartition], str], Mapping[TopicPartition, Optional[int]]]
+
+
+def decide_positions(
+    partitions: Iterable[TopicPartition],
+    start: SourceOffset,
+    previous: StreamPositions,
+    commits: Commits,
+    find_last_commits: FindLastCommits,
+    is_same_group: bool,
+) -> dict[TopicPartition, StartPosition]:
+    """Decides the position of each partition after the assignment has changed, or after a restart.
+
+    Args:
+        start: the last checkpointed offset.
+        previous: the positions before; of a restart, those of `start` alone.
+        commits: the group's committed offsets of at least the partitions and of those that were lost.
+        find_last_commits: returns the last commits with given metadata; see `Ownership.last_commits`.
+        is_same_group: whether the checkpoint is of the present group.
+    Raises: BrokerError, NetworkError.
+    """
+    checkpoint = checkpointed_positions(start, previous)
+    last_commits = _last_commits(start, checkpoint, commits, previous, find_last_commits, is_same_group)
+    return {
+        p: decide_position(
+            checkpoint=checkpoint.get(p),
+            committed=_offset(commits.get(p)),
+            last_committed=last_commits.get(p),
+            is_retained=p in previous.owned,
+        )
+        for p in sorted(partitions)
+    }
+
+
+def checkpointed_positions(start: SourceOffset, previous: StreamPositions) -> dict[TopicPartition, int]:
+    """Returns the positions of the checkpoint, those of lost partitions included."""
+    return {**previous.delivered, **start.positions}
+
+
+def _last_commits(
+    start: SourceOffset,
+    checkpoint: Offsets,
+    commits: Commits,
+    previous: StreamPositions,
+    find_last_commits: FindLastCommits,
+    is_same_group: bool,
+) -> Offsets:
+    """Returns the last commit of this query for each partition whose committed offset is below the checkpoint.
+
+    The checkpoint contains the commits up to its last batch. Whether the end of that batch was committed, too, is found
+    in `__consumer_offsets`. Where that is not readable, and where the checkpoint is of another group, the commit itself
+    must show its author: consumers write a leader epoch, sources and applications metadata, Kafka's tools neither (nor
+    do some consumers).
+    """
+    name = author_metadata(start.reader)
+    behind = {
+        p: commit
+        for p, commit in commits.items()
+        if commit is not None
+        and p not in previous.owned
+        and commit.offset < checkpoint.get(p, 0)
+        and not is_author(commit.metadata, name)
+    }
+    last = {p: previous.committed[p] for p in behind if p in previous.committed}
+    doubtful = {p: commit for p, commit in behind.items() if commit.offset >= last.get(p, 0)}
+    found = find_last_commits(sorted(doubtful), name) if doubtful else {}
+    for p, commit in doubtful.items():
+        own = found.get(p)
+        if own is not None:
+            last[p] = max(own, last.get(p, 0))
+        elif p in found and is_same_group:
+            continue  # it was killed in its first batch
+        elif not commit.metadata and commit.leader_epoch < 0:
+            last[p] = checkpoint[p]
+    return last
+
+
+def _offset(commit: OffsetAndMetadata | None) -> int | None:
+    return None if commit is None else commit.offset

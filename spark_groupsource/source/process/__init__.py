@@ -1,0 +1,1 @@
+"""The reader process beside the driver."""

@@ -1,0 +1,201 @@
+"""Control socket of a reader process: drains, finished batches, co-readers.
+
+One line of JSON in each direction. The driver requests a drain with ``{"drain": true, "proof": <offset or null>}``,
+repeated for each new proof, and receives ``{"drained": true}`` once. A co-reader sends
+``{"group": <group id>, "min_age_ms": <n>}`` and receives ``{"reply": <value of PeerReply>}``. Table queries sends
+``{"status": true}`` and receives the state of the reader, or ``{"events": true}`` and
+receives ``{"events": [...]}``, the events of its members. A listener of the driver sends ``{"finished": <end offset>}``
+after a batch and receives nothing. The sockets of an application are in one private directory
+named after the driver JVM; each reader holds a lock on it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any, Callable, Mapping, Sequence
+
+from spark_groupsource.common.net import LocalChannel, LocalListener
+from spark_groupsource.errors import GroupSourceError, NetworkError, RequestTimeoutError
+from spark_groupsource.source.group.co_readers import PeerReply
+from spark_groupsource.source.process.driver_process import (
+    application_name,
+    lock_directory,
+    private_directory,
+    process_identity,
+    remove_stale_directories,
+)
+
+_log = logging.getLogger(__name__)
+
+_POLL_MS = 100
+_RETRY_MS = 1_000
+_NAME_LENGTH = 16  # of 32 hex digits of a reader's name: the path of a socket is limited to about 100 characters
+
+
+def control_directory(driver: int) -> Path:
+    """Returns the directory of the control sockets of one application."""
+    return private_directory(_directory_name(driver))
+
+
+def _directory_name(driver: int) -> str:
+    return f"control-{application_name(driver)}"
+
+
+def control_sockets(driver: int, reader: str = "") -> list[Path]:
+    """Returns the control sockets of one reader (two for a moment after a restart), or of all readers."""
+    pattern = f"{reader[:_NAME_LENGTH]}-*" if reader else "*-*"
+    try:
+        return sorted(control_directory(driver).glob(pattern))
+    except OSError:
+        # no usable directory for temporary files, so no sockets
+        return []
+
+
+def is_first_reader(driver: int, subject: str) -> bool:
+    """Returns True for the first caller among the readers of an application, so that it alone logs about `subject`."""
+    try:
+        (control_directory(driver) / subject).touch(mode=0o600, exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:
+        # no usable directory for temporary files: each reader logs it
+        return True
+    return True
+
+
+def _remove_stale_sockets(directory: Path) -> None:
+    """Removes the sockets of killed readers, one of a previous process with this process id among them."""
+    for path in directory.glob("*-*"):
+        pid = int(path.name.rpartition("-")[2])
+        if pid == os.getpid() or not process_identity(pid):
+            path.unlink(missing_ok=True)
+
+
+class ControlServer:
+    """Serves the control socket on a thread until closed.
+
+    Args:
+        request_drain: called with each proof; returns True once the reader has drained.
+        peer_reply: called with a group id and the minimum age of a planned batch, see `ReaderState.reply`.
+        status: returns the state of the reader as JSON values.
+        events: returns the events of the reader's members as JSON values.
+        batch_finished: called with the end offset of each batch that Spark has checkpointed.
+        idle: called about every 100 ms while there is no request.
+
+    Raises: NetworkError, OSError when the socket cannot be created; ConfigurationError as `private_directory`.
+    """
+
+    def __init__(
+        self,
+        driver: int,
+        reader: str,
+        request_drain: Callable[[dict[str, Any] | None], bool],
+        peer_reply: Callable[[str, int], PeerReply] = lambda group_id, min_age_ms: PeerReply.OTHER_GROUP,
+        status: Callable[[], Mapping[str, Any]] = dict,
+        events: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
+        batch_finished: Callable[[dict[str, Any]], None] = lambda end: None,
+        idle: Callable[[], None] = lambda: None,
+    ) -> None:
+        remove_stale_directories("control")
+        directory, self._directory_lock = lock_directory(_directory_name(driver))
+        try:
+            _remove_stale_sockets(directory)
+            self._listener = LocalListener(str(directory / f"{reader[:_NAME_LENGTH]}-{os.getpid()}"))
+        except BaseException:
+            self._directory_lock.release()
+            raise
+        self._request_drain = request_drain
+        self._peer_reply = peer_reply
+        self._status = status
+        self._events = events
+        self._batch_finished = batch_finished
+        self._idle = idle
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="groupsource control", daemon=True)
+        self._thread.start()
+
+    @property
+    def path(self) -> str:
+        """Path of the socket."""
+        return self._listener.path
+
+    def close(self) -> None:
+        """Closes and removes the socket, and the directory with the last socket."""
+        self._closed.set()
+        self._listener.close()
+        self._directory_lock.release()
+        remove_stale_directories("control")
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                channel = self._listener.accept(_POLL_MS)
+            except NetworkError as error:
+                # without file descriptors, for example
+                if not self._closed.wait(_RETRY_MS / 1000):
+                    _log.warning("[socket=%s] %s", self.path, error)
+                continue
+            if channel is None:
+                self._run_idle()
+            else:
+                try:
+                    self._serve(channel)
+                except Exception as error:
+                    # one request must not end the thread
+                    name = type(error).__name__
+                    _log.warning("[socket=%s] Control connection failed: %s: %s", self.path, name, error)
+                finally:
+                    channel.close()
+
+    def _run_idle(self) -> None:
+        try:
+            self._idle()
+        except Exception:
+            # the next call of Spark raises what ends the query
+            _log.exception("[socket=%s] The group could not be followed between two batches.", self.path)
+
+    def _serve(self, channel: LocalChannel) -> None:
+        proof: dict[str, Any] | None = None
+        is_drain = False
+        while not self._closed.is_set():
+            try:
+                line = channel.receive(_POLL_MS)
+                if line is None:
+                    return
+                request = json.loads(line)
+                if "status" in request:
+                    channel.send(json.dumps(self._status()))
+                    return
+                if "events" in request:
+                    channel.send(json.dumps({"events": list(self._events())}))
+                    return
+                if "finished" in request:
+                    self._batch_finished(request["finished"])
+                    return
+                if "group" in request:
+                    reply = self._peer_reply(str(request["group"]), int(request["min_age_ms"]))
+                    channel.send(json.dumps({"reply": reply.value}))
+                    return
+                is_drain, proof = bool(request["drain"]), request["proof"]
+            except RequestTimeoutError:
+                # no new proof; the reader may have drained meanwhile
+                pass
+            except (ValueError, KeyError, TypeError) as error:
+                _log.warning("[socket=%s] Control request is malformed: %s", self.path, error)
+                return
+            if is_drain and self._has_drained(proof):
+                channel.send(json.dumps({"drained": True}))
+                return
+            proof = None
+
+    def _has_drained(self, proof: dict[str, Any] | None) -> bool:
+        try:
+            return self._request_drain(proof)
+        except GroupSourceError as error:
+            # the next call of Spark commits, too
+            _log.warning("[socket=%s] Drain failed, retrying: %s", self.path, error)
+            return False

@@ -1,0 +1,143 @@
+"""Rows of table queries, requested from the readers of this application."""
+
+from __future__ import annotations
+
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Collection, Mapping, Sequence
+
+from spark_groupsource.common.net import dial_local
+from spark_groupsource.errors import NetworkError
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.monitor.offsets.lag import assignment_text
+from spark_groupsource.monitor.selection import NameSelection
+from spark_groupsource.monitor.tables.table_rows import Row
+from spark_groupsource.source.positions.offset_json import GROUP_KEY
+from spark_groupsource.source.process.control_socket import control_directory, control_sockets
+from spark_groupsource.source.process.group_claims import recorded_queries
+from spark_groupsource.wire.group_events import GroupEvent, event_of_form
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_MS = 1_000
+# a control socket serves one connection at a time
+_REPLY_MS = 3_000
+_DRAIN_MS = 500
+
+
+def query_rows(driver: int, group: NameSelection | None, readers: Collection[int] | None = None) -> list[Row]:
+    """Returns one row for each running reader of the application, of the selected groups and process ids.
+
+    Raises: ConfigurationError as `control_directory`.
+    """
+    rows = [_row(each) for each in reader_statuses(driver) if readers is None or each["reader_pid"] in readers]
+    return sorted(
+        (row for row in rows if group is None or (row["group"] is not None and group.matches(row["group"]))),
+        key=lambda row: (row["group"] or "", row["reader_pid"]),
+    )
+
+
+def reader_statuses(driver: int) -> list[dict[str, Any]]:
+    """Returns the state of each running reader of the application, with the query that it has read for.
+
+    Raises: ConfigurationError as `control_directory`.
+    """
+    paths = control_sockets(driver)
+    if not paths:
+        return []
+    with ThreadPoolExecutor(len(paths), "groupsource queries") as pool:
+        found = [status for status in pool.map(lambda path: _request(path, "status"), paths) if status is not None]
+    recorded = recorded_queries(control_directory(driver))
+    return [{**status, **_query(recorded.get(status["reader_pid"], {}))} for status in found]
+
+
+def drain_readers(driver: int, names: Sequence[str], ends: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Requests a drain from the readers of a query, and waits a short time; returns their process ids.
+
+    Args:
+        names: the query's name or id, or names of its readers: where tasks run on other machines, the id is unknown.
+        ends: end offsets of its last batch, if that is checkpointed; see `StreamSession.request_drain`.
+    Raises: ConfigurationError as `control_directory`.
+    """
+    proofs = {str(end.get(GROUP_KEY, {}).get("reader", "")): end for end in ends}
+    recorded = recorded_queries(control_directory(driver))
+    found = set()
+    for path in control_sockets(driver):
+        reader, _, pid = path.name.rpartition("-")
+        query = recorded.get(int(pid), {})
+        if {query.get("name"), query.get("id")} & {*names} or any(name.startswith(reader) for name in names):
+            found.add(int(pid))
+            _drain(path, next((end for name, end in proofs.items() if name.startswith(reader)), None))
+    return found
+
+
+def _drain(path: Path, proof: Mapping[str, Any] | None) -> None:
+    try:
+        channel = dial_local(str(path), _CONNECT_MS)
+    except NetworkError:
+        return
+    try:
+        channel.send(json.dumps({"drain": True, "proof": proof}))
+        channel.receive(_DRAIN_MS)
+    except NetworkError:
+        # the batch is still running, or the reader has ended
+        pass
+    finally:
+        channel.close()
+
+
+def query_events(driver: int, query: str) -> list[GroupEvent]:
+    """Returns the events of the members of one query of the application, oldest first; by its name, id or group.
+
+    Raises: ConfigurationError as `control_directory`; CorruptRecordError.
+    """
+    recorded = recorded_queries(control_directory(driver))
+    found: list[GroupEvent] = []
+    for path in control_sockets(driver):
+        status = _request(path, "status")
+        if status is not None:
+            names = recorded.get(status["reader_pid"], {})
+            if query in (names.get("name"), names.get("id"), status["group"]):
+                reply = _request(path, "events") or {}
+                found += [event_of_form(form) for form in reply.get("events", ())]
+    return sorted(found, key=lambda event: event.at_ms)
+
+
+def _query(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    return {"query": recorded.get("name"), "query_id": recorded.get("id"), "last_batch": recorded.get("batch")}
+
+
+def _row(status: Mapping[str, Any]) -> Row:
+    partitions = [TopicPartition(*each) for each in status.get("partitions", ())]
+    generation = status.get("generation", -1)
+    return {
+        "query": status["query"] or None,
+        "query_id": status["query_id"],
+        "group": status["group"],
+        "state": status["state"],
+        "generation": generation if generation >= 0 else None,
+        "partitions": len(partitions),
+        "assignment": assignment_text(partitions),
+        "last_batch": status["last_batch"],
+        "last_offsets": json.dumps(status["end"]) if status.get("end") else None,
+        "reader_pid": status["reader_pid"],
+    }
+
+
+def _request(path: Path, name: str) -> Mapping[str, Any] | None:
+    """Returns the status or the events of one reader; None for the socket of an ended one."""
+    try:
+        channel = dial_local(str(path), _CONNECT_MS)
+    except NetworkError:
+        return None
+    try:
+        channel.send(json.dumps({name: True}))
+        reply: Mapping[str, Any] = json.loads(channel.receive(_REPLY_MS) or "null")
+        return reply
+    except (NetworkError, ValueError) as error:
+        _log.warning("[socket=%s] No %s from the reader: %s", path, name, error)
+        return None
+    finally:
+        channel.close()

@@ -1,0 +1,1 @@
+"""Spark's interfaces: lookup, readers, listeners."""

@@ -1,0 +1,40 @@
+"""Connection of a Python worker to Spark's JVM, without delayed acknowledgments.
+
+Over TCP, the JVM sends a task in two parts: the function with its reader, and the input partition. By Nagle's algorithm
+the second part waits for the acknowledgment of the first, which the kernel of the worker delays by 40 ms, because the
+worker responds to neither before it has both. The reader is unpickled between the two parts, so it acknowledges the
+first. Later, in `read`, it is too late. A Unix domain socket has no such delay.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+
+from spark_groupsource.common.net import Socket, acknowledge_now, first_loopback_connection, send_without_delay
+
+
+def acknowledge_task() -> None:
+    """Acknowledges the part of a task that has been received; to be called when a reader is unpickled.
+
+    Does nothing outside a worker that is connected by TCP.
+    """
+    # set by Spark for the authentication of TCP connections
+    if "PYTHON_WORKER_FACTORY_SECRET" not in os.environ:
+        return
+    try:
+        connection = _connection(os.getpid())
+        if connection is not None:
+            acknowledge_now(connection)
+    except OSError:
+        # a delay is no reason to fail
+        return
+
+
+@lru_cache(maxsize=1)
+def _connection(process: int) -> Socket | None:
+    """Returns the connection to the JVM: it existed when `process` started, before any code of a user could run."""
+    connection = first_loopback_connection()
+    if connection is not None:
+        send_without_delay(connection)
+    return connection

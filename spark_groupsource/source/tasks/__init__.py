@@ -1,0 +1,1 @@
+"""Read tasks and what they carry."""

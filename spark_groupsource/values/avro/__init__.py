@@ -1,0 +1,1 @@
+"""Avro values as columns."""

@@ -1,0 +1,1 @@
+"""Binary values of a block, advanced together."""

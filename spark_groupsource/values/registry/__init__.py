@@ -1,0 +1,1 @@
+"""Schema registry: client, headers, references."""
