@@ -185,9 +185,12 @@ def test_register_on_a_spark_that_does_not_replace_the_source_is_a_warning(caplo
     def refuse(source):
         raise error
 
-    spark = SimpleNamespace(
-        sparkContext=SimpleNamespace(defaultParallelism=7), dataSource=SimpleNamespace(register=refuse)
-    )
+    class Session:
+        sparkContext = SimpleNamespace(defaultParallelism=7)
+        dataSource = SimpleNamespace(register=refuse)
+        streams = SimpleNamespace(addListener=lambda listener: None, removeListener=lambda listener: None)
+
+    spark = Session()
     if condition == "CANNOT_LOAD_CLASS":
         with pytest.raises(AnalysisException):
             register(spark)

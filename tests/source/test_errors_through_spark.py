@@ -38,6 +38,7 @@ import confluent_kafka.admin
 from spark_groupsource.client.admin import describe_groups
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.wire.messages import LeaveGroupRequest
 
 SERVERS, TOPIC, GROUP = {servers!r}, {topic!r}, {group!r}
 
@@ -51,7 +52,9 @@ class Removing(Listener):
     def assigned(self, partitions):
         with ClusterClient(SERVERS, ClientSettings.parse({{"bootstrap.servers": SERVERS}})) as client:
             members = describe_groups(client, [GROUP])[GROUP].members
-            remove_members(client, GROUP, [member.member_id for member in members])
+            row, reason = LeaveGroupRequest.MemberIdentity, "removed by an operator"
+            rows = [row(member_id=each.member_id, group_instance_id=None, reason=reason) for each in members]
+            client.call_coordinator(GROUP, LeaveGroupRequest(group_id=GROUP, members=rows), min_version=3)
 
 class Replacing(Listener):
     """Another process joins with the group.instance.id of a member."""
@@ -228,7 +231,10 @@ def added_partition(harness):
 
 def deleted_before_lookup(harness):
     create_topic(harness.cluster.bootstrap_servers, f"{harness.topic}-b")
-    harness.checkpoint(harness.offsets(10, 10, 10, 10))
+    # the partition existed when the query started
+    counts = {harness.topic: 4, f"{harness.topic}-b": 1}
+    group = {"acquired": {}, "generation": 1, "reader": "abc", "partitions": counts}
+    harness.checkpoint({**harness.offsets(10, 10, 10, 10), "@group": group})
     with harness.hook("Deleting") as listener:
         harness.run(subscribe=f"{harness.topic},{harness.topic}-b", rebalanceListener=listener, members="1")
 
