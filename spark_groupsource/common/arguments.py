@@ -9,6 +9,7 @@ from typing import Any, Iterable, Mapping, SupportsIndex
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import bounded_names
 
+_NEAR = 3
 _SHOWN_CHARS = 80
 
 
@@ -63,19 +64,28 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
+def close_names(name: str, known: Iterable[str]) -> list[str]:
+    """Returns up to three other names nearest to a misspelled one, the nearest first; case does not matter."""
+    by_folded: dict[str, list[str]] = {}
+    for each in sorted(set(known) - {name}):
+        by_folded.setdefault(each.casefold(), []).append(each)
+    found = difflib.get_close_matches(name.casefold(), list(by_folded), n=_NEAR)
+    return [each for folded in found for each in by_folded[folded]][:_NEAR]
+
+
 def near_names(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """Returns a sentence that says what a misspelled name may mean: the near names of the known ones.
 
     Args:
         otherwise: the sentence where none is near; None for one with some of the known names, empty if there are none.
     """
-    by_lower = {each.lower(): each for each in sorted(set(known))}
-    near = [by_lower[each] for each in difflib.get_close_matches(name.lower(), by_lower, n=3)]
+    names = sorted(set(known))
+    near = close_names(name, names)
     if near:
         return f"Did you mean {' or '.join(near)}?"
     if otherwise is not None:
         return otherwise
-    return f"Known names: {bounded_names(sorted(by_lower.values()))}." if by_lower else ""
+    return f"Known names: {bounded_names(names)}." if names else ""
 
 
 def _or_none(optional: bool) -> str:

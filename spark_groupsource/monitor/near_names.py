@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 from contextlib import contextmanager
 from typing import Iterable, Iterator
 
 from spark_groupsource.client.admin import list_groups, list_topics
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.common.arguments import close_names
 from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError
-
-_SHOWN = 3
-
-
-def near_names(name: str, known: Iterable[str]) -> list[str]:
-    """Returns the known names nearest to a misspelled one, the nearest first; case does not matter."""
-    by_folded: dict[str, list[str]] = {}
-    for each in sorted(set(known) - {name}):
-        by_folded.setdefault(each.casefold(), []).append(each)
-    found = difflib.get_close_matches(name.casefold(), list(by_folded), n=_SHOWN)
-    return [each for folded in found for each in by_folded[folded]][:_SHOWN]
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Returns ``Did you mean 'a' or 'b'?`` with the near names; empty if there are none."""
-    *others, last = map(repr, near_names(name, known) or [""])
+    *others, last = map(repr, close_names(name, known) or [""])
     if last == "''":
         return ""
     return f"Did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
