@@ -77,6 +77,12 @@ def test_every_link_in_a_page_has_a_target(page: str) -> None:
     assert missing == []
 
 
+def test_every_test_named_in_the_concepts_exists() -> None:
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs" / "concepts.md").read_text())
+    missing = [test for file, test in named if f"def {test}(" not in (ROOT / "tests" / file).read_text()]
+    assert len(named) >= 10 and missing == []
+
+
 def test_package_diagram_equals_the_imports() -> None:
     diagram = (ROOT / "docs" / "design.md").read_text().partition("flowchart TD")[2].partition("```")[0]
     drawn = {
