@@ -21,7 +21,7 @@ class Api(NamedTuple):
 
     def is_flexible(self, version: int) -> bool:
         """Returns True if the version has compact types and tagged fields (KIP-482)."""
-        return self.request.flexible_version_q(version)
+        return version in self.request.SCHEMA.flexible
 
 
 class _BuiltApis(dict[int, Api]):
@@ -32,9 +32,9 @@ class _BuiltApis(dict[int, Api]):
         # Kafka's schemas are named after the keys
         name = "".join(part.capitalize() for part in api_key.name.split("_"))
         request: type[Request[Any]] = getattr(messages, f"{name}Request")
-        low, _, high = request.json["validVersions"].partition("-")
+        versions = request.SCHEMA.versions
         response: type[ApiMessage] = getattr(messages, f"{name}Response")
-        api = self[key] = Api(api_key, name, request, response, int(low), int(high or low))
+        api = self[key] = Api(api_key, name, request, response, versions.start, versions.stop - 1)
         return api
 
 

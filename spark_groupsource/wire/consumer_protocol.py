@@ -13,6 +13,7 @@ from typing import Iterable, Mapping
 from spark_groupsource.errors import RemoteProtocolError
 from spark_groupsource.model import Assignment, Subscription, TopicPartition
 from spark_groupsource.wire.decoder import MessageT, decode_prefix
+from spark_groupsource.wire.encoder import encode_data
 from spark_groupsource.wire.messages import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 PROTOCOL_TYPE = "consumer"
@@ -38,7 +39,7 @@ def encode_subscription(subscription: Subscription, version: int = HIGHEST_VERSI
         generation_id=subscription.generation_id,
         rack_id=subscription.rack_id or None,
     )
-    return bytes(message.encode(version=version))
+    return encode_data(message, version)
 
 
 def decode_subscription(data: bytes) -> Subscription:
@@ -67,7 +68,7 @@ def encode_assignment(assignment: Assignment, version: int = HIGHEST_VERSION) ->
         ],
         user_data=assignment.user_data,
     )
-    return bytes(message.encode(version=version))
+    return encode_data(message, version)
 
 
 def decode_assignment(data: bytes) -> Assignment:

@@ -1,13 +1,12 @@
-"""Strict decoder for message classes and schemas of kafka-python.
+"""Generated strict decoders: one function per message class and version.
 
-The decoders of the library accept invalid input: a string or bytes field that exceeds the buffer is truncated, null in
-a non-nullable field becomes None, a negative array length an empty list, varints have no maximum length, trailing bytes
-are dropped, and each tagged section copies the rest of the buffer. Here each of these raises `RemoteProtocolError`,
-lengths are checked before memory is allocated, and record sets are views of the buffer. As in Kafka's own decoders, a
-compact string of more than 32,767 bytes raises it too.
+Lengths are checked before memory is allocated: a length beyond the buffer, a negative one, null in a field that does not
+allow it, a varint of more than 32 bits and a string of more than 32,767 bytes raise `RemoteProtocolError`, as in Kafka's
+own decoders. Record sets are views of the buffer.
 
-A decoder is built once per message class and version. The time and memory of decoding grow with the number of array
-elements and tagged fields, not with the number of bytes, so `max_elements` bounds them.
+A function reads consecutive numbers, and the length of the string or array after them, with one call, and array
+elements of fixed size with one iterator. The time and memory of decoding grow with the number of array elements and
+tagged fields, not with the number of bytes, so `max_elements` bounds them.
 
 Source: https://kafka.apache.org/protocol#protocol_types, KIP-482 (flexible versions), KIP-893 (nullable
 structures).
@@ -15,53 +14,37 @@ structures).
 
 from __future__ import annotations
 
-import io
-from contextvars import ContextVar
-from functools import lru_cache
-from struct import Struct, error
-from typing import Any, Callable, Sequence, TypeVar
+import uuid
+from functools import cache, lru_cache, partial
+from struct import Struct, calcsize, error, unpack_from
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NoReturn, TypeVar
 
 from spark_groupsource.errors import RemoteProtocolError
-from spark_groupsource.wire.messages import UUID, ApiData, ApiMessage, BaseField, BitField, DataContainer
+from spark_groupsource.wire.generated_source import GeneratedSource
+from spark_groupsource.wire.message_base import empty_value
+from spark_groupsource.wire.schemas import EMPTY, FIXED_FORMATS, Field, bits_of, present_fields, tagged_fields
+
+if TYPE_CHECKING:
+    from spark_groupsource.wire.message_base import ApiData, ApiMessage, DataContainer
 
 MessageT = TypeVar("MessageT", bound="ApiMessage | ApiData")
 
-ReadValue = Callable[[memoryview, int], tuple[Any, int]]
-"""(buffer, position) -> (value, position after it)"""
-_FillFields = Callable[[memoryview, int, Any], int]
-"""(buffer, position, struct to fill) -> position after the fields"""
+Decode = Callable[[memoryview, int, int], tuple[Any, int, int]]
+"""(buffer, position, most elements) -> (value, position after it, elements left)"""
+_Tags = Mapping[int, tuple[str, Callable[[], Decode]]]
+"""Tag -> name of the field, and what returns its decoder"""
 
 MAX_STRING_BYTES = 0x7FFF
 """Longest string of the protocol. A compact string could be longer; as Kafka, the decoder rejects it."""
 
-FIXED_FORMATS = {"int8": "b", "int16": "h", "uint16": "H", "int32": "i", "int64": "q", "float64": "d", "bool": "?"}
-"""Formats of the module struct."""
+_UNLIMITED = 1 << 62
 _MAX_HEADER_TAGS = 100
-_INT8 = Struct(">b")
-_INT16 = Struct(">h")
-_INT32 = Struct(">i")
+_ZERO_ID = bytes(16)
+_ID_BYTES, _BITS_BYTES = 16, 4
 
 
 class TooManyElementsError(RemoteProtocolError):
     """A message has more array elements and tagged fields than the caller allows."""
-
-
-class _ElementBudget:
-    """The elements that a message may still have."""
-
-    __slots__ = ("left",)
-
-    def __init__(self, left: int) -> None:
-        self.left = left
-
-    def take(self, count: int) -> None:
-        self.left -= count
-        if self.left < 0:
-            raise TooManyElementsError("It has too many elements.")
-
-
-# of the message that this thread decodes; None without a limit
-_budget: ContextVar[_ElementBudget | None] = ContextVar("_budget", default=None)
 
 
 def decode_exactly(message_class: type[MessageT], version: int, buffer: memoryview, position: int = 0) -> MessageT:
@@ -92,10 +75,10 @@ def decode_prefix(
     invalid or incomplete.
     """
     hashable_class: Any = message_class  # mypy does not accept a class as Hashable
-    token = _budget.set(None if max_elements is None else _ElementBudget(max_elements))
+    limit = _UNLIMITED if max_elements is None else max_elements
     try:
-        message: tuple[MessageT, int] = message_reader(hashable_class, version)(buffer, position)
-        return message
+        message, end, _ = compiled_decoder(hashable_class, version)(buffer, position, limit)
+        return message, end
     except (error, IndexError) as cause:
         problem = f"it is incomplete ({cause})"
     except UnicodeDecodeError as cause:
@@ -106,27 +89,9 @@ def decode_prefix(
         ) from cause
     except RemoteProtocolError as cause:
         problem = str(cause).rstrip(".")
-    finally:
-        _budget.reset(token)
     raise RemoteProtocolError(
         f"Cannot decode {message_class.__name__} v{version} from {len(buffer) - position} bytes: {problem}."
     )
-
-
-@lru_cache(maxsize=None)
-def message_reader(message_class: type[ApiMessage] | type[ApiData], version: int) -> ReadValue:
-    """Returns the decoder of a message class and version. It raises struct.error or IndexError on incomplete bytes."""
-    read = _struct_reader(message_class._struct, message_class, version, message_class.flexible_version_q(version))
-    if not issubclass(message_class, ApiMessage):
-        return read
-
-    def read_message(buffer: memoryview, position: int) -> tuple[Any, int]:
-        message, position = read(buffer, position)
-        # needed to encode the decoded message again
-        message._header = message._min_version = message._max_version = None
-        return message, position
-
-    return read_message
 
 
 def read_unsigned_varint(buffer: memoryview, position: int) -> tuple[int, int]:
@@ -163,267 +128,292 @@ def skip_tagged_fields(buffer: memoryview, position: int) -> int:
     return position
 
 
-def _struct_reader(
-    struct_field: BaseField, data_class: type[DataContainer], version: int, flexible: bool
-) -> ReadValue:
-    steps = list(_steps(struct_field.untagged_fields(version), version, flexible))
-    if flexible:
-        steps.append(_tagged_step(struct_field, version))
+@lru_cache(maxsize=None)
+def compiled_decoder(message_class: type[ApiMessage | ApiData], version: int) -> Decode:
+    """Returns the decoder of a message class and version.
 
-    def read_struct(buffer: memoryview, position: int) -> tuple[Any, int]:
-        value: Any = object.__new__(data_class)
-        value._version = version
-        value.tags = value.unknown_tags = None
-        for step in steps:
-            position = step(buffer, position, value)
-        return value, position
-
-    return read_struct
+    It raises struct.error or IndexError for incomplete bytes, UnicodeDecodeError, TooManyElementsError, and
+    RemoteProtocolError for other invalid bytes.
+    """
+    source = _Source(version, version in message_class.SCHEMA.flexible, _NAMES)
+    source.begin()
+    source.add_struct(message_class.FIELDS, message_class, "value", 1)
+    return source.end()
 
 
-def _steps(fields: Sequence[BaseField], version: int, flexible: bool) -> list[_FillFields]:
-    """Returns one step per field; consecutive numbers are one step."""
-    steps: list[_FillFields] = []
-    run: list[BaseField] = []
-    for field in fields:
-        if field.type_str in FIXED_FORMATS:
-            run.append(field)
-            continue
-        if run:
-            steps.append(_numbers_step(run))
-            run = []
-        steps.append(_field_step(field, version, flexible))
-    if run:
-        steps.append(_numbers_step(run))
-    return steps
-
-
-def _numbers_step(fields: Sequence[BaseField]) -> _FillFields:
-    layout = Struct(">" + "".join(FIXED_FORMATS[field.type_str] for field in fields))
-    targets = ", ".join(f"value.{field.name}" for field in fields)
-    # most fields of large messages are numbers, and setattr() takes three times as long as an assignment
-    namespace: dict[str, Any] = {"unpack": layout.unpack_from}
-    exec(
-        f"def fill(buffer, position, value):\n {targets}, = unpack(buffer, position)\n return position + {layout.size}",
-        namespace,
-    )
-    fill: _FillFields = namespace["fill"]
-    return fill
-
-
-def _field_step(field: BaseField, version: int, flexible: bool) -> _FillFields:
-    read, name = _value_reader(field, version, flexible), field.name
-    if field.type_str == "string" and not field.is_array():
-        return _compact_string_step(name, read) if flexible else _string_step(name, read)
-
-    def fill(buffer: memoryview, position: int, value: Any) -> int:
-        content, position = read(buffer, position)
-        setattr(value, name, content)
-        return position
-
-    return fill
-
-
-def _string_step(name: str, read: ReadValue) -> _FillFields:
-    """Fast path of `read` for a string; `read` handles null and errors."""
-
-    def fill(buffer: memoryview, position: int, value: Any) -> int:
-        start = position + _INT16.size
-        end: int = start + _INT16.unpack_from(buffer, position)[0]
-        if start <= end <= len(buffer):
-            setattr(value, name, str(buffer[start:end], "utf-8"))
-            return end
-        content, position = read(buffer, position)
-        setattr(value, name, content)
-        return position
-
-    return fill
-
-
-def _compact_string_step(name: str, read: ReadValue) -> _FillFields:
-    """Fast path of `read` for a compact string shorter than 127 bytes; its length is stored plus 1."""
-
-    def fill(buffer: memoryview, position: int, value: Any) -> int:
-        length = buffer[position]
-        end = position + length
-        if 0 < length < 0x80 and end <= len(buffer):
-            setattr(value, name, str(buffer[position + 1 : end], "utf-8"))
-            return end
-        content, position = read(buffer, position)
-        setattr(value, name, content)
-        return position
-
-    return fill
-
-
-def _tagged_step(struct_field: BaseField, version: int) -> _FillFields:
-    known = {
-        field.tag: (field.name, _tagged_reader(field, version))
-        for field in struct_field.fields.values()
-        if field.for_version_q(version) and field.tagged_field_q(version)
-    }
-
-    def fill(buffer: memoryview, position: int, value: Any) -> int:
-        if buffer[position] == 0:
-            return position + 1
-        count, position = read_unsigned_varint(buffer, position)
-        budget = _budget.get()
-        if budget is not None:
-            budget.take(count)
-        for _ in range(count):
-            tag, position = read_unsigned_varint(buffer, position)
-            size, position = read_unsigned_varint(buffer, position)
-            end = position + size
-            if end > len(buffer):
-                raise RemoteProtocolError(f"Tagged field {tag} exceeds the buffer.")
-            if tag in known:
-                name, read = known[tag]
-                content, position = read(buffer[:end], position)
-                setattr(value, name, content)
-                value.tags = (value.tags or set()) | {name}
-                if position != end:
-                    raise RemoteProtocolError(f"Tagged field {tag} does not end after {size} bytes.")
-            position = end  # unknown tags, of a newer peer, are skipped (KIP-482)
-        return position
-
-    return fill
-
-
-def _value_reader(field: BaseField, version: int, flexible: bool) -> ReadValue:
-    nullable = field.nullable_for_version_q(version)
-    if field.is_array():
-        return _array_reader(field, nullable, version, flexible)
-    if field.is_struct():
-        read = _struct_reader(field, field.data_class, version, flexible)
-        return _nullable_struct_reader(read) if nullable else read
-    return simple_reader(field.type_str, field.name, nullable, flexible)
-
-
-def simple_reader(type_name: str, name: str, nullable: bool, flexible: bool) -> ReadValue:
-    """Returns the decoder of a field that is neither an array nor a structure."""
-    if type_name in FIXED_FORMATS:
-        return _number_reader(Struct(">" + FIXED_FORMATS[type_name]))
-    if type_name == "uuid":
-        return _library_reader(UUID)
-    if type_name == "bitfield":
-        return _library_reader(BitField)
-    is_string = type_name == "string"
-    read_length = _length_reader(name, _INT16 if is_string else _INT32, nullable, flexible)
-    convert: Callable[[memoryview], Any]
-    if is_string:
-        convert = _string_converter(name)
-    elif type_name == "records":
-        convert = _view
-    else:
-        convert = bytes
-
-    def read(buffer: memoryview, position: int) -> tuple[Any, int]:
-        length, position = read_length(buffer, position)
-        if length < 0:
-            return None, position
-        end = position + length
-        return convert(buffer[position:end]), end
-
-    return read
-
-
-def _string_converter(name: str) -> Callable[[memoryview], str]:
-    def convert(data: memoryview) -> str:
-        if len(data) > MAX_STRING_BYTES:
-            raise RemoteProtocolError(f"Field {name} has length {len(data)}, the limit is {MAX_STRING_BYTES}.")
-        return str(data, "utf-8")
-
-    return convert
-
-
-def _view(data: memoryview) -> memoryview:
-    return data
-
-
-def _number_reader(layout: Struct) -> ReadValue:
-    def read(buffer: memoryview, position: int) -> tuple[Any, int]:
-        return layout.unpack_from(buffer, position)[0], position + layout.size
-
-    return read
-
-
-def _library_reader(codec: type[UUID] | type[BitField]) -> ReadValue:
-    def read(buffer: memoryview, position: int) -> tuple[Any, int]:
-        end = position + codec.size
+def _read_tags(buffer: memoryview, position: int, value: Any, known: _Tags, budget: int) -> tuple[int, int]:
+    """Sets the tagged fields of a structure. Returns the position after them, and the elements left."""
+    count, position = read_unsigned_varint(buffer, position)
+    budget -= count
+    if budget < 0:
+        raise _too_many()
+    for _ in range(count):
+        tag, position = read_unsigned_varint(buffer, position)
+        size, position = read_unsigned_varint(buffer, position)
+        end = position + size
         if end > len(buffer):
-            raise IndexError(f"{codec.size} bytes expected")
-        return codec.decode(io.BytesIO(buffer[position:end])), end
-
-    return read
-
-
-def _tagged_reader(field: BaseField, version: int) -> ReadValue:
-    """Returns the reader of a tagged field. A nullable struct starts with a number that is 0 for null (KIP-893)."""
-    if not (field.is_struct() and not field.is_array() and field.nullable_for_version_q(version)):
-        return _value_reader(field, version, True)
-    read_struct = _struct_reader(field, field.data_class, version, True)
-
-    def read(buffer: memoryview, position: int) -> tuple[Any, int]:
-        present, position = read_unsigned_varint(buffer, position)
-        return read_struct(buffer, position) if present else (None, position)
-
-    return read
+            raise RemoteProtocolError(f"Tagged field {tag} exceeds the buffer.")
+        if tag in known:
+            name, decoder = known[tag]
+            content, position, budget = decoder()(buffer[:end], position, budget)
+            setattr(value, name, content)
+            if position != end:
+                raise RemoteProtocolError(f"Tagged field {tag} does not end after {size} bytes.")
+        position = end  # unknown tags, of a newer peer, are skipped (KIP-482)
+    return position, budget
 
 
-def _nullable_struct_reader(read_struct: ReadValue) -> ReadValue:
-    def read(buffer: memoryview, position: int) -> tuple[Any, int]:
-        (present,) = _INT8.unpack_from(buffer, position)
-        return read_struct(buffer, position + 1) if present >= 0 else (None, position + 1)
-
-    return read
-
-
-def _array_reader(field: BaseField, nullable: bool, version: int, flexible: bool) -> ReadValue:
-    read_length = _length_reader(field.name, _INT32, nullable, flexible)
-    element = field.array_of
-    letter = FIXED_FORMATS.get(element.type_str)
-    read_element: ReadValue
-    if element.is_struct():
-        read_element = _struct_reader(element, element.data_class, version, flexible)
+def _tagged_decoder(field: Field, data_class: type[DataContainer], version: int) -> Decode:
+    """Returns the decoder of a tagged field. A nullable struct starts with a number that is 0 for null (KIP-893)."""
+    source = _Source(version, True, _NAMES)
+    source.begin()
+    if field.fields is not None and not field.is_array and version in field.nullable:
+        source.add(1, "present, p = varint(buffer, p)", "if not present: return None, p, budget")
+        source.add_struct(field.fields, getattr(data_class, field.type), "value", 1)
     else:
-        read_element = simple_reader(element.type_str, field.name, False, flexible)
-
-    def read(buffer: memoryview, position: int) -> tuple[Any, int]:
-        count, position = read_length(buffer, position)
-        if count < 0:
-            return None, position
-        budget = _budget.get()
-        if budget is not None:
-            budget.take(count)
-        if letter:
-            layout = Struct(f">{count}{letter}")
-            return list(layout.unpack_from(buffer, position)), position + layout.size
-        values = []
-        for _ in range(count):
-            value, position = read_element(buffer, position)
-            values.append(value)
-        return values, position
-
-    return read
+        source.add_value(field, data_class, "value", 1)
+    return source.end()
 
 
-def _length_reader(name: str, layout: Struct, nullable: bool, flexible: bool) -> ReadValue:
-    """Returns the reader of a length or count, -1 for null. It cannot exceed the remaining bytes."""
+def _bad_length(name: str, length: int, left: int, is_nullable: bool) -> RemoteProtocolError:
+    """Returns the error of a length or count that is not valid."""
+    if length > left:
+        return RemoteProtocolError(f"Field {name} has length {length}, {left} bytes left.")
+    if length < -1:
+        return RemoteProtocolError(f"Field {name} has length {length}.")
+    if length == -1 and not is_nullable:
+        return RemoteProtocolError(f"Field {name} is null, which its schema does not allow.")
+    return RemoteProtocolError(f"Field {name} has length {length}, the limit is {MAX_STRING_BYTES}.")
 
-    def read(buffer: memoryview, position: int) -> tuple[int, int]:
-        if flexible:
-            length, position = read_unsigned_varint(buffer, position)
-            length -= 1
+
+def _too_many() -> TooManyElementsError:
+    return TooManyElementsError("It has too many elements.")
+
+
+def _raise_incomplete(parts: tuple[Struct | int, ...], buffer: memoryview, position: int) -> NoReturn:
+    """Raises the error of the first of the consecutive parts, numbers or numbers of bytes, that is incomplete."""
+    for part in parts:
+        if isinstance(part, Struct):
+            part.unpack_from(buffer, position)
+            position += part.size
+        elif position + part > len(buffer):
+            raise IndexError("index out of bounds on dimension 1" if part == 1 else f"{part} bytes expected")
         else:
-            (length,) = layout.unpack_from(buffer, position)
-            position += layout.size
-        if length > len(buffer) - position:
-            left = len(buffer) - position
-            raise RemoteProtocolError(f"Field {name} has length {length}, {left} bytes left.")
-        if length < -1:
-            raise RemoteProtocolError(f"Field {name} has length {length}.")
-        if length == -1 and not nullable:
-            raise RemoteProtocolError(f"Field {name} is null, which its schema does not allow.")
-        return length, position
+            position += part
+    raise AssertionError
 
-    return read
+
+def id_of(data: bytes) -> uuid.UUID | None:
+    """Returns the id with these 16 bytes; the zero id is None."""
+    return None if data == _ZERO_ID else uuid.UUID(bytes=data)
+
+
+_NAMES = {
+    "new": object.__new__, "error": error, "unpack_from": unpack_from, "varint": read_unsigned_varint,
+    "read_tags": _read_tags, "bad_length": _bad_length, "too_many": _too_many, "id_of": id_of, "bits_of": bits_of,
+}  # fmt: skip
+
+
+class _Source(GeneratedSource):
+    """The source of a decoder; `p` is the position in the generated code.
+
+    Numbers are collected until other bytes follow: the format of all, the targets, the parts as an error reports them,
+    and the lines that convert them.
+    """
+
+    def __init__(self, version: int, flexible: bool, names: Mapping[str, Any]) -> None:
+        super().__init__(version, flexible, names)
+        self._formats = ""
+        self._targets: list[str] = []
+        self._parts: list[str | int] = []
+        self._conversions: list[str] = []
+
+    def begin(self) -> None:
+        self.add(0, "def decode(buffer, p, budget):", " end = len(buffer)")
+
+    def end(self) -> Decode:
+        self._flush(1)
+        self.add(1, "return value, p, budget")
+        return self.compile("decode")
+
+    def _flush(self, depth: int) -> None:
+        """Reads the collected numbers."""
+        if not self._formats:
+            return
+        targets = ", ".join(self._targets)
+        if self._parts == [1]:
+            self.add(depth, f"{targets} = buffer[p]", "p += 1")
+        else:
+            layout = Struct(">" + self._formats)
+            unpack = self.name("unpack", layout.unpack_from)
+            parts = tuple(Struct(">" + part) if isinstance(part, str) else part for part in self._parts)
+            raise_incomplete = self.name("incomplete", partial(_raise_incomplete, parts))
+            self.add(depth, f"try: {targets}, = {unpack}(buffer, p)")
+            self.add(depth, f"except error: {raise_incomplete}(buffer, p)", f"p += {layout.size}")
+        self.add(depth, *self._conversions)
+        self._formats, self._targets, self._parts, self._conversions = "", [], [], []
+
+    def _number(self, code: str, target: str) -> None:
+        if self._parts and isinstance(self._parts[-1], str):
+            self._parts[-1] += code
+        else:
+            self._parts.append(code)
+        self._formats += code
+        self._targets.append(target)
+
+    def _part(self, code: str, part: str | int, target: str) -> None:
+        """Adds a number that an error reports by itself."""
+        self._parts.append(part)
+        self._formats += code
+        self._targets.append(target)
+
+    def add_struct(self, fields: tuple[Field, ...], data_class: type[DataContainer], target: str, depth: int) -> None:
+        """Adds the code that reads a structure."""
+        self._flush(depth)
+        self._add_new(fields, data_class, target, depth)
+        for field in present_fields(fields, self.version):
+            self.add_value(field, data_class, f"{target}.{field.name}", depth)
+        if self.flexible:
+            tags = self.name("tags")
+            self._part("B", 1, tags)
+            self._flush(depth)
+            known = self.name("known", self._known_tags(fields, data_class))
+            self.add(depth, f"if {tags}: p, budget = read_tags(buffer, p - 1, {target}, {known}, budget)")
+
+    def _known_tags(self, fields: tuple[Field, ...], data_class: type[DataContainer]) -> _Tags:
+        return {
+            field.tag: (field.name, cache(partial(_tagged_decoder, field, data_class, self.version)))
+            for field in tagged_fields(fields, self.version)
+            if field.tag is not None
+        }
+
+    def _add_new(self, fields: tuple[Field, ...], data_class: type[DataContainer], target: str, depth: int) -> None:
+        """Adds the creation of a structure with the defaults of the fields that are not read."""
+        self.add(depth, f"{target} = new({self.name('class_', data_class)})")
+        read = {field.name for field in present_fields(fields, self.version)}
+        for field in fields:
+            if field.name not in read:
+                default = repr(field.default)
+                if field.default == EMPTY:
+                    default = f"{self.name('empty', empty_value(data_class, field))}()"
+                self.add(depth, f"{target}.{field.name} = {default}")
+
+    def add_value(self, field: Field, data_class: type[DataContainer], target: str, depth: int) -> None:
+        """Adds the code that reads a field."""
+        is_nullable = self.version in field.nullable
+        if field.is_array:
+            self._add_array(field, data_class, is_nullable, target, depth)
+        elif field.fields is None:
+            self._add_simple(field, is_nullable, target, depth)
+        else:
+            struct = self.name("s")
+            inner = getattr(data_class, field.type)
+            self._flush(depth)
+            if is_nullable:
+                self._number("b", f"present{struct}")
+                self._flush(depth)
+                self.add(depth, f"{struct} = None", f"if present{struct} >= 0:")
+                self.add_struct(field.fields, inner, struct, depth + 1)
+                self._flush(depth + 1)
+            else:
+                self.add_struct(field.fields, inner, struct, depth)
+                self._flush(depth)
+            self.add(depth, f"{target} = {struct}")
+
+    def _add_simple(self, field: Field, is_nullable: bool, target: str, depth: int) -> None:
+        if field.type in FIXED_FORMATS:
+            self._number(FIXED_FORMATS[field.type], target)
+        elif field.type in ("uuid", "bitfield"):
+            code, size, convert = ("16s", _ID_BYTES, "id_of") if field.type == "uuid" else ("I", _BITS_BYTES, "bits_of")
+            raw = self.name("raw")
+            self._part(code, size, raw)
+            self._conversions.append(f"{target} = {convert}({raw})")
+        else:
+            self._add_bytes(field, is_nullable, target, depth)
+
+    def _add_bytes(self, field: Field, is_nullable: bool, target: str, depth: int) -> None:
+        size = self._add_length("h" if field.type == "string" else "i", depth)
+        convert, empty = {
+            "string": ("str(buffer[p:q], 'utf-8')", "''"),
+            "bytes": ("bytes(buffer[p:q])", "b''"),
+            "records": ("buffer[p:q]", "buffer[p:p]"),
+        }[field.type]
+        limit = f" or {size} > {MAX_STRING_BYTES}" if field.type == "string" and self.flexible else ""
+        bad = f"raise bad_length({field.name!r}, {size}, end - p, {is_nullable})"
+        self.add(depth, f"if {size} > 0:", f" q = p + {size}", f" if q > end{limit}: {bad}")
+        self.add(depth + 1, f"{target} = {convert}", "p = q")
+        self._add_empty(size, empty, bad, is_nullable, target, depth)
+
+    def _add_empty(self, size: str, empty: str, bad: str, is_nullable: bool, target: str, depth: int) -> None:
+        self.add(depth, f"elif {size} == 0: {target} = {empty}")
+        if is_nullable:
+            self.add(depth, f"elif {size} == -1: {target} = None")
+        self.add(depth, f"else: {bad}")
+
+    def _add_length(self, code: str, depth: int) -> str:
+        """Reads a length or count, -1 for null, and the numbers before it; returns its name."""
+        size = self.name("n")
+        if self.flexible:
+            self._part("B", 1, size)
+        else:
+            self._part(code, code, size)
+        self._flush(depth)
+        if self.flexible:
+            self.add(depth, f"if {size} > 127: {size}, p = varint(buffer, p - 1)", f"{size} -= 1")
+        return size
+
+    def _add_array(
+        self, field: Field, data_class: type[DataContainer], is_nullable: bool, target: str, depth: int
+    ) -> None:
+        count = self._add_length("i", depth)
+        bad = f"raise bad_length({field.name!r}, {count}, end - p, {is_nullable})"
+        self.add(depth, f"if {count} > 0:", f" if {count} > end - p: {bad}")
+        self.add(depth + 1, f"budget -= {count}", "if budget < 0: raise too_many()")
+        if field.fields is None and field.type in FIXED_FORMATS:
+            code = FIXED_FORMATS[field.type]
+            self.add(depth + 1, f"{target} = list(unpack_from(f'>{{{count}}}{code}', buffer, p))")
+            self.add(depth + 1, f"p += {count} * {calcsize('>' + code)}")
+        elif field.fields is None:
+            values, value = self._add_loop(target, count, depth + 1)
+            self._add_simple(field, False, value, depth + 2)
+            self._flush(depth + 2)
+            self.add(depth + 2, f"{values}.append({value})")
+        else:
+            self._add_structs(field.fields, getattr(data_class, field.type), count, target, depth + 1)
+        self._add_empty(count, "[]", bad, is_nullable, target, depth)
+
+    def _add_loop(self, target: str, count: str, depth: int) -> tuple[str, str]:
+        values, value = self.name("list"), self.name("v")
+        self.add(depth, f"{target} = {values} = []", f"for _ in range({count}):")
+        return values, value
+
+    def _add_structs(
+        self, fields: tuple[Field, ...], element: type[DataContainer], count: str, target: str, depth: int
+    ) -> None:
+        read = present_fields(fields, self.version)
+        if read and all(not field.is_array and field.type in FIXED_FORMATS for field in read):
+            self._add_fixed_structs(fields, element, count, target, depth)
+            self.add(depth, "else:")
+            depth += 1
+        values, value = self._add_loop(target, count, depth)
+        self.add_struct(fields, element, value, depth + 1)
+        self._flush(depth + 1)
+        self.add(depth + 1, f"{values}.append({value})")
+
+    def _add_fixed_structs(
+        self, fields: tuple[Field, ...], element: type[DataContainer], count: str, target: str, depth: int
+    ) -> None:
+        """Reads complete elements of numbers, without tagged fields, with one iterator."""
+        read = present_fields(fields, self.version)
+        layout = Struct(">" + "".join(FIXED_FORMATS[field.type] for field in read) + ("x" if self.flexible else ""))
+        values, value, has_no_tags = self.name("list"), self.name("v"), ""
+        if self.flexible:
+            has_no_tags = f" and bytes(buffer[p + {layout.size - 1}:q:{layout.size}]).count(0) == {count}"
+        columns = ", ".join(f"c{at}" for at in range(len(read)))
+        self.add(depth, f"q = p + {count} * {layout.size}", f"if q <= end{has_no_tags}:")
+        self.add(depth + 1, f"{target} = {values} = []")
+        self.add(depth + 1, f"for {columns}, in {self.name('each', layout.iter_unpack)}(buffer[p:q]):")
+        self._add_new(fields, element, value, depth + 2)
+        self.add(depth + 2, *[f"{value}.{field.name} = c{at}" for at, field in enumerate(read)])
+        self.add(depth + 2, f"{values}.append({value})")
+        self.add(depth + 1, "p = q")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Callable, Iterator
 
-from spark_groupsource.wire.messages import BaseField
+from spark_groupsource.wire.schemas import Field
 
 _BYTES_PER_ELEMENT = 1_000  # take as long
 _Arrays = tuple[tuple[str, "_Arrays | None"], ...]
@@ -19,35 +19,16 @@ def has_more_elements(message: Any, limit: int) -> bool:
     """
     message_class: Any = type(message)  # mypy does not accept a class as Hashable
     count = _counter(message_class)
-    if count is None:
-        return False
-    try:
-        return count(message, limit) > limit
-    except AttributeError:  # elements may be tuples
-        return _count(message, _arrays_of_class(message_class), limit) > limit
-
-
-def data_bytes(message: Any) -> int:
-    """Returns the bytes of record sets and other data in `message`."""
-    message_class: Any = type(message)
-    return _data_bytes(message, _arrays_of_class(message_class))
-
-
-def _data_bytes(value: Any, arrays: _Arrays) -> int:
-    total = 0
-    for name, inner in arrays:
-        elements = getattr(value, name, None) or ()
-        if inner is None:
-            total += len(elements)
-        elif inner:
-            total += sum(_data_bytes(element, inner) for element in elements)
-    return total
+    return count is not None and count(message, limit) > limit
 
 
 @lru_cache(maxsize=None)
 def _counter(message_class: Any) -> Callable[[Any, int], int] | None:
-    """Returns a generated `_count` of a class, because every response is counted; None if it has no arrays."""
-    arrays = _arrays_of_class(message_class)
+    """Returns a generated function, because every response is counted; None if the class has no arrays.
+
+    Args of the function: the message, and the number of elements from which on it need not count. It returns the count.
+    """
+    arrays = _arrays(message_class.FIELDS)
     if not arrays:
         return None
     names: dict[str, Any] = {}
@@ -76,32 +57,11 @@ def _counter_lines(arrays: _Arrays, level: int) -> Iterator[str]:
             yield from _counter_lines(inner, level + 1)
 
 
-def _count(value: Any, arrays: _Arrays, limit: int) -> int:
-    total = 0
-    for name, inner in arrays:
-        elements = getattr(value, name, None) or ()
-        total += len(elements) if inner is not None else len(elements) // _BYTES_PER_ELEMENT
-        if total > limit:
-            return total
-        if inner:
-            for element in elements:
-                total += _count(element, inner, limit - total)
-                if total > limit:
-                    return total
-    return total
-
-
-@lru_cache(maxsize=None)
-def _arrays_of_class(message_class: Any) -> _Arrays:
-    return _arrays(message_class._struct)
-
-
-def _arrays(struct: BaseField) -> _Arrays:
+def _arrays(fields: tuple[Field, ...]) -> _Arrays:
     found: list[tuple[str, _Arrays | None]] = []
-    for field in struct.fields.values():
-        if field.is_array():
-            element = field.array_of
-            found.append((field.name, _arrays(element) if element.is_struct() else ()))
-        elif field.type_str in ("bytes", "records"):
+    for field in fields:
+        if field.is_array:
+            found.append((field.name, () if field.fields is None else _arrays(field.fields)))
+        elif field.type in ("bytes", "records"):
             found.append((field.name, None))
     return tuple(found)

@@ -8,24 +8,22 @@ Source: https://kafka.apache.org/protocol (Protocol primitives, RequestHeader v1
 from __future__ import annotations
 
 import struct
-from functools import lru_cache
-from typing import Any, Callable, NamedTuple, Optional, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError, UnsupportedVersionError
 from spark_groupsource.model import new_tuple
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS, Api, api_of, api_of_key
-from spark_groupsource.wire.compiled_decoder import Decode, Irregular, compiled_decoder
-from spark_groupsource.wire.compiled_encoder import Encode, UnusualMessage, compiled_encoder
 from spark_groupsource.wire.decoder import decode_exactly, decode_prefix, skip_tagged_fields
-from spark_groupsource.wire.messages import ApiMessage, EncodeBuffer, EncodeBufferPool, Request, ResponseT
+from spark_groupsource.wire.encoder import Encode, compiled_encoder
+from spark_groupsource.wire.messages import ApiMessage, Request, ResponseT
 
 MessageT = TypeVar("MessageT", bound="ApiMessage")
 _LENGTH = struct.Struct(">i")
 _ERROR_CODE = struct.Struct(">h")
 _REQUEST_HEADER = struct.Struct(">hhih")
-_POOLED_BYTES = 65_536
 _RESPONSE_HEAD = struct.Struct(">ii")  # length, correlation id
+_REQUEST_HEAD = struct.Struct(">ihhih")  # length, header up to the length of the client id
 
 
 class _HeaderForms(dict[tuple[int, int], bool | None]):
@@ -41,20 +39,6 @@ class _HeaderForms(dict[tuple[int, int], bool | None]):
 
 
 _HEADER_FORMS = _HeaderForms()
-
-
-class _Decoders(dict[tuple[int, int], Decode]):
-    """(API key, version) of a supported request -> its generated decoder."""
-
-    def __missing__(self, request: tuple[int, int]) -> Decode:
-        api_key, version = request
-        message_class: Any = api_of_key(api_key).request
-        self[request] = found = compiled_decoder(message_class, version)
-        return found
-
-
-_DECODERS = _Decoders()
-_UNLIMITED = 2**31
 
 
 class RequestHeader(NamedTuple):
@@ -86,23 +70,31 @@ def encode_frame(content: bytes) -> bytes:
 
 
 def encode_request(request: Request[Any], version: int, correlation_id: int, client_id: str | None) -> bytearray:
-    """Encodes a request at `version`, with length and header."""
-    message: Any = request
-    message._header = None
-    message.API_VERSION = version
-    message.with_header(correlation_id=correlation_id, client_id=client_id)
-    frame = message.encode(header=True, framed=True)
-    # not converted to bytes, which would copy all produced records
-    assert isinstance(frame, bytearray)
+    """Encodes a request at `version`, with length and header. Raises: ValueError for an unknown version."""
+    hashable_class: Any = type(request)  # mypy does not accept a class as Hashable
+    encode = compiled_encoder(hashable_class, version)
+    frame = bytearray(_REQUEST_HEAD.size)
+    name = b""
+    if client_id is not None:
+        name = client_id.encode()
+        frame += name
+    if version in request.SCHEMA.flexible:
+        frame.append(0)
+    encode(request, frame)
+    name_length = -1 if client_id is None else len(name)
+    length = len(frame) - _LENGTH.size
+    _REQUEST_HEAD.pack_into(frame, 0, length, request.API_KEY, version, correlation_id, name_length)
     return frame
 
 
-class _Encoders(dict[tuple[Any, int], tuple[Optional[Encode], bool]]):
-    """(class, version) of a response -> its generated encoder, and True if the header has tagged fields."""
+class _Encoders(dict[tuple[Any, int], tuple[Encode, bytes]]):
+    """(class, version) of a response -> its encoder, and the place of its head with the tagged fields of the header."""
 
-    def __missing__(self, response: tuple[Any, int]) -> tuple[Encode | None, bool]:
-        _, has_tags = _body_writer(*response)
-        self[response] = found = (compiled_encoder(*response), has_tags)
+    def __missing__(self, response: tuple[Any, int]) -> tuple[Encode, bytes]:
+        message_class, version = response
+        # the header of an ApiVersions response has no tagged fields, so that any client can read it (KIP-511)
+        has_tags = version in message_class.SCHEMA.flexible and message_class.API_KEY != ApiKey.API_VERSIONS
+        self[response] = found = compiled_encoder(*response), bytes(_RESPONSE_HEAD.size + has_tags)
         return found
 
 
@@ -122,69 +114,24 @@ def constant_response(response: MessageT) -> MessageT:
 def _constant_frame(response: ApiMessage, bodies: dict[int, bytes], version: int, correlation_id: int) -> bytes:
     body = bodies.get(version)
     if body is None:
-        body = bodies[version] = bytes(encode_large_response(response, version, 0)[_RESPONSE_HEAD.size :])
+        body = bodies[version] = bytes(_response_frame(response, version, 0)[_RESPONSE_HEAD.size :])
     return _RESPONSE_HEAD.pack(len(body) + _LENGTH.size, correlation_id) + body
 
 
 def encode_response(response: ApiMessage, version: int, correlation_id: int) -> bytes | bytearray:
-    """Encodes a response at `version`, with length and header. Does not change `response`."""
+    """Encodes a response at `version`, with length and header. Raises: ValueError for an unknown version."""
     constant = _CONSTANTS.get(id(response))
     if constant is not None:
         return _constant_frame(*constant, version, correlation_id)
-    encode, has_tags = _ENCODERS[type(response), version]
-    if encode is None:
-        return encode_large_response(response, version, correlation_id)
-    parts: list[bytes] = [b"\x00" if has_tags else b""]
-    try:
-        encode(response, parts.append)
-        size = sum(map(len, parts)) + _LENGTH.size
-        parts[0] = _RESPONSE_HEAD.pack(size, correlation_id) + parts[0]
-        return b"".join(parts)
-    except (UnusualMessage, struct.error, AttributeError, TypeError, OverflowError):
-        pass
-    return encode_large_response(response, version, correlation_id)
+    return _response_frame(response, version, correlation_id)
 
 
-def encode_large_response(
-    response: ApiMessage, version: int, correlation_id: int, data_bytes: int = 0
-) -> bytearray:
-    """As `encode_response`, in one buffer, which takes less memory while a message of many elements is encoded.
-
-    Args: `data_bytes`, bytes of its record sets and other data, if they are many: the buffer is then not copied.
-    """
-    message_class: Any = type(response)
-    write_body, has_tags = _body_writer(message_class, version)
-    # without the header object of the library, which takes longer to create than a Heartbeat takes to handle
-    with EncodeBufferPool.acquire() as out:
-        if data_bytes > _POOLED_BYTES:
-            out.ensure(data_bytes + _POOLED_BYTES)
-        out.pos = _RESPONSE_HEAD.size
-        if has_tags:
-            out.buf[out.pos] = 0
-            out.pos += 1
-        write_body(response, out)
-        _RESPONSE_HEAD.pack_into(out.buf, 0, out.pos - _LENGTH.size, correlation_id)
-        if out.pos > _POOLED_BYTES:
-            # not copied, and not kept by the pool of this thread
-            frame, out.buf = out.buf, bytearray(_POOLED_BYTES)
-            del frame[out.pos :]
-        else:
-            frame = out.result()
-    assert isinstance(frame, bytearray)
+def _response_frame(response: ApiMessage, version: int, correlation_id: int) -> bytearray:
+    encode, head = _ENCODERS[type(response), version]
+    frame = bytearray(head)
+    encode(response, frame)
+    _RESPONSE_HEAD.pack_into(frame, 0, len(frame) - _LENGTH.size, correlation_id)
     return frame
-
-
-@lru_cache(maxsize=None)
-def _body_writer(
-    message_class: type[ApiMessage], version: int
-) -> tuple[Callable[[ApiMessage, EncodeBuffer], None], bool]:
-    """Returns the encoder of a body, and True if the header has tagged fields."""
-    if not 0 <= version <= message_class.max_version:
-        raise ValueError(f"{message_class.__name__} has no version {version}. Use 0 to {message_class.max_version}.")
-    flexible = message_class.flexible_version_q(version)
-    write = message_class._struct.compiled_encode_into(version, compact=flexible, tagged=flexible)
-    # the header of an ApiVersions response has no tagged fields, so that any client can read it (KIP-511)
-    return write, flexible and message_class.API_KEY != ApiKey.API_VERSIONS
 
 
 def read_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
@@ -233,12 +180,6 @@ def decode_request(
     api_key, version = header.api_key, header.api_version
     if _HEADER_FORMS[api_key, version] is None:
         raise UnsupportedVersionError(f"API {api_key} version {version} is not supported.")
-    limit = _UNLIMITED if max_elements is None else max_elements
-    try:
-        return _DECODERS[api_key, version](frame, position, limit)  # type: ignore[no-any-return]
-    except (Irregular, struct.error, IndexError, UnicodeDecodeError, RemoteProtocolError):
-        # outside of this handler, because an error there would refer to this one
-        pass
     request, _ = decode_prefix(api_of_key(api_key).request, version, frame, position, max_elements)
     return request
 

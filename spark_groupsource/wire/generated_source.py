@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 
 class GeneratedSource:
-    """Lines of a function for one version of a message, and what its names refer to.
-
-    Numbers are collected, as a struct layout and an expression for each, until other bytes follow.
-    """
+    """Lines of functions for one version of a message, and what their names refer to."""
 
     def __init__(self, version: int, flexible: bool, names: Mapping[str, Any]) -> None:
         self.lines: list[str] = []
         self.names = dict(names)
-        self._version = version
-        self._flexible = flexible
-        self._run = ""
-        self._numbers: list[str] = []
+        self.version = version
+        self.flexible = flexible
         self._count = 0
 
     def add(self, depth: int, *lines: str) -> None:
         self.lines += [" " * depth + line for line in lines]
 
-    def _name(self, prefix: str, value: Any = None) -> str:
+    def name(self, prefix: str, value: Any = None) -> str:
         """Returns a new name, of `value` if it is given."""
         self._count += 1
         name = f"{prefix}{self._count}"
@@ -31,6 +26,7 @@ class GeneratedSource:
             self.names[name] = value
         return name
 
-    def _number(self, code: str, expression: str) -> None:
-        self._run += code
-        self._numbers.append(expression)
+    def compile(self, function: str) -> Callable[..., Any]:
+        """Returns the generated function of this name."""
+        exec("\n".join(self.lines), self.names)
+        return self.names[function]  # type: ignore[no-any-return]

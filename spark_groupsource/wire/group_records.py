@@ -12,15 +12,13 @@ import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 from functools import lru_cache
-from io import BytesIO
 from typing import NamedTuple
 
 from spark_groupsource.errors import CorruptRecordError, RemoteProtocolError
 from spark_groupsource.model import new_tuple
-from spark_groupsource.wire.decoder import MessageT, decode_exactly
-from spark_groupsource.wire.fast_structs import encode_data, new_struct
+from spark_groupsource.wire.decoder import MessageT, decode_exactly, id_of
+from spark_groupsource.wire.encoder import encode_data
 from spark_groupsource.wire.messages import (
-    UUID,
     GroupMetadataKey,
     GroupMetadataValue,
     OffsetCommitKey,
@@ -117,7 +115,7 @@ def encode_key(key: OffsetKey | GroupKey) -> bytes:
         if head is not None:
             return head + _INT.pack(key.partition)
         message = OffsetCommitKey(group=key.group_id, topic=key.topic, partition=key.partition)
-        return bytes(message.encode(version=_OFFSET_KEY_VERSION))
+        return encode_data(message, _OFFSET_KEY_VERSION)
     return encode_group_key(key.group_id)
 
 
@@ -126,7 +124,7 @@ def encode_group_key(group_id: str) -> bytes:
     group = group_id.encode()
     if len(group) <= _MAX_STRING_BYTES:
         return _SHORTS.pack(_GROUP_KEY_VERSION, len(group)) + group
-    return bytes(GroupMetadataKey(group=group_id).encode(version=_GROUP_KEY_VERSION))
+    return encode_data(GroupMetadataKey(group=group_id), _GROUP_KEY_VERSION)
 
 
 def offset_key_head(group_id: str, topic: str) -> bytes | None:
@@ -179,9 +177,9 @@ def encode_offset_value(value: OffsetValue, version: int | None = None) -> bytes
         metadata=value.metadata,
         commit_timestamp=value.commit_timestamp_ms,
         expire_timestamp=value.expire_timestamp_ms,
-        topic_id=None if value.topic_id is None else UUID.decode(BytesIO(urlsafe_b64decode(value.topic_id + "=="))),
+        topic_id=None if value.topic_id is None else id_of(urlsafe_b64decode(value.topic_id + "==")),
     )
-    return bytes(message.encode(version=version))
+    return encode_data(message, version)
 
 
 def _offset_value_version(value: OffsetValue) -> int:
@@ -263,8 +261,7 @@ def encode_group_value(value: GroupValue, version: int = _GROUP_VALUE_VERSION) -
         leader=value.leader,
         current_state_timestamp=value.state_timestamp_ms,
         members=[
-            new_struct(
-                GroupMetadataValue.MemberMetadata,
+            GroupMetadataValue.MemberMetadata(
                 member_id=member.member_id,
                 group_instance_id=member.group_instance_id,
                 client_id=member.client_id,

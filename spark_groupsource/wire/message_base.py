@@ -1,39 +1,113 @@
-"""Base classes of Kafka's messages, from kafka-python without its clients."""
+"""Classes of messages and of the structures in them, built from schemas."""
 
 from __future__ import annotations
 
-import warnings
-from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, Callable, ClassVar, TypeVar
 
-from spark_groupsource.common.deferred_packages import defer_package
-
-SCHEMAS = "kafka.protocol"
-# their ``__init__`` imports the clients of kafka-python or every schema: 0.3 s of processor time at each query start
-_DEFERRED = ("kafka", *(f"{SCHEMAS}.{name}" for name in ("admin", "consumer", "metadata", "producer")))
-
-
-def import_schemas(module: str) -> Any:
-    """Imports a module that builds classes from schemas."""
-    with warnings.catch_warnings():
-        # kafka-python reads its schemas through an importlib call that is deprecated in Python 3.11 and 3.12
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return import_module(module)
-
-
-for _package in _DEFERRED:
-    defer_package(_package)
-
-ApiMessage = import_schemas(f"{SCHEMAS}.api_message").ApiMessage
-ApiData = import_schemas(f"{SCHEMAS}.api_data").ApiData
-DataContainer = import_schemas(f"{SCHEMAS}.data_container").DataContainer
-BaseField = import_schemas(f"{SCHEMAS}.schemas").BaseField
-StructField = import_schemas(f"{SCHEMAS}.schemas").StructField
-EncodeBuffer = import_schemas(f"{SCHEMAS}.schemas.fields.codecs.encode_buffer").EncodeBuffer
-EncodeBufferPool = import_schemas(f"{SCHEMAS}.schemas.fields.codecs.encode_buffer").EncodeBufferPool
-UUID = import_schemas(f"{SCHEMAS}.schemas.fields.codecs.types").UUID
-BitField = import_schemas(f"{SCHEMAS}.schemas.fields.codecs.types").BitField
+from spark_groupsource.wire.api_keys import ApiKey
+from spark_groupsource.wire.schemas import EMPTY, Field, Schema
 
 ResponseT = TypeVar("ResponseT")
+_ABSENT = object()
+
+
+class DataContainer:
+    """Base class of messages and of the structures in them: one attribute per field of any version.
+
+    The constructor takes the fields as keyword arguments; others have their defaults. Names are checked, not types.
+    """
+
+    __slots__ = ()
+    FIELDS: ClassVar[tuple[Field, ...]] = ()
+
+    def __eq__(self, other: object) -> bool:
+        if self.__class__ is not other.__class__:
+            return NotImplemented
+        return all(getattr(self, field.name) == getattr(other, field.name) for field in self.FIELDS)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in self.FIELDS)
+        return f"{self.__class__.__name__}({values})"
+
+
+class ApiMessage(DataContainer):
+    """Base class of requests and responses."""
+
+    __slots__ = ()
+    SCHEMA: ClassVar[Schema]
+    API_KEY: ClassVar[ApiKey]
+
+
+class ApiData(DataContainer):
+    """Base class of the keys and values of log records and of the consumer protocol's messages."""
+
+    __slots__ = ()
+    SCHEMA: ClassVar[Schema]
+
+
 Request = Response = ApiMessage
 """Base class of the requests and of the responses; generic in the stub."""
+
+
+def build_class(schema: Schema, module: str) -> Any:
+    """Returns the class of a message, whose structures are its attributes by type; `module` is where it is found."""
+    attributes: dict[str, Any] = {"SCHEMA": schema}
+    if schema.type == "data":
+        return _class(schema.name, ApiData, schema.fields, module, schema.name, attributes)
+    if schema.api_key is not None:
+        attributes["API_KEY"] = ApiKey(schema.api_key)
+    return _class(schema.name, ApiMessage, schema.fields, module, schema.name, attributes)
+
+
+def _class(
+    name: str,
+    base: type[DataContainer],
+    fields: tuple[Field, ...],
+    module: str,
+    path: str,
+    attributes: dict[str, Any],
+) -> Any:
+    for field in fields:
+        if field.fields is not None and field.type not in attributes:
+            inner_path = f"{path}.{field.type}"
+            attributes[field.type] = _class(field.type, DataContainer, field.fields, module, inner_path, {})
+    attributes |= {
+        "FIELDS": fields,
+        "__slots__": tuple(field.name for field in fields),
+        "__module__": module,
+        "__qualname__": path,
+        "__init__": _first_init,
+    }
+    return type(name, (base,), attributes)
+
+
+def _first_init(self: Any, **values: Any) -> None:
+    """Generates the constructor of a class at its first call: most structures are only decoded."""
+    data_class: Any = type(self)
+    data_class.__init__ = _constructor(data_class)
+    data_class.__init__(self, **values)
+
+
+def empty_value(data_class: type[DataContainer], field: Field) -> Callable[[], Any]:
+    """Returns what creates the default of a field whose default is `EMPTY`."""
+    return list if field.is_array else getattr(data_class, field.type)  # type: ignore[no-any-return]
+
+
+def _constructor(data_class: type[DataContainer]) -> Any:
+    """Returns a generated ``__init__``: one that loops over the fields takes ten times as long."""
+    fields = data_class.FIELDS
+    names: dict[str, Any] = {"_absent": _ABSENT, "_defaults": [field.default for field in fields]}
+    parameters, lines = [], []
+    for at, field in enumerate(fields):
+        value, default = field.name, f"_defaults[{at}]"
+        if field.default == EMPTY:
+            # each message has a list of its own
+            names[f"_new{at}"] = empty_value(data_class, field)
+            value, default = f"_new{at}() if {field.name} is _absent else {field.name}", "_absent"
+        parameters.append(f"{field.name}={default}")
+        lines.append(f" self.{field.name} = {value}")
+    head = f"def __init__(self{', *, ' if fields else ''}{', '.join(parameters)}):"
+    exec("\n".join([head, *(lines or [" pass"])]), names)
+    return names["__init__"]

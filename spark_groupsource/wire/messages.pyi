@@ -2,19 +2,13 @@
 import uuid
 from typing import AbstractSet, Sequence
 
-from spark_groupsource.wire.message_base import UUID as UUID
 from spark_groupsource.wire.message_base import ApiData as ApiData
 from spark_groupsource.wire.message_base import ApiMessage as ApiMessage
-from spark_groupsource.wire.message_base import BaseField as BaseField
-from spark_groupsource.wire.message_base import BitField as BitField
 from spark_groupsource.wire.message_base import DataContainer as DataContainer
-from spark_groupsource.wire.message_base import EncodeBuffer as EncodeBuffer
-from spark_groupsource.wire.message_base import EncodeBufferPool as EncodeBufferPool
 from spark_groupsource.wire.message_base import FrozenStruct, Struct
 from spark_groupsource.wire.message_base import Request as Request
 from spark_groupsource.wire.message_base import Response as Response
 from spark_groupsource.wire.message_base import ResponseT as ResponseT
-from spark_groupsource.wire.message_base import StructField as StructField
 
 class AddOffsetsToTxnRequest(Request[AddOffsetsToTxnResponse]):
     transactional_id: str = ...

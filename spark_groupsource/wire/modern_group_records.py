@@ -9,12 +9,12 @@ Source: KIP-848 (consumer groups), KIP-932 (share groups), KIP-1071 (streams gro
 from __future__ import annotations
 
 import json
-import weakref
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Mapping
 
-from spark_groupsource.wire.messages import BaseField, DataContainer, StructField
+from spark_groupsource.wire.message_base import build_class
+from spark_groupsource.wire.schemas import parse_schema
 
 
 @lru_cache(maxsize=1)
@@ -25,12 +25,4 @@ def modern_record_classes() -> Mapping[int, tuple[Any, Any]]:
 
 
 def _class(schema: Mapping[str, Any]) -> Any:
-    struct = StructField(schema)
-    made: Any = type(schema["name"], (DataContainer,), {"_struct": struct, "json": schema})
-    proxy: Any = weakref.proxy(made)
-    struct.set_data_class(proxy)
-    flexible = BaseField.parse_versions(schema["flexibleVersions"])
-    made.flexible_version_q = staticmethod(
-        lambda version: flexible is not None and flexible[0] <= version <= flexible[1]
-    )
-    return made
+    return build_class(parse_schema(schema), __name__)

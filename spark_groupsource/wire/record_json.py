@@ -12,8 +12,8 @@ from typing import Any, Mapping, Sequence
 from spark_groupsource.errors import CorruptRecordError, RemoteProtocolError
 from spark_groupsource.wire.consumer_protocol import HIGHEST_VERSION, PROTOCOL_TYPE
 from spark_groupsource.wire.decoder import decode_exactly, decode_prefix
+from spark_groupsource.wire.message_base import empty_value
 from spark_groupsource.wire.messages import (
-    BaseField,
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
     DataContainer,
@@ -23,6 +23,7 @@ from spark_groupsource.wire.messages import (
     OffsetCommitValue,
 )
 from spark_groupsource.wire.modern_group_records import modern_record_classes
+from spark_groupsource.wire.schemas import EMPTY, Field, is_tagged
 
 RECORD_TYPES: Mapping[int, str] = {
     0: "LegacyOffsetCommit",
@@ -90,10 +91,10 @@ def value_json(key: bytes, value: bytes) -> dict[str, Any]:
     _, value_class = _classes(kind)
     if value_class is None:
         return {"version": str(version), "data": _base64(value[2:])}
-    highest = int(value_class.json["validVersions"].rpartition("-")[2])
+    highest = value_class.SCHEMA.versions.stop - 1
     if not 0 <= version <= highest:
         raise CorruptRecordError(
-            f"Cannot decode {value_class.json['name']}: version {version}, supported are 0 to {highest}. "
+            f"Cannot decode {value_class.SCHEMA.name}: version {version}, supported are 0 to {highest}. "
             "Use a newer release of this package."
         )
     data = _decoded(value_class, version, value)
@@ -111,33 +112,35 @@ def _classes(kind: int) -> tuple[Any, Any]:
 def message_json(message: DataContainer, version: int) -> dict[str, Any]:
     """Returns the fields of a decoded message at `version`, with the order and the names of the schema.
 
-    Bytes are base64, ids URL-safe base64 without padding; a tagged field is present if it was encoded.
+    Bytes are base64, ids URL-safe base64 without padding; a tagged field is present if it differs from its default.
     """
-    return _struct_json(type(message)._struct, message, version)
+    return _struct_json(message.FIELDS, message, version)
 
 
-def _struct_json(struct: BaseField, value: Any, version: int) -> dict[str, Any]:
-    fields = {}
-    for field in struct.fields.values():
-        if not field.for_version_q(version):
-            continue
-        # tagged fields are encoded only if they differ from their default
-        if field.tagged_field_q(version) and field.name not in (value.tags or ()):
-            continue
-        fields[field._name[0].lower() + field._name[1:]] = _value_json(field, getattr(value, field.name), version)
-    return fields
+def _struct_json(fields: Sequence[Field], value: Any, version: int) -> dict[str, Any]:
+    found = {}
+    for field in fields:
+        content = getattr(value, field.name)
+        default = empty_value(type(value), field)() if field.default == EMPTY else field.default
+        if version in field.versions and not (is_tagged(field, version) and content == default):
+            found[field.json_name] = _value_json(field, content, version)
+    return found
 
 
-def _value_json(field: BaseField, content: Any, version: int) -> Any:
+def _value_json(field: Field, content: Any, version: int) -> Any:
+    if field.is_array and content is not None:
+        return [_element_json(field, each, version) for each in content]
+    return _element_json(field, content, version)
+
+
+def _element_json(field: Field, content: Any, version: int) -> Any:
     if content is None:
         return None
-    if field.is_array():
-        return [_value_json(field.array_of, each, version) for each in content]
-    if field.is_struct():
-        return _struct_json(field, content, version)
-    if field.type_str == "uuid":
+    if field.fields is not None:
+        return _struct_json(field.fields, content, version)
+    if field.type == "uuid":
         return urlsafe_b64encode(content.bytes).decode().rstrip("=")
-    return _base64(content) if field.type_str in ("bytes", "records") else content
+    return _base64(content) if field.type in ("bytes", "records") else content
 
 
 def _protocol_json(message_class: Any, data: bytes) -> Any:

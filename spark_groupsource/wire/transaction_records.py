@@ -14,7 +14,7 @@ from itertools import chain, repeat
 from spark_groupsource.errors import CorruptRecordError, RemoteProtocolError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.decoder import MessageT, decode_exactly
-from spark_groupsource.wire.fast_structs import encode_data
+from spark_groupsource.wire.encoder import encode_data
 from spark_groupsource.wire.messages import TransactionLogKey, TransactionLogValue
 
 _KEY_VERSION = 0
@@ -55,7 +55,7 @@ class TransactionValue:
 
 
 def encode_key(transactional_id: str) -> bytes:
-    return bytes(TransactionLogKey(transactional_id=transactional_id).encode(version=_KEY_VERSION))
+    return encode_data(TransactionLogKey(transactional_id=transactional_id), _KEY_VERSION)
 
 
 def decode_key(data: bytes) -> str | None:

@@ -321,7 +321,7 @@ def test_each_api_rejects_a_user_without_acls(secured: Secured, topic: str, grou
     secured.broker.produce(topic, [b"1"])
     with logged_in(secured.broker.bootstrap_servers, "ann", "secret") as connection:
         found = {
-            f"{number} {name}": (codes_of(connection.call(request, version)), codes)
+            f"{number} {name}": (codes_of(connection.call(request, version), version), codes)
             for number, (name, request, version, codes) in enumerate(cases(topic, group))
         }
     # topics that other tests permitted are in Metadata of all topics
@@ -368,7 +368,7 @@ def test_transactional_records_need_their_transactional_id(
     topics = [data(name=topic, partition_data=[partition])]
     request = ProduceRequest(transactional_id="x", acks=-1, timeout_ms=1000, topic_data=topics)
     with logged_in(secured.broker.bootstrap_servers, "ann", "secret") as connection:
-        assert codes_of(connection.call(request, 9)) == {code}
+        assert codes_of(connection.call(request, 9), 9) == {code}
 
 
 def test_a_producer_and_a_consumer_need_their_permissions(secured: Secured, topic: str, group: str) -> None:

@@ -8,6 +8,7 @@ import time
 from contextlib import ExitStack
 
 import pytest
+from support.message_fields import fields_of
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, fetch_request, fetched_values, produce
 from support.waiting import wait_until
@@ -294,7 +295,7 @@ def _fetch_many(offsets: list[int], session_id: int, session_epoch: int, *, wait
     (partition,) = topic.partitions
     request.session_id, request.session_epoch = session_id, session_epoch
     topic.partitions = [
-        FetchRequest.FetchTopic.FetchPartition(**{**partition.to_dict(), "partition": number, "fetch_offset": offset})
+        FetchRequest.FetchTopic.FetchPartition(**{**fields_of(partition), "partition": number, "fetch_offset": offset})
         for number, offset in enumerate(offsets)
     ]  # fmt: skip
     return request

@@ -198,11 +198,11 @@ def test_responses_to_joins_are_built_when_they_are_sent(context: GroupContext) 
     joined = context.completing(2)
     group = context.group()
     build = [responses.join_success(group, member.member_id) for member in joined]
-    expected = [responses.join_success(group, member.member_id)().to_dict() for member in joined]
+    expected = [responses.join_success(group, member.member_id)() for member in joined]
     context.join()  # starts a rebalance
     group.remove(joined[1].member_id)
-    assert [each().to_dict() for each in build] == expected
-    assert sorted(len(each["members"]) for each in expected) == [0, 2]
+    assert [each() for each in build] == expected
+    assert sorted(len(each.members) for each in expected) == [0, 2]
 
 
 @pytest.mark.conformance("GC-005", "JM-008")

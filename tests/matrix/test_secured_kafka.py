@@ -84,7 +84,7 @@ def test_each_api_rejects_a_user_without_acls(secured: SecuredKafka, topic: str,
     create_topic(secured.address("PLAINTEXT"), topic)
     with logged_in(secured.address("SASL"), USER, PASSWORD) as connection:
         found = {
-            f"{number} {name}": (codes_of(connection.call(request, version)), codes)
+            f"{number} {name}": (codes_of(connection.call(request, version), version), codes)
             for number, (name, request, version, codes) in enumerate(cases(topic, group))
         }
     # topics that other tests permitted are in Metadata of all topics

@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from support.message_fields import fields_of
+
 from spark_groupsource.broker.api.served_versions import SERVED
 from spark_groupsource.common.net import dial, parse_addresses, receive_into, send_all
 from spark_groupsource.errors import NetworkError, RequestTimeoutError
@@ -161,18 +163,18 @@ def normalize(
     Args: `describe_records` returns what is compared of the records of a partition in a Fetch response; `name_member`
     returns what is compared of a member id: by default, generated ids are numbered in the order of the response.
     """
-    if response.name == "FetchResponse":
+    if type(response).__name__ == "FetchResponse":
         for partition in (each for topic in response.responses for each in topic.partitions):
             _remove_later_aborted(partition)
             partition.records = describe_records(bytes(partition.records or b""))
-    returned = response.to_dict()
-    if response.name == "ListGroupsResponse":
+    returned = fields_of(response)
+    if type(response).__name__ == "ListGroupsResponse":
         returned["groups"] = [each for each in returned["groups"] if each["group_id"].startswith(broker.prefix)]
-    if response.name == "ListConfigResourcesResponse":
+    if type(response).__name__ == "ListConfigResourcesResponse":
         topics = [each for each in returned["config_resources"] if each["resource_type"] == _TOPICS]
         others = [each for each in topics if not each["resource_name"].startswith(broker.prefix)]
         returned["config_resources"] = [each for each in returned["config_resources"] if each not in others]
-    if response.name == "ApiVersionsResponse":
+    if type(response).__name__ == "ApiVersionsResponse":
         returned["api_keys"] = [each for each in returned["api_keys"] if each["api_key"] in _ALL_VERSIONS]
     return _Normalizer(broker, name_member).value("", returned)
 

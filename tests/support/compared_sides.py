@@ -118,7 +118,7 @@ class ComparedSide:
 
     def comparable(self, response: Any) -> Json:
         """Returns a response without what may differ between two brokers."""
-        if response.name == "ListTransactionsResponse":
+        if type(response).__name__ == "ListTransactionsResponse":
             prefix = self.broker.prefix
             response.transaction_states = [
                 each for each in response.transaction_states if each.transactional_id.startswith(prefix)

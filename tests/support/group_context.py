@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Iterable, Sequence
 
+from support.message_fields import encoded_and_decoded
+
 from spark_groupsource.broker.group import (
     GroupConfig,
     GroupShard,
@@ -71,8 +73,7 @@ class ResponseHandle:
 
     def deliver(self, response: Any) -> None:
         assert self._response is None, f"second response: {self.request}"
-        response_class = type(response)
-        self._response = response_class.decode(response.encode(version=self.version), version=self.version)
+        self._response = encoded_and_decoded(response, self.version)
 
     @property
     def is_delayed(self) -> bool:
@@ -200,7 +201,7 @@ class GroupContext:
     def send(
         self, request: Any, version: int, *, client_id: str = "client", host: str = "/127.0.0.1"
     ) -> ResponseHandle:
-        request = type(request).decode(request.encode(version=version), version=version)
+        request = encoded_and_decoded(request, version)
         assert api_of(request).max_version >= version
         self.request_count += 1
         token = object()

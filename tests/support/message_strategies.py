@@ -28,34 +28,22 @@ def messages(draw, message_class, version):
 
 @cache
 def _message(message_class, version):
-    return _structures(message_class._struct, message_class, version)
+    return _structures(message_class, version)
 
 
-def _structures(struct_field, data_class, version):
-    drawn = {
-        field.name: _values(field, version) for field in struct_field.fields.values() if field.for_version_q(version)
-    }
-    return st.fixed_dictionaries(drawn).map(lambda values: data_class(version=version, **values))
+def _structures(data_class, version):
+    drawn = {field.name: _values(field, data_class, version) for field in data_class.FIELDS if version in field.versions}
+    return st.fixed_dictionaries(drawn).map(lambda values: data_class(**values))
 
 
-def _values(field, version):
-    values = _elements(field, version)
-    return st.one_of(st.none(), values) if field.nullable_for_version_q(version) else values
-
-
-def _elements(field, version):
-    if field.is_array():
-        element = field.array_of
-        if element.is_struct():
-            return st.lists(_structures(element, element.data_class, version), max_size=2)
-        return st.lists(_simple(element), max_size=3)
-    if field.is_struct():
-        return _structures(field, field.data_class, version)
-    return _simple(field)
+def _values(field, data_class, version):
+    element = _simple(field) if field.fields is None else _structures(getattr(data_class, field.type), version)
+    values = st.lists(element, max_size=2 if field.fields else 3) if field.is_array else element
+    return st.one_of(st.none(), values) if version in field.nullable else values
 
 
 def _simple(field):
-    kind, name = field.type_str, field.name
+    kind, name = field.type, field.name
     if name.endswith("error_code"):
         return _ERROR_CODES
     if kind in ("int32", "int64") and ("time" in name or name.endswith("_ms")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Iterator
 
+from support.message_fields import fields_of
 from support.raw_broker import RawConnection
 
 from spark_groupsource.wire import messages as m
@@ -180,10 +181,10 @@ def _of_the_cluster(topic: str) -> Iterator[tuple[Any, int, set[int]]]:
     yield m.DescribeClusterRequest(include_cluster_authorized_operations=True), 0, {0}
 
 
-def codes_of(response: Any) -> set[int]:
-    """Returns every error code in a response."""
+def codes_of(response: Any, version: int) -> set[int]:
+    """Returns every error code in a response that was encoded at `version`."""
     found: set[int] = set()
-    for name, value in response.to_dict().items() if hasattr(response, "to_dict") else ():
+    for name, value in fields_of(response, version).items() if hasattr(response, "FIELDS") else ():
         found |= _codes(name, value)
     return found
 

@@ -15,6 +15,7 @@ from support.message_strategies import API_SIDES, messages, side_id, versions
 from spark_groupsource.errors import RemoteProtocolError
 from spark_groupsource.wire.apis import APIS, api_of
 from spark_groupsource.wire.decoder import decode_exactly, decode_prefix
+from spark_groupsource.wire.encoder import encode_body
 
 EXPECTED = """
     ApiVersions Metadata CreateTopics DeleteTopics CreatePartitions DeleteRecords DescribeConfigs DescribeCluster
@@ -56,12 +57,12 @@ def test_messages_round_trip_through_kio(api, side):
     def check(data):
         version = data.draw(versions(api))
         message = data.draw(messages(side, version))
-        ours = bytes(message.encode(version=version))
+        ours = encode_body(message, version)
         theirs = _through_kio(api, side, version, ours)
         assert theirs == ours
         decoded = decode_exactly(side, version, memoryview(theirs))
         assert decoded == message
-        assert bytes(decoded.encode(version=version)) == ours
+        assert encode_body(decoded, version) == ours
 
     check()
 
@@ -72,7 +73,7 @@ def test_incomplete_messages_and_trailing_bytes_are_rejected(api, side):
     @given(st.data())
     def check(data):
         version = data.draw(versions(api))
-        whole = bytes(data.draw(messages(side, version)).encode(version=version))
+        whole = encode_body(data.draw(messages(side, version)), version)
         for end in range(len(whole)):
             with pytest.raises(RemoteProtocolError, match=side.__name__):
                 decode_exactly(side, version, memoryview(whole[:end]))
@@ -90,7 +91,7 @@ def test_damaged_messages_raise_protocol_errors_only(api, side):
     @given(st.data())
     def check(data):
         version = data.draw(versions(api))
-        frame = bytearray(data.draw(messages(side, version)).encode(version=version))
+        frame = bytearray(encode_body(data.draw(messages(side, version)), version))
         for _ in range(data.draw(st.integers(0, 3))):
             if frame:
                 place = data.draw(st.integers(0, len(frame) - 1))
@@ -100,6 +101,6 @@ def test_damaged_messages_raise_protocol_errors_only(api, side):
             message = decode_exactly(side, version, memoryview(frame))
         except RemoteProtocolError:
             return
-        message.encode(version=version)
+        encode_body(message, version)
 
     check()

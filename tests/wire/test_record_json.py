@@ -104,5 +104,5 @@ def test_unknown_versions_are_corrupt_and_unknown_types_are_base64() -> None:
 
 def test_schemas_and_record_types_have_the_same_names() -> None:
     for kind, (key_class, value_class) in modern_record_classes().items():
-        assert key_class.json["name"] == f"{RECORD_TYPES[kind]}Key"
-        assert value_class.json["name"] == f"{RECORD_TYPES[kind]}Value"
+        assert key_class.SCHEMA.name == f"{RECORD_TYPES[kind]}Key"
+        assert value_class.SCHEMA.name == f"{RECORD_TYPES[kind]}Value"

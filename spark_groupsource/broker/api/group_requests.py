@@ -19,7 +19,6 @@ from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ApiRequestContext, ResponseAction, Steps
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import (
     ApiMessage,
     DeleteGroupsRequest,
@@ -273,7 +272,7 @@ def missing_topics(
         topic_class(
             name=topic.name,
             partitions=[
-                new_struct(partition_class, partition_index=each.partition_index, error_code=code)
+                partition_class(partition_index=each.partition_index, error_code=code)
                 for each in topic.partitions
             ],
         )

@@ -20,7 +20,6 @@ from spark_groupsource.common.clock import monotonic_ns
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, RemoteProtocolError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition, bounded_names
 from spark_groupsource.records.header import BatchHeader, Buffer, first_header, has_transactional_flag
-from spark_groupsource.wire.fast_structs import constructor
 from spark_groupsource.wire.messages import ApiMessage, ProduceRequest, ProduceResponse
 
 _INLINE_NS = 1_000_000
@@ -45,12 +44,6 @@ _VERIFICATION_ERRORS = {
 
 _ProducedTopic = ProduceResponse.TopicProduceResponse
 _ProducedPartition = _ProducedTopic.PartitionProduceResponse
-_new_response = constructor(ProduceResponse, "responses", "throttle_time_ms", "node_endpoints")
-_new_topic = constructor(_ProducedTopic, "name", "topic_id", "partition_responses")
-_new_partition = constructor(
-    _ProducedPartition, "index", "error_code", "base_offset", "log_append_time_ms", "log_start_offset",
-    "record_errors", "error_message",
-)  # fmt: skip
 _RecordError = _ProducedPartition.BatchIndexAndErrorMessage
 
 
@@ -90,7 +83,9 @@ def _produce_steps(
                 if pending_bytes > _BYTES_PER_STEP or monotonic_ns() >= end_ns:
                     yield None
                     pending_bytes, end_ns = 0, monotonic_ns() + _STEP_NS
-            responses.append(_new_topic(topic.name, topic.topic_id, results))
+            responses.append(
+                _ProducedTopic(name=topic.name, topic_id=topic.topic_id, partition_responses=results)
+            )
     finally:
         # delayed fetches complete after all partitions are appended, also if the producer disconnects before
         for topic_partition, size in appended:
@@ -99,7 +94,7 @@ def _produce_steps(
         if failed:
             raise RemoteProtocolError(_unacknowledged(failed))
         return NO_RESPONSE
-    response = _new_response(responses, 0, [])
+    response = ProduceResponse(responses=responses)
     if failed:
         wrong_leader = [each for each in failed if each[1].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER]
         add_current_leaders(response, wrong_leader, broker.leaders, broker.nodes.at(context.listener))
@@ -173,14 +168,12 @@ def _append(
 
 
 def _produced(partition: Partition, done: AppendResult) -> _ProducedPartition:
-    return _new_partition(
-        partition.topic_partition.partition,
-        0,
-        done.base_offset,
-        done.log_append_time_ms,
-        partition.log.log_start_offset,
-        [],
-        None,
+    return _ProducedPartition(
+        index=partition.topic_partition.partition,
+        error_code=0,
+        base_offset=done.base_offset,
+        log_append_time_ms=done.log_append_time_ms,
+        log_start_offset=partition.log.log_start_offset,
     )
 
 

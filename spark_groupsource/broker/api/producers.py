@@ -20,7 +20,6 @@ from spark_groupsource.broker.storage.steps import StorageSteps, portions
 from spark_groupsource.broker.transactions.transaction_states import TRANSACTION_STATE_NAMES
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
-from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import (
     DescribeProducersRequest,
     DescribeProducersResponse,
@@ -87,8 +86,7 @@ def describe_producers(broker: Broker, context: ApiRequestContext, request: Desc
 
 
 def _producer(producer_id: int, entry: ProducerStateEntry) -> _Partition.ProducerState:
-    return new_struct(
-        _Partition.ProducerState,
+    return _Partition.ProducerState(
         producer_id=producer_id,
         producer_epoch=entry.epoch,
         last_sequence=entry.batches[-1].last_sequence if entry.batches else -1,
@@ -176,8 +174,7 @@ def list_transactions(
     for shard in shards:
         for some in portions(list(shard.transactions.items()), 5 * _ENTRIES_PER_STEP):
             found += [
-                new_struct(
-                    _Listed,
+                _Listed(
                     transactional_id=name,
                     producer_id=value.producer_id,
                     transaction_state=TRANSACTION_STATE_NAMES[value.status],

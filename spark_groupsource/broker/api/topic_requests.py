@@ -25,7 +25,6 @@ from spark_groupsource.broker.storage.topic_config import TOPIC_FIELDS, TOPIC_SE
 from spark_groupsource.common.config_def import format_value
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition, bounded_names
-from spark_groupsource.wire.fast_structs import constructor
 from spark_groupsource.wire.messages import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -51,10 +50,6 @@ _TOPICS_PER_STEP = 20
 
 _MetadataTopic = MetadataResponse.MetadataResponseTopic
 _MetadataPartition = _MetadataTopic.MetadataResponsePartition
-_new_partition = constructor(
-    _MetadataPartition, "error_code", "partition_index", "leader_id", "leader_epoch", "replica_nodes", "isr_nodes",
-    "offline_replicas",
-)  # fmt: skip
 _NewTopic = CreateTopicsRequest.CreatableTopic
 _NewPartitions = CreatePartitionsRequest.CreatePartitionsTopic
 _CreatedTopic = CreateTopicsResponse.CreatableTopicResult
@@ -196,7 +191,7 @@ def _describe_topic(
     for number, topic_partition in enumerate(entry.partitions, 1):
         if topic_partition not in broker.partitions:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)  # deleted since the previous step
-        partitions.append(_new_partition(*partition_fields(broker, topic_partition)))
+        partitions.append(_described_partition(partition_fields(broker, topic_partition)))
         if number % _PARTITIONS_PER_STEP == 0:
             yield None
     return _MetadataTopic(
@@ -206,6 +201,18 @@ def _describe_topic(
         is_internal=entry.name in INTERNAL_TOPICS,
         partitions=partitions,
         authorized_operations=TOPIC_OPERATIONS if request.include_topic_authorized_operations else None,
+    )
+
+
+def _described_partition(fields: PartitionFields) -> _MetadataPartition:
+    return _MetadataPartition(
+        error_code=fields.error_code,
+        partition_index=fields.partition_index,
+        leader_id=fields.leader_id,
+        leader_epoch=fields.leader_epoch,
+        replica_nodes=fields.replica_nodes,
+        isr_nodes=fields.isr_nodes,
+        offline_replicas=fields.offline_replicas,
     )
 
 

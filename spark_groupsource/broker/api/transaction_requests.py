@@ -20,7 +20,6 @@ from spark_groupsource.broker.storage.catalog import INTERNAL_TOPICS
 from spark_groupsource.broker.storage.steps import StorageSteps, portions
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
-from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
@@ -129,14 +128,14 @@ def _results(
         for number in numbers:
             is_refused = bool(refused) and TopicPartition(name, number) in refused
             error_code = _refusal(name) if is_refused else code
-            entries.append(new_struct(_AddedPartition, partition_index=number, partition_error_code=error_code))
+            entries.append(_AddedPartition(partition_index=number, partition_error_code=error_code))
             added += 1
             if added % _PARTITIONS_PER_STEP == 0:
                 yield None
         added += 1
         if added % _PARTITIONS_PER_STEP == 0:
             yield None
-        results.append(new_struct(_AddedTopic, name=name, results_by_partition=entries))
+        results.append(_AddedTopic(name=name, results_by_partition=entries))
     return results
 
 

@@ -37,12 +37,9 @@ from spark_groupsource.common.clock import Clock
 from spark_groupsource.common.timers import Timers
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.wire.fast_structs import constructor
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
 _TopicData = FetchResponse.FetchableTopicResponse
-_new_topic = constructor(_TopicData, "topic", "topic_id", "partitions")
-_new_response = constructor(FetchResponse, "error_code", "session_id", "responses", "node_endpoints")
 _READ_COMMITTED = 1
 _CURRENT_LEADER_SINCE = 16
 _MAX_SESSION_ID = 2**31 - 1
@@ -248,12 +245,15 @@ class FetchManager:
             topic = partition.key[0]
             if topic != last:  # in reading order, so a topic may occur more than once
                 entries: list[PartitionData] = []
-                responses.append(_new_topic(partition.topic or "", partition.topic_id, entries))
+                topic_data = _TopicData(topic=partition.topic or "", topic_id=partition.topic_id, partitions=entries)
+                responses.append(topic_data)
                 last = topic
             entries.append(entry)
             if entry.error_code and partition.topic is not None:
                 failed.append((TopicPartition(partition.topic, partition.number), entry))
-        response = _new_response(session_response.error_code, session_response.session_id, responses, [])
+        response = FetchResponse(
+            error_code=session_response.error_code, session_id=session_response.session_id, responses=responses
+        )
         if failed and pending.api_version >= _CURRENT_LEADER_SINCE:
             add_current_leaders(response, failed, self._leaders, self._nodes.at(pending.listener))
         return response

@@ -23,7 +23,6 @@ from spark_groupsource.broker.group.responses import CommitResults, commit_respo
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition, new_tuple
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE
-from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.group_records import OffsetKey, OffsetValue
 from spark_groupsource.wire.messages import (
     OffsetCommitRequest,
@@ -249,8 +248,7 @@ def _by_topic(stored: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
 def _fetched(partition: int, value: OffsetValue, is_unstable: bool) -> _FetchPartition:
     if is_unstable:
         value = NO_OFFSET
-    return new_struct(
-        _FetchPartition,
+    return _FetchPartition(
         partition_index=partition,
         committed_offset=value.offset,
         committed_leader_epoch=value.leader_epoch,
@@ -272,8 +270,7 @@ def offset_fetch_response(
         topic_class(
             name=topic.name,
             partitions=[
-                new_struct(
-                    partition_class,
+                partition_class(
                     partition_index=entry.partition_index,
                     committed_offset=entry.committed_offset,
                     committed_leader_epoch=entry.committed_leader_epoch,
@@ -335,7 +332,7 @@ def delete_offsets(
             if not subscribed and TopicPartition(topic.name, index) in stored:
                 builder.store_offset(OffsetKey(request.group_id, topic.name, index), None)
         partition_class = topic_class.OffsetDeleteResponsePartition
-        partitions = [new_struct(partition_class, partition_index=index, error_code=result) for index in indexes]
+        partitions = [partition_class(partition_index=index, error_code=result) for index in indexes]
         topics.append(topic_class(name=topic.name, partitions=partitions))
     builder.reply(context.token, OffsetDeleteResponse(error_code=ErrorCode.NONE, throttle_time_ms=0, topics=topics))
 

@@ -12,7 +12,6 @@ from typing import Callable, Sequence
 
 from spark_groupsource.broker.group.classic_group import NO_GENERATION, NO_LEADER, ClassicGroup
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.wire.fast_structs import constructor, new_struct
 from spark_groupsource.wire.frames import constant_response
 from spark_groupsource.wire.messages import (
     HeartbeatResponse,
@@ -28,19 +27,8 @@ CommitResults = Sequence[tuple[str, Sequence[tuple[int, ErrorCode]]]]
 """(topic, ((partition, error), ...)) of an OffsetCommit or TxnOffsetCommit."""
 
 _CommitTopic = OffsetCommitResponse.OffsetCommitResponseTopic
-_new_commit_response = constructor(OffsetCommitResponse, "topics")
-_new_commit_topic = constructor(_CommitTopic, "name", "partitions")
 _CommitPartition = _CommitTopic.OffsetCommitResponsePartition
-_new_join_response = constructor(
-    JoinGroupResponse, "throttle_time_ms", "error_code", "generation_id", "protocol_type", "protocol_name", "leader",
-    "skip_assignment", "member_id", "members",
-)  # fmt: skip
-_new_joined_member = constructor(
-    JoinGroupResponse.JoinGroupResponseMember, "member_id", "group_instance_id", "metadata"
-)
-_new_sync_response = constructor(
-    SyncGroupResponse, "throttle_time_ms", "error_code", "protocol_type", "protocol_name", "assignment"
-)
+_JoinedMember = JoinGroupResponse.JoinGroupResponseMember
 _TxnCommitPartition = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic.TxnOffsetCommitResponsePartition
 
 
@@ -80,7 +68,7 @@ def _joined(
     member_id: str,
     members: Sequence[tuple[str, str | None, bytes]],
 ) -> JoinGroupResponse:
-    return _new_join_response(
+    return JoinGroupResponse(
         throttle_time_ms=0,
         error_code=ErrorCode.NONE,
         generation_id=generation_id,
@@ -89,7 +77,10 @@ def _joined(
         leader=leader_id,
         skip_assignment=skip_assignment,
         member_id=member_id,
-        members=[_new_joined_member(*each) for each in members],
+        members=[
+            _JoinedMember(member_id=each, group_instance_id=instance, metadata=metadata)
+            for each, instance, metadata in members
+        ],
     )
 
 
@@ -102,7 +93,7 @@ def join_error_response(
     leader_id: str = NO_LEADER,
 ) -> JoinGroupResponse:
     """`member_id` is that of the request, the new one with MEMBER_ID_REQUIRED, or empty."""
-    return _new_join_response(
+    return JoinGroupResponse(
         throttle_time_ms=0,
         error_code=error,
         generation_id=generation_id,
@@ -116,7 +107,7 @@ def join_error_response(
 
 
 def sync_success_response(group: ClassicGroup, assignment: bytes) -> SyncGroupResponse:
-    return _new_sync_response(
+    return SyncGroupResponse(
         throttle_time_ms=0,
         error_code=ErrorCode.NONE,
         protocol_type=group.protocol_type,
@@ -147,8 +138,7 @@ def leave_response(
         throttle_time_ms=0,
         error_code=ErrorCode.NONE,
         members=[
-            new_struct(
-                LeaveGroupResponse.MemberResponse,
+            LeaveGroupResponse.MemberResponse(
                 member_id=identity.member_id,
                 group_instance_id=identity.group_instance_id,
                 error_code=error,
@@ -163,9 +153,9 @@ def leave_error_response(error: ErrorCode) -> LeaveGroupResponse:
 
 
 def commit_response(results: CommitResults) -> OffsetCommitResponse:
-    return _new_commit_response(
-        [
-            _new_commit_topic(name, [_commit_partition(partition, error) for partition, error in partitions])
+    return OffsetCommitResponse(
+        topics=[
+            _CommitTopic(name=name, partitions=[_commit_partition(*each) for each in partitions])
             for name, partitions in results
         ],
     )
@@ -187,9 +177,9 @@ def transactional_commit_response(results: CommitResults) -> TxnOffsetCommitResp
 # commits have the same few entries again and again; nothing modifies them
 @lru_cache(maxsize=4096)
 def _commit_partition(partition: int, error: ErrorCode) -> _CommitPartition:
-    return new_struct(_CommitPartition, partition_index=partition, error_code=error)
+    return _CommitPartition(partition_index=partition, error_code=error)
 
 
 @lru_cache(maxsize=4096)
 def _txn_commit_partition(partition: int, error: ErrorCode) -> _TxnCommitPartition:
-    return new_struct(_TxnCommitPartition, partition_index=partition, error_code=error)
+    return _TxnCommitPartition(partition_index=partition, error_code=error)

@@ -32,12 +32,11 @@ from spark_groupsource.broker.requests import ANONYMOUS, ApiRequestContext
 from spark_groupsource.errors import RemoteProtocolError
 from spark_groupsource.model import new_tuple
 from spark_groupsource.wire.api_keys import ApiKey
-from spark_groupsource.wire.element_count import data_bytes, has_more_elements
+from spark_groupsource.wire.element_count import has_more_elements
 from spark_groupsource.wire.frames import (
     RequestHeader,
     decode_request,
     encode_frame,
-    encode_large_response,
     encode_response,
     frame_length,
     read_request_header,
@@ -219,13 +218,13 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._send_frame(frame)
 
-    def _encode_large(self, response: ApiMessage, version: int, correlation_id: int) -> bytearray:
+    def _encode_large(self, response: ApiMessage, version: int, correlation_id: int) -> bytes | bytearray:
         """Is called in the worker thread."""
         if self._transport is None:
             return bytearray()  # closed while other responses were encoded
-        return encode_large_response(response, version, correlation_id, data_bytes(response))
+        return encode_response(response, version, correlation_id)
 
-    def _send_encoded(self, encoded: Future[bytearray]) -> None:
+    def _send_encoded(self, encoded: Future[bytes | bytearray]) -> None:
         error = encoded.exception()
         if isinstance(error, Exception):
             self.fail(error)

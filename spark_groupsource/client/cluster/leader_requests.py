@@ -10,7 +10,6 @@ from spark_groupsource.client.cluster.metadata import ClusterMetadata, EpochEndO
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import TopicPartition, by_topic
-from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import (
     ListOffsetsRequest,
     ListOffsetsResponse,
@@ -32,8 +31,7 @@ def list_offsets_request(
     rows: dict[str, list[ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition]] = defaultdict(list)
     for tp, timestamp in sorted(timestamps.items()):
         rows[tp.topic].append(
-            new_struct(
-                topic_class.ListOffsetsPartition,
+            topic_class.ListOffsetsPartition(
                 partition_index=tp.partition,
                 current_leader_epoch=view.leader_epoch(tp),
                 timestamp=timestamp,

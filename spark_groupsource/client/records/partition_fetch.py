@@ -11,7 +11,6 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.columns.arrow import AbortedTransaction
 from spark_groupsource.records.header import OldFormatError, last_batch
 from spark_groupsource.records.message_sets import with_record_batches
-from spark_groupsource.wire.fast_structs import new_struct
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
 EMPTY = memoryview(b"")
@@ -176,8 +175,7 @@ def fetch_request(states: Sequence[PartitionState], settings: ClientSettings, ma
     topics: list[tuple[str, UUID | None, list[FetchRequest.FetchTopic.FetchPartition]]] = []
     for state in states:
         tp = state.topic_partition
-        partition = new_struct(
-            row.FetchPartition,
+        partition = row.FetchPartition(
             partition=tp.partition,
             current_leader_epoch=state.leader_epoch,
             fetch_offset=state.position,

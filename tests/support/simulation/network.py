@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+from support.message_fields import encoded_and_decoded
 from support.simulation.broker import Broker
 from support.simulation.clock import SimulationClock
 
@@ -70,11 +71,6 @@ class Link:
     @property
     def _is_cut(self) -> bool:
         return self._time.now_ms < self.cut_until_ms
-
-
-def encoded_and_decoded(message: Any, version: int) -> Any:
-    """Returns the message as decoded: without the fields that the version lacks."""
-    return type(message).decode(message.encode(version=version), version=version)
 
 
 def _drop(response: Any) -> None:
