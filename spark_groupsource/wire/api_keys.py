@@ -60,3 +60,8 @@ class ApiKey(IntEnum):
     CONSUMER_GROUP_DESCRIBE = 69
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
+
+    @property
+    def api_name(self) -> str:
+        """The name in Kafka's documentation and schemas."""
+        return "".join(part.capitalize() for part in self.name.split("_"))

@@ -29,8 +29,7 @@ class _BuiltApis(dict[int, Api]):
 
     def __missing__(self, key: int) -> Api:
         api_key = _KEYS[key]
-        # Kafka's schemas are named after the keys
-        name = "".join(part.capitalize() for part in api_key.name.split("_"))
+        name = api_key.api_name
         request: type[Request[Any]] = getattr(messages, f"{name}Request")
         versions = request.SCHEMA.versions
         response: type[ApiMessage] = getattr(messages, f"{name}Response")

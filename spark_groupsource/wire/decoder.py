@@ -1,8 +1,8 @@
 """Generated strict decoders: one function per message class and version.
 
-Lengths are checked before memory is allocated: a length beyond the buffer, a negative one, null in a field that does not
-allow it, a varint of more than 32 bits and a string of more than 32,767 bytes raise `RemoteProtocolError`, as in Kafka's
-own decoders. Record sets are views of the buffer.
+Lengths are checked before memory is allocated: a length beyond the buffer, a negative one, null in a field that does
+not allow it, a varint of more than 32 bits and a string of more than 32,767 bytes raise `RemoteProtocolError`, as in
+Kafka's own decoders. Record sets are views of the buffer.
 
 A function reads consecutive numbers, and the length of the string or array after them, with one call, and array
 elements of fixed size with one iterator. The time and memory of decoding grow with the number of array elements and

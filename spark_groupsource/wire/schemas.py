@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from functools import lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
@@ -57,8 +56,8 @@ class Field(NamedTuple):
     """A field of a message or structure.
 
     `type` is that of an element if `is_array`; `fields` are those of a structure, None for other types. `default` is
-    `EMPTY` for a new list or structure, and null for a structure that cannot be null. `versions`, `nullable` and `tagged` are the versions that have the field, that
-    allow null, and where it is a tagged field.
+    `EMPTY` for a new list or structure, and null for a structure that cannot be null. `versions`, `nullable` and
+    `tagged` are the versions that have the field, that allow null, and where it is a tagged field.
     """
 
     name: str
@@ -189,7 +188,7 @@ def _default(kind: str, is_array: bool, is_struct: bool, found: Mapping[str, Any
     if kind in FIXED_FORMATS:
         return int(str(given or 0), 0)
     if kind == "uuid":
-        return uuid.UUID(given) if given else None
+        return None  # the zero id; no schema has another default
     if kind == "bitfield":
         return bits_of(int(given) & 0xFFFF_FFFF) if given else None
     return given if kind == "string" else b""

@@ -393,7 +393,7 @@ def test_join_phase_that_starts_again_is_one_rebalance() -> None:
 def test_hostile_reason_is_bounded_and_printable() -> None:
     scenario = Scenario()
     a, b = scenario.stable()
-    leave("\x1b[2Jgone\nforged line" + "x" * 100_000)(scenario, a, b)
+    leave("\x1b[2Jgone\nforged line" + "x" * 32_000)(scenario, a, b)
     reason = scenario.last.reason or ""
     assert reason.startswith("\\x1b[2Jgone\\nforged line") and len(reason) < 300 and reason.isprintable()
 

@@ -32,7 +32,8 @@ def _message(message_class, version):
 
 
 def _structures(data_class, version):
-    drawn = {field.name: _values(field, data_class, version) for field in data_class.FIELDS if version in field.versions}
+    fields = [field for field in data_class.FIELDS if version in field.versions]
+    drawn = {field.name: _values(field, data_class, version) for field in fields}
     return st.fixed_dictionaries(drawn).map(lambda values: data_class(**values))
 
 

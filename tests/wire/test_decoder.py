@@ -7,16 +7,27 @@ import re
 import pytest
 
 from spark_groupsource.errors import RemoteProtocolError
-from spark_groupsource.wire.decoder import decode_exactly, read_unsigned_varint, skip_tagged_fields
+from spark_groupsource.wire.decoder import (
+    TooManyElementsError,
+    decode_exactly,
+    decode_prefix,
+    read_unsigned_varint,
+    skip_tagged_fields,
+)
 from spark_groupsource.wire.encoder import encode_body
 from spark_groupsource.wire.messages import (
+    DeleteRecordsRequest,
     FetchResponse,
     HeartbeatRequest,
     JoinGroupRequest,
     MetadataRequest,
+    OffsetCommitRequest,
     ProduceRequest,
     SyncGroupResponse,
 )
+
+Topic = OffsetCommitRequest.OffsetCommitRequestTopic
+_Deleted = DeleteRecordsRequest.DeleteRecordsTopic.DeleteRecordsPartition
 
 
 def assert_rejected(message_class, version, body, reason):
@@ -138,3 +149,73 @@ def test_bytes_fields_are_copies():
     frame = encode_body(JoinGroupRequest(group_id="g", protocols=[protocol]), 7)
     metadata = decode_exactly(JoinGroupRequest, 7, memoryview(frame)).protocols[0].metadata
     assert type(metadata) is bytes
+
+
+def _commit(count, version, **fields):
+    entry = Topic.OffsetCommitRequestPartition(partition_index=7, committed_offset=9, **fields)
+    topics = [Topic(name="t", partitions=[entry] * count)]
+    return encode_body(OffsetCommitRequest(group_id="g", member_id="m", topics=topics), version)
+
+
+# the numbers of one structure are read at once, and the length after them too, but an error names what is incomplete
+@pytest.mark.parametrize(
+    "size, problem",
+    [
+        (2, "it is incomplete (unpack_from requires a buffer of at least 7 bytes for unpacking 4 bytes at offset 3"),
+        (4, "it is incomplete (unpack_from requires a buffer of at least 9 bytes for unpacking 2 bytes at offset 7"),
+        (5, "it is incomplete (unpack_from requires a buffer of at least 9 bytes for unpacking 2 bytes at offset 7"),
+        (6, "Field member_id has length 1, 0 bytes left"),
+    ],
+)
+def test_an_incomplete_number_is_named_by_its_position(size, problem):
+    body = encode_body(HeartbeatRequest(group_id="g", generation_id=1, member_id="m"), 0)
+    expected = f"Cannot decode HeartbeatRequest v0 from {3 + size} bytes: {problem}"
+    assert_rejected(HeartbeatRequest, 0, body[: 3 + size], expected)
+
+
+def test_an_incomplete_compact_length_or_id_is_reported():
+    body = encode_body(HeartbeatRequest(group_id="g", generation_id=1, member_id="m"), 4)
+    assert_rejected(HeartbeatRequest, 4, body[:6], "it is incomplete (index out of bounds on dimension 1)")
+    topic = MetadataRequest.MetadataRequestTopic(name="t")
+    body = encode_body(MetadataRequest(topics=[topic]), 12)
+    assert_rejected(MetadataRequest, 12, body[:9], "it is incomplete (16 bytes expected)")
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_an_incomplete_element_of_numbers_is_named_by_its_position(version):
+    topics = [DeleteRecordsRequest.DeleteRecordsTopic(name="t", partitions=[_Deleted(partition_index=1, offset=2)] * 9)]
+    body = encode_body(DeleteRecordsRequest(topics=topics, timeout_ms=1), version)
+    whole = decode_exactly(DeleteRecordsRequest, version, memoryview(body)).topics[0].partitions
+    assert whole == [_Deleted(partition_index=1, offset=2)] * 9
+    start, size = (11, 12) if version == 0 else (4, 13)
+    at = start + 7 * size
+    expected = f"at least {at + 12} bytes for unpacking 12 bytes at offset {at} (actual buffer size is {at + 5})"
+    assert_rejected(DeleteRecordsRequest, version, body[: at + 5], expected)
+
+
+def test_tagged_fields_in_elements_of_numbers_are_skipped():
+    topics = [DeleteRecordsRequest.DeleteRecordsTopic(name="t", partitions=[_Deleted(partition_index=1, offset=2)] * 2)]
+    body = encode_body(DeleteRecordsRequest(topics=topics, timeout_ms=1), 2)
+    end = 4 + 13
+    assert body[end - 1] == 0
+    tagged = body[: end - 1] + bytes.fromhex("01 63 01 aa") + body[end:]
+    found, size = decode_prefix(DeleteRecordsRequest, 2, memoryview(tagged), max_elements=4)
+    assert size == len(tagged) and found.topics == topics
+    with pytest.raises(TooManyElementsError, match="DeleteRecordsRequest v2: it has more than 3 elements"):
+        decode_prefix(DeleteRecordsRequest, 2, memoryview(tagged), max_elements=3)
+
+
+@pytest.mark.parametrize("version", [2, 7, 9])
+def test_the_elements_of_all_levels_are_bounded(version):
+    body = memoryview(_commit(300, version))
+    assert len(decode_prefix(OffsetCommitRequest, version, body, 0, 301)[0].topics[0].partitions) == 300
+    with pytest.raises(TooManyElementsError, match=f"OffsetCommitRequest v{version}: it has more than 300 elements"):
+        decode_prefix(OffsetCommitRequest, version, body, 0, 300)
+
+
+def test_the_elements_of_tagged_fields_are_bounded():
+    endpoint = FetchResponse.NodeEndpoint(node_id=1, host="h", port=2)
+    body = memoryview(encode_body(FetchResponse(node_endpoints=[endpoint] * 5), 16))
+    assert decode_prefix(FetchResponse, 16, body, 0, 6)[0].node_endpoints == [endpoint] * 5
+    with pytest.raises(TooManyElementsError):
+        decode_prefix(FetchResponse, 16, body, 0, 5)

@@ -33,7 +33,7 @@ def test_the_stub_is_up_to_date():
 
 
 def test_api_keys_have_the_names_of_the_schemas():
-    names = {"".join(part.capitalize() for part in key.name.split("_")): int(key) for key in ApiKey}
+    names = {key.api_name: int(key) for key in ApiKey}
     assert names == {api.name: key for key, api in APIS.items()}
 
 
