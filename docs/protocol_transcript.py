@@ -175,7 +175,7 @@ class _Member:
         self._correlation_id += 1
         self._sent.append((request, version))
         name = type(request).__name__.removesuffix("Request")
-        self._transcript.add(f"{self.name} -> {name} v{version}{_fields(request)}")
+        self._transcript.add(f"{self.name} -> {name} v{version}{_fields(request, version)}")
         send_all(
             self._socket, encode_request(request, version, self._correlation_id, f"client-{self.name}"), _TIMEOUT_MS
         )
@@ -187,7 +187,7 @@ class _Member:
         frame = bytearray(int.from_bytes(prefix, "big"))
         receive_into(self._socket, memoryview(frame), _TIMEOUT_MS)
         response = decode_response(memoryview(frame), request, version, self._correlation_id)
-        self._transcript.add(f"{self.name} <- {api_of(request).name}{_fields(response)}")
+        self._transcript.add(f"{self.name} <- {api_of(request).name}{_fields(response, version)}")
         return response
 
     def join(self, owned: list[TopicPartition] | None = None, generation_id: int = -1) -> JoinGroupRequest:
@@ -241,17 +241,17 @@ def _committed() -> OffsetFetchRequest:
     return OffsetFetchRequest(groups=[group(group_id=_GROUP, topics=[topic])], require_stable=True)
 
 
-def _fields(message: Any) -> str:
-    """The fields without a default value, by name."""
+def _fields(message: Any, version: int) -> str:
+    """The fields of a version without a default value, by name."""
     shown = []
-    for name in message.to_dict():
-        text = _text(name, getattr(message, name))
+    for name in (field.name for field in message.FIELDS if version in field.versions):
+        text = _text(name, getattr(message, name), version)
         if text:
             shown.append(f"{_NAMES.get(name, name)}={text}")
     return f" {' '.join(shown)}" if shown else ""
 
 
-def _text(name: str, value: Any) -> str:
+def _text(name: str, value: Any, version: int) -> str:
     if name == "error_code":
         return error_name(value)
     if name in _DECODERS and value:
@@ -259,15 +259,15 @@ def _text(name: str, value: Any) -> str:
     if name in _DEFAULTS and value == _DEFAULTS[name]:
         return ""
     if isinstance(value, (list, tuple)):
-        items = [_item(item) for item in value]
+        items = [_item(item, version) for item in value]
         return f"[{', '.join(items)}]" if items else ""
     if value is None or value == "" or value is False or value == b"":
         return ""
     return str(value)
 
 
-def _item(item: Any) -> str:
-    return _fields(item).strip() if hasattr(item, "to_dict") else str(item)
+def _item(item: Any, version: int) -> str:
+    return _fields(item, version).strip() if hasattr(item, "FIELDS") else str(item)
 
 
 def _subscription_text(data: bytes) -> str:

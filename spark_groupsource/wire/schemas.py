@@ -41,8 +41,7 @@ _OWN = frozenset(
     }
 )
 _OPERATIONS = {"name": "authorizedOperations", "type": "bitfield"}
-# message and field -> what differs from Kafka's schema: sets of authorized operations, and defaults that requests need
-_CHANGES: Mapping[tuple[str, str], Mapping[str, Any]] = {
+CHANGES: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("CreatePartitionsRequest", "Assignments"): {"default": "null"},
     ("DescribeClusterResponse", "ClusterAuthorizedOperations"): _OPERATIONS,
     ("DescribeGroupsResponse", "AuthorizedOperations"): _OPERATIONS,
@@ -50,6 +49,7 @@ _CHANGES: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("MetadataResponse", "ClusterAuthorizedOperations"): _OPERATIONS,
     ("MetadataResponse", "TopicAuthorizedOperations"): _OPERATIONS,
 }
+"""Message and field -> what differs from Kafka's schema: authorized operations are sets, and requests have defaults."""
 
 
 class Field(NamedTuple):
@@ -89,7 +89,7 @@ def schema_of(name: str) -> Schema:
     if name in _OWN:
         file = files("spark_groupsource.wire.resources").joinpath(f"{name}.json")
     else:
-        file = _kafka_python().joinpath("protocol", "schemas", "resources", f"{name}.json")
+        file = kafka_python_directory().joinpath("protocol", "schemas", "resources", f"{name}.json")
     return parse_schema(json.loads(_COMMENT.sub("", file.read_text("utf-8"))))
 
 
@@ -133,7 +133,7 @@ def number_of(bits: set[int] | None) -> int:
 
 
 @lru_cache(maxsize=1)
-def _kafka_python() -> Any:
+def kafka_python_directory() -> Any:
     """Returns the directory of kafka-python, which is not imported."""
     spec = find_spec("kafka")
     if spec is None:
@@ -143,7 +143,7 @@ def _kafka_python() -> Any:
 
 
 def _field(message: str, found: Mapping[str, Any], common: Mapping[str, Any]) -> Field:
-    found = {**found, **_CHANGES.get((message, found["name"]), {})}
+    found = {**found, **CHANGES.get((message, found["name"]), {})}
     is_array = found["type"].startswith("[]")
     kind = found["type"].removeprefix("[]")
     inner = found.get("fields") or common.get(kind)

@@ -70,9 +70,9 @@ def test_versions_types_and_defaults():
     assert tagged_fields(found.fields, 4) == [first, second] and not tagged_fields(found.fields, 3)
 
 
-@pytest.mark.parametrize("message, field", schemas._CHANGES)
+@pytest.mark.parametrize("message, field", schemas.CHANGES)
 def test_every_changed_field_is_in_its_schema(message, field):
-    change = schemas._CHANGES[message, field]
+    change = schemas.CHANGES[message, field]
     name = "authorized_operations" if "type" in change else None
     found = [
         each
@@ -90,7 +90,7 @@ def test_sets_of_bits(bits):
 
 
 def test_kafka_python_is_read_from_an_archive_and_not_imported(tmp_path: Path):
-    root = Path(schemas._kafka_python())
+    root = Path(schemas.kafka_python_directory())
     with zipfile.ZipFile(tmp_path / "packages.zip", "w") as archive:
         for file in (root / "__init__.py", *(root / "protocol" / "schemas" / "resources").glob("Heartbeat*.json")):
             archive.write(file, file.relative_to(root.parent))
@@ -99,7 +99,8 @@ import sys
 sys.path.insert(0, {str(tmp_path / "packages.zip")!r})
 from spark_groupsource.wire.messages import HeartbeatRequest
 from spark_groupsource.wire import schemas
-print(HeartbeatRequest(group_id="g").group_id, "kafka" in sys.modules, "packages.zip" in str(schemas._kafka_python()))
+directory = str(schemas.kafka_python_directory())
+print(HeartbeatRequest(group_id="g").group_id, "kafka" in sys.modules, "packages.zip" in directory)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["g", "False", "True"]
