@@ -45,7 +45,7 @@ def test_the_data_source_without_pyspark_names_the_extra() -> None:
 
 @pytest.mark.slow
 def test_the_broker_and_the_command_need_no_pyspark() -> None:
-    commands = "checkpoint, consume, group_resets, produce, topics"
+    commands = "checkpoint_command, consume, group_resets, produce_command, topics_command"
     code = f"import spark_groupsource.broker.embedded; from spark_groupsource.cli import {commands}"
     run = run_without({"pyspark", "numba", "rich", "fastavro", "pandas"}, code)
     assert run.returncode == 0, run.stderr
