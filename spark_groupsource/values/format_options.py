@@ -83,6 +83,11 @@ class ValueOptions:
         return self.key.format != BINARY or self.value.format != BINARY
 
     @property
+    def has_error_column(self) -> bool:
+        """True if the query has a column that describes malformed records."""
+        return self.is_typed and self.mode == PERMISSIVE
+
+    @property
     def of_subjects(self) -> tuple[ColumnFormat, ...]:
         """The columns whose schema is that of a subject."""
         return tuple(each for each in (self.key, self.value) if each.subject is not None)

@@ -24,6 +24,7 @@ from spark_groupsource.values.format_options import (
     GLUE,
     JSON,
     NO_HEADER,
+    PERMISSIVE,
     PROTOBUF,
     ColumnFormat,
 )
@@ -141,7 +142,8 @@ class BatchConverter:
             else:
                 arrays[name] = decoded.values
         names = self._columns.schema.names
-        if ERROR_COLUMN in names:
+        # in the other modes this is a field of the value
+        if self._columns.mode == PERMISSIVE and ERROR_COLUMN in names:
             arrays[ERROR_COLUMN] = _error_column(errors, received, batch.num_rows)
         result = pa.RecordBatch.from_arrays([arrays[name] for name in names], schema=self._columns.schema)
         if errors and self._columns.mode == DROPMALFORMED:

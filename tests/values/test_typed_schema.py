@@ -124,6 +124,17 @@ def test_invalid_options_are_named(given: dict[str, str], message: str) -> None:
         (fields(("value", POINT), ERROR), {"value_format": "json"}, "Set mode to PERMISSIVE."),
         (fields(("offset", LongType()), ERROR), {"value_format": "json", "mode": "PERMISSIVE"}, "Add key or value."),
         (
+            fields(("offset", LongType()), ERROR),
+            {"value_format": "json", "mode": "PERMISSIVE", "value_flatten": "true"},
+            "Add key, or a field of the value.",
+        ),
+        (fields(("offset", LongType()), ERROR), {"mode": "PERMISSIVE"}, "Set value.format to decode values."),
+        (
+            fields(("id", LongType()), ("_error", LongType())),
+            {"value_format": "json", "mode": "PERMISSIVE", "value_flatten": "true"},
+            "Column _error of the schema must be struct<column:string,",
+        ),
+        (
             StructType([StructField("value", StructType([StructField("id", LongType(), False)]))]),
             {"value_format": "json"},
             "Column value.id of the schema may be null. Leave NOT NULL out.",
@@ -270,3 +281,36 @@ def test_flattened_fields_may_have_the_names_of_columns_that_are_not_there() -> 
     declared = fields(("value", LongType()), ("headers", StringType()), ("offset", LongType()))
     found = converted(select(declared, value_format="json", value_flatten="true"), b'{"value": 1, "headers": "x"}')
     assert found.to_pylist() == [{"value": 1, "headers": "x", "offset": 100}]
+
+
+AVRO_IDS = (
+    '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}, {"name": "_error", "type": "int"}]}'
+)
+PROTOBUF_IDS = 'syntax = "proto3"; message R { int64 id = 1; int32 _error = 2; }'
+
+
+@pytest.mark.parametrize(
+    "given, good, bad",
+    [
+        ({"value_format": "json"}, b'{"id": 1, "_error": 7}', b'{"id": "x", "_error": {"reason": "y"}}'),
+        ({"value_format": "avro", "value_schema": AVRO_IDS}, b"\x02\x0e", b"\x02"),
+        (
+            {"value_format": "protobuf", "value_schema": PROTOBUF_IDS, "value_message_name": "R"},
+            b"\x08\x01\x10\x07",
+            b"\x08",
+        ),
+    ],
+    ids=["json", "avro", "protobuf"],
+)
+def test_the_column_of_errors_is_no_field_of_a_flattened_value(given: dict[str, str], good: bytes, bad: bytes) -> None:
+    given = given | {"value_flatten": "true"}
+    found = converted(select(fields(("id", LongType()), ERROR), mode="PERMISSIVE", **given), good, bad)
+    assert found["id"].to_pylist() == [1, None]
+    assert [error and (error["column"], error["bytes"]) for error in found["_error"].to_pylist()] == [
+        None,
+        ("value", bad),
+    ]
+    # the other modes have no such column
+    field = fields(("_error", IntegerType()))
+    for mode in ("FAILFAST", "DROPMALFORMED"):
+        assert converted(select(field, mode=mode, **given), good)["_error"].to_pylist() == [7]

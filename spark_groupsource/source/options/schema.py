@@ -93,6 +93,9 @@ def select_columns(schema: StructType, include_headers: bool, values: ValueOptio
     allowed = {field.name: field.dataType.simpleString() for field in spark_schema(include_headers)}
     if values.value.flatten:
         del allowed["value"]
+    if values.has_error_column:
+        allowed[ERROR_FIELD.name] = ERROR_FIELD.dataType.simpleString()
+        nullable.add(ERROR_FIELD.name)
     for field in schema.fields:
         if field.name in decoded and field.name in allowed:
             declared[field.name].append(field)
@@ -100,8 +103,8 @@ def select_columns(schema: StructType, include_headers: bool, values: ValueOptio
             _check_column(field, allowed[field.name], nullable)
         elif values.value.flatten:
             declared["value"].append(field)
-        elif field.name != ERROR_FIELD.name or values.mode != PERMISSIVE:
-            raise _unknown_column(field.name, allowed)
+        else:
+            raise _unknown_column(field.name, allowed, values.is_typed)
     names = tuple(field.name for field in schema.fields)
     if len(set(names)) != len(names) or not names:
         raise ConfigurationError(
@@ -113,9 +116,9 @@ def select_columns(schema: StructType, include_headers: bool, values: ValueOptio
     return _typed_selection(schema, values, [(decoded[name], fields) for name, fields in declared.items() if fields])
 
 
-def _unknown_column(name: str, allowed: Iterable[str]) -> ConfigurationError:
+def _unknown_column(name: str, allowed: Iterable[str], is_typed: bool) -> ConfigurationError:
     hint = "Set includeHeaders to true." if name == "headers" else "Set value.format to decode values."
-    if name == ERROR_FIELD.name:
+    if name == ERROR_FIELD.name and is_typed:
         hint = f"Set mode to {PERMISSIVE}."
     return ConfigurationError(
         f"Column {name!r} of the schema does not exist: the columns are {', '.join(allowed)}. {hint}"
@@ -141,12 +144,11 @@ def _typed_selection(
 
     typed = tuple(_typed_column(given, fields) for given, fields in declared)
     fields = {ERROR_FIELD.name: pa.field(ERROR_FIELD.name, ERROR_TYPE)}
-    if ERROR_FIELD.name in schema.names:
-        _check_column(schema[ERROR_FIELD.name], ERROR_FIELD.dataType.simpleString(), (ERROR_FIELD.name,))
-        if not typed:
-            raise ConfigurationError(
-                f"Column {ERROR_FIELD.name} of the schema needs a decoded column beside it. Add key or value."
-            )
+    if not typed and values.has_error_column and ERROR_FIELD.name in schema.names:
+        needed = "key, or a field of the value" if values.value.flatten else "key or value"
+        raise ConfigurationError(
+            f"Column {ERROR_FIELD.name} of the schema needs a decoded column beside it. Add {needed}."
+        )
     for column in typed:
         flat = column.given.flatten
         fields |= {each.name: each for each in (column.kind if flat else [pa.field(column.given.column, column.kind)])}

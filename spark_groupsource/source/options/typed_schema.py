@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import bounded_names
-from spark_groupsource.values.format_options import AVRO, PERMISSIVE, PROTOBUF, ColumnFormat, ValueOptions
+from spark_groupsource.values.format_options import AVRO, PROTOBUF, ColumnFormat, ValueOptions
 
 if TYPE_CHECKING:
     from spark_groupsource.values.format_options import Wanted
@@ -76,7 +76,7 @@ def typed_schema(plain: StructType, values: ValueOptions) -> StructType | str:
     for field in plain.fields:
         given = {"key": values.key, "value": values.value}.get(field.name)
         parts += [field] if given is None else _columns(field.name, given)
-    if values.mode == PERMISSIVE:
+    if values.has_error_column:
         parts.append(ERROR_FIELD)
     if all(isinstance(part, StructField) for part in parts):
         return StructType([part for part in parts if isinstance(part, StructField)])
@@ -94,7 +94,7 @@ def check_flattened(plain: StructType, values: ValueOptions) -> None:
     if not given.flatten:
         return
     columns = {name.lower(): name for name in plain.names if name != given.column}
-    if values.mode == PERMISSIVE:
+    if values.has_error_column:
         columns[ERROR_FIELD.name] = ERROR_FIELD.name
     for part in _columns(given.column, given):
         for name in [part.name] if isinstance(part, StructField) else _ddl_names(part):
