@@ -159,6 +159,8 @@ def test_other_json_schemas_are_named(schema, message: str) -> None:
         ({"value_schema_version": "0"}, "must be latest or the number of a version, got '0'"),
         ({"subscribe": "t,u"}, "has a subject for each topic, and the query has 2 topics. Subscribe to one topic"),
         ({"value_subject_name_strategy": "record"}, "Option value.record.name is missing"),
+        ({"value_record_name": "x"}, "value.record.name has no effect with value.subject.name.strategy=topic. Set the"),
+        ({"value_format": "protobuf", "value_record_name": "x"}, "strategy=topic. Set value.message.name, or remove"),
         ({"value_subject_name_strategy": "other"}, "must be one of topic, record, topic-record"),
         ({"value_schema": '"int"', "value_record_name": "x"}, "value.record.name has no effect with value.schema"),
         ({"value_schema": '"int"', "onSchemaChange": "fail"}, "onSchemaChange=fail needs a schema of a subject"),

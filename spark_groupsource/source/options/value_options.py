@@ -17,6 +17,7 @@ from spark_groupsource.values.format_options import (
     FORMATS,
     HEADERS,
     NO_HEADER,
+    PROTOBUF,
     ColumnFormat,
     ValueOptions,
     check_format,
@@ -231,6 +232,12 @@ def _column_format(column: str, given: Mapping[str, Any], tls: Mapping[str, str]
             other = f"{column}.schema.registry.url" if registry is None else f"{column}.schema"
             raise ConfigurationError(f"Option {column}.{name} has no effect {needed} {other}. Remove one of them.")
     subject = SubjectOptions(option(names[0], TOPIC), option(names[1]), option(names[2]))
+    if subject.strategy == TOPIC and subject.record is not None:
+        remedy = f"Set {column}.message.name" if option("format") == PROTOBUF else "Set the strategy to record"
+        raise ConfigurationError(
+            f"Option {column}.record.name has no effect with {column}.subject.name.strategy=topic. {remedy}, or "
+            "remove it."
+        )
     header = option("schema.header", NO_HEADER if registry is None else "confluent")
     return check_format(
         ColumnFormat(
