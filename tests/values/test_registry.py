@@ -283,6 +283,17 @@ def parse(**given: str):
     return parse_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", **given})
 
 
+def test_errors_of_tls_files_name_the_options_of_the_registry(tmp_path) -> None:
+    for name in ("ca.location", "keystore.location"):
+        option = f"value.schema.registry.ssl.{name}"
+        given = {URL: "https://127.0.0.1:1", "value.format": "avro", option: str(tmp_path / "none.pem")}
+        options = parse_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", **given})
+        with pytest.raises(ConfigurationError) as caught:
+            SchemaRegistry(options.values.value.registry, URL).version("t-value", None)
+        assert "none.pem" in str(caught.value) and "kafka.ssl" not in str(caught.value)
+        assert "value.schema.registry.ssl.key.password where the key is encrypted" in str(caught.value)
+
+
 def test_settings_of_tls_and_of_waiting(tmp_path) -> None:
     path = tmp_path / "ca.pem"
     path.write_text("")

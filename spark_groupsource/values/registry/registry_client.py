@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from typing import Mapping, NamedTuple
+from typing import TYPE_CHECKING, Mapping, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 
@@ -19,6 +19,9 @@ from spark_groupsource.values.registry.avro_references import with_references
 from spark_groupsource.values.registry.registry_address import RegistryAddress
 from spark_groupsource.values.registry.registry_requests import error_body, get
 from spark_groupsource.values.registry.registry_responses import SchemaResponse, parse_error_code, parse_schema_response
+
+if TYPE_CHECKING:
+    import ssl
 
 _log = logging.getLogger(__name__)
 _CLOCK = SystemClock()
@@ -167,7 +170,7 @@ class SchemaRegistry:
 
     def _get(self, path: str, is_version: bool = True) -> SchemaResponse | None:
         """Returns a response; None if the registry does not have the schema or version."""
-        context = None if self._address.tls is None else tls_context(self._address.tls)
+        context = self._context()
         deadline_ms = _CLOCK.now_ms() + self._address.wait_ms
         backoff_ms, is_first = _BACKOFF_MS, True
         while True:
@@ -194,6 +197,14 @@ class SchemaRegistry:
                 _log.warning("[registry] %s; retrying for up to %d ms.", failure, deadline_ms - _CLOCK.now_ms())
             _CLOCK.sleep_ms(backoff_ms)
             backoff_ms, is_first = min(2 * backoff_ms, _MAX_BACKOFF_MS), False
+
+    def _context(self) -> ssl.SSLContext | None:
+        """Raises: ConfigurationError that names the option of the registry."""
+        try:
+            return None if self._address.tls is None else tls_context(self._address.tls)
+        except ConfigurationError as error:
+            prefix = f"{self._option.removesuffix('url')}ssl."
+            raise ConfigurationError(str(error).replace("kafka.ssl.", prefix)) from error
 
     def _check_retriable(self, error: HTTPError, url: str) -> None:
         code = error.code
