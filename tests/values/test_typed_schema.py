@@ -51,11 +51,15 @@ def test_serdes_change_the_types_of_key_and_value() -> None:
     assert select(schema, key_format="long", value_format="uuid").typed.schema.types[:2] == [pa.int64(), pa.string()]
 
 
-@pytest.mark.parametrize("given", ["id bigint, name string", "STRUCT<id bigint, name string>"])
+@pytest.mark.parametrize(
+    "given", ["id bigint, name string", "STRUCT<id bigint, name string>", "Struct\n<id bigint, name string>\n"]
+)
 def test_ddl_is_parsed_by_spark(given: str) -> None:
     options = {**BASE, "value.format": "json", "value.schema": given, "mode": "permissive"}
     found = GroupDataSource(options).schema()
-    assert found.startswith("`key` binary, value ") and found.lower().count("struct<id bigint, name string>") == 1
+    assert found.startswith("`key` binary, value struct<id bigint, name string>, `topic` string")
+    flat = GroupDataSource({**options, "value.flatten": "true"}).schema()
+    assert flat.startswith("`key` binary, id bigint, name string, `topic` string")
     assert found.endswith("`_error` struct<column:string,reason:string,schemaId:string,bytes:binary>")
 
 
@@ -78,6 +82,13 @@ def test_the_json_of_a_struct_type_is_nullable_and_may_be_in_a_file(tmp_path) ->
         ({"value.format": "avro"}, "Option value.schema is missing: value.format is avro."),
         ({"value.schema": "a int"}, "Option value.schema has no effect with value.format=binary. Set"),
         ({"value.format": "int", "value.flatten": "true"}, "Option value.flatten needs values with fields"),
+        *(
+            (
+                {"value.format": "json", "value.schema": given, "value.flatten": "true"},
+                f"Option value.flatten needs values with fields, got {given} in value.schema. Set it to false.",
+            )
+            for given in ("map<string,int>", "ARRAY <struct<id bigint>>")
+        ),
         ({"value.format": "json", "value.schema": "/no/such/file"}, "Reading the schema of option value.schema failed"),
         ({"value.format": "json", "value.schema": "{}"}, "Option value.schema is no schema"),
         (

@@ -57,7 +57,8 @@ _SERDES: dict[str, DataType] = {
 }
 # names, literals of comments and defaults, and what separates them
 _DDL_TOKEN = re.compile(r"""`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[<>(),]|[^\s<>(),:`'"]+""")
-_TYPE_NAMES = ("struct<", "array<", "map<")
+_STRUCT = re.compile(r"struct\s*<(.*)>", re.IGNORECASE | re.DOTALL)
+_WITHOUT_FIELDS = re.compile(r"(array|map)\s*<", re.IGNORECASE)
 
 
 def serde_type(given: ColumnFormat) -> DataType | None:
@@ -132,18 +133,21 @@ def _columns(name: str, given: ColumnFormat) -> list[StructField | str]:
             fields = bounded_names(f"{path} (it {reason})" for path, reason in left_out.items())
             _log.warning("[column=%s] Fields that Spark cannot represent are left out: %s.", name, fields)
     if isinstance(found, str):
-        if given.flatten:
-            return [found]
-        is_type = found.lower().startswith(_TYPE_NAMES)
-        return [f"{name} {found if is_type else f'struct<{found}>'}"]
-    if not given.flatten:
+        struct = _STRUCT.fullmatch(found)
+        fields = found if struct is None else struct[1]
+        has_fields = _WITHOUT_FIELDS.match(found) is None
+        if not given.flatten:
+            return [f"{name} {f'struct<{fields}>' if has_fields else found}"]
+        if has_fields:
+            return [fields]
+    elif not given.flatten:
         return [StructField(name, found)]
-    if not isinstance(found, StructType):
-        raise ConfigurationError(
-            f"Option {name}.flatten needs values with fields, got {found.simpleString()} in {name}.schema. Set it to "
-            "false."
-        )
-    return list(found.fields)
+    elif isinstance(found, StructType):
+        return list(found.fields)
+    kind = found if isinstance(found, str) else found.simpleString()
+    raise ConfigurationError(
+        f"Option {name}.flatten needs values with fields, got {kind[:200]} in {name}.schema. Set it to false."
+    )
 
 
 def declared_type(given: ColumnFormat) -> DataType | str:
