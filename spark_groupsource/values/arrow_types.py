@@ -54,10 +54,11 @@ def arrow_type(kind: spark.DataType, name: str, is_json: bool = True) -> pa.Data
     Args:
         name: path of the column, for messages.
         is_json: whether the values are JSON: the keys of maps must be strings, and intervals are not decoded.
-    Raises: ConfigurationError for a type that no format has, a map whose keys have a wrong type, or a field declared
-        NOT NULL.
+    Raises: ConfigurationError for a type that no format has, a map whose keys have a wrong type, a field declared
+        NOT NULL, or two fields of one name.
     """
     if isinstance(kind, spark.StructType):
+        _check_names(kind, name)
         return pa.struct([_field(field, f"{name}.{field.name}", is_json) for field in kind.fields])
     if isinstance(kind, spark.ArrayType):
         _check_nullable(kind.containsNull, f"{name}.element")
@@ -85,6 +86,13 @@ def arrow_type(kind: spark.DataType, name: str, is_json: bool = True) -> pa.Data
 def _field(field: spark.StructField, name: str, is_json: bool) -> pa.Field:
     _check_nullable(field.nullable, name)
     return pa.field(field.name, arrow_type(field.dataType, name, is_json))
+
+
+def _check_names(kind: spark.StructType, name: str) -> None:
+    # Spark cannot read such an Arrow struct
+    for at, field in enumerate(kind.names):
+        if field in kind.names[:at]:
+            raise ConfigurationError(f"Column {name} of the schema has field {field} twice. Name each field once.")
 
 
 def _check_nullable(is_nullable: bool, name: str) -> None:

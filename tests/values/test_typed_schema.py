@@ -150,6 +150,11 @@ def test_invalid_options_are_named(given: dict[str, str], message: str) -> None:
             {"value_format": "json"},
             "Column value.id of the schema may be null. Leave NOT NULL out.",
         ),
+        (
+            fields(("value", ArrayType(fields(("id", LongType()), ("ID", LongType()), ("id", StringType()))))),
+            {"value_format": "json"},
+            "Column value.element of the schema has field id twice. Name each field once.",
+        ),
     ],
 )
 def test_invalid_columns_are_named(schema: StructType, given: dict[str, str], message: str) -> None:
