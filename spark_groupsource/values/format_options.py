@@ -114,7 +114,8 @@ def check_format(given: ColumnFormat) -> ColumnFormat:
         }
         for option in (option for option, is_given in options.items() if is_given):
             raise ConfigurationError(
-                f"Option {option} has no effect with {name}.format={given.format}. Set {name}.format to json or avro."
+                f"Option {option} has no effect with {name}.format={given.format}. Set {name}.format to json, avro or "
+                "protobuf."
             )
     if given.format == PROTOBUF:
         return _check_protobuf(given)
@@ -130,8 +131,8 @@ def check_format(given: ColumnFormat) -> ColumnFormat:
         )
     if given.flatten and given.format not in _WITH_SCHEMA:
         raise ConfigurationError(
-            f"Option {name}.flatten needs values with fields, and {name}.format is {given.format}. Set it to json or "
-            "avro."
+            f"Option {name}.flatten needs values with fields, and {name}.format is {given.format}. Set it to json, "
+            "avro or protobuf."
         )
     if given.schema is None and given.format == AVRO and given.registry is None:
         raise ConfigurationError(

@@ -80,8 +80,8 @@ def test_the_json_of_a_struct_type_is_nullable_and_may_be_in_a_file(tmp_path) ->
         ({"value.format": "yaml"}, "Option value.format must be one of binary, string, json, avro"),
         ({"value.format": "json"}, "Option value.schema is missing: value.format is json."),
         ({"value.format": "avro"}, "Option value.schema is missing: value.format is avro."),
-        ({"value.schema": "a int"}, "Option value.schema has no effect with value.format=binary. Set"),
-        ({"value.format": "int", "value.flatten": "true"}, "Option value.flatten needs values with fields"),
+        ({"value.schema": "a int"}, "with value.format=binary. Set value.format to json, avro or protobuf."),
+        ({"value.format": "int", "value.flatten": "true"}, "Set it to json, avro or protobuf."),
         *(
             (
                 {"value.format": "json", "value.schema": given, "value.flatten": "true"},
