@@ -105,7 +105,7 @@ class _AsWritten:
             return lambda values, after_ids: written.decode(values.to_pylist(), after_ids)
         if schema.kind == "JSON":
             return lambda values, after_ids: [_json(value) for value in values.to_pylist()]
-        avro = parse_avro_schema("of the registry", schema.avro)
+        avro = parse_avro_schema("The schema of the registry", schema.avro)
         decoder = AvroDecoder(avro, avro, plain_type(expanded(avro, _RULES).type))
         return lambda values, after_ids: _plain(decoder.decode(values))
 

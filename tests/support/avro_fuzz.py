@@ -51,7 +51,7 @@ def check_random_text(rng: random.Random) -> None:
         at = rng.randrange(len(text))
         text = text[:at] + rng.choice(['"', "{", "}", "[", "]", ",", "//", "/*", "\\ud800", "\x00"]) + text[at + 1 :]
     try:
-        avro = parse_avro_schema("value.schema", text)
+        avro = parse_avro_schema("Option value.schema", text)
         kind = arrow_type(spark_type(expanded(avro, ExpansionRules("value", rng.choice([-1, 2, 3]))).type), "value")
         data = pa.array([rng.randbytes(rng.randrange(20)) for _ in range(20)], pa.binary())
         found = AvroDecoder(avro, avro, kind).decode(data)
@@ -75,13 +75,13 @@ def _damaged(rng: random.Random, schema: Any) -> Any:
 
 
 def _kind(schema: Any, depth: int) -> pa.DataType:
-    avro = parse_avro_schema("value.schema", json.dumps(schema))
+    avro = parse_avro_schema("Option value.schema", json.dumps(schema))
     return arrow_type(spark_type(expanded(avro, ExpansionRules("value", depth)).type), "value")
 
 
 def _check_same(schema: Any, data: list[bytes], valid: set[bytes], depth: int) -> str:
     kind = _kind(schema, depth)
-    avro = parse_avro_schema("value.schema", json.dumps(schema))
+    avro = parse_avro_schema("Option value.schema", json.dumps(schema))
     parts = [kind, *(pa.struct([field]) for field in kind), pa.struct([])]
     parsed = fastavro.parse_schema(without_logical_types(schema))
     for part in parts:
@@ -101,7 +101,7 @@ def _check_same(schema: Any, data: list[bytes], valid: set[bytes], depth: int) -
 
 
 def _check_resolved(schema: Any, other: Any, data: list[bytes], depth: int) -> str:
-    writer, reader = (parse_avro_schema("value.schema", json.dumps(each)) for each in (schema, other))
+    writer, reader = (parse_avro_schema("Option value.schema", json.dumps(each)) for each in (schema, other))
     try:
         kind = _kind(other, depth)
         found = check_paths(writer, reader, kind, data)

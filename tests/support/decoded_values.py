@@ -25,7 +25,7 @@ from spark_groupsource.values.protobuf.protobuf_types import message_type
 
 
 def parsed_avro(schema: Any) -> AvroType:
-    return parse_avro_schema("value.schema", json.dumps(schema))
+    return parse_avro_schema("Option value.schema", json.dumps(schema))
 
 
 def spark_column(schema: Any, recursion_depth: int = -1) -> DataType:

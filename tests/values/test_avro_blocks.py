@@ -326,7 +326,7 @@ def test_blocks_with_sizes_and_extreme_numbers(arrays) -> None:
 @pytest.mark.parametrize("precision, logical", [(4, "decimal"), (5, ""), (39, ""), (0, ""), (None, "")])
 def test_a_decimal_whose_precision_is_invalid_is_ignored(precision: int | None, logical: str) -> None:
     schema = {"type": "fixed", "name": "f", "size": 2, "logicalType": "decimal", "precision": precision}
-    assert parse_avro_schema("value.schema", json.dumps(schema)).logical == logical
+    assert parse_avro_schema("Option value.schema", json.dumps(schema)).logical == logical
 
 
 def doubled(levels: int) -> str:
@@ -345,7 +345,7 @@ def test_a_type_that_is_used_repeatedly() -> None:
 
 def test_a_precision_costs_no_time() -> None:
     schema = {"type": "fixed", "name": "f", "size": 2**31 - 1, "logicalType": "decimal", "precision": 10**12}
-    assert parse_avro_schema("value.schema", json.dumps(schema)).logical == ""
+    assert parse_avro_schema("Option value.schema", json.dumps(schema)).logical == ""
 
 
 @pytest.mark.parametrize(
@@ -366,4 +366,4 @@ def test_a_precision_costs_no_time() -> None:
 )
 def test_invalid_schemas_are_rejected_by_name(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"Option value.schema .*{message}"):
-        parse_avro_schema("value.schema", text)
+        parse_avro_schema("Option value.schema", text)

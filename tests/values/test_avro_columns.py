@@ -207,14 +207,14 @@ def test_a_schema_that_is_nested_deeply_is_a_clear_error(levels: int) -> None:
     for begin, end in (('{"type":"array","items":', "}"), ("[", "]"), ('{"type":', "}")):
         text = begin * levels + '"int"' + end * levels
         try:
-            parse_avro_schema("value.schema", text)
+            parse_avro_schema("Option value.schema", text)
         except ConfigurationError as error:
             assert str(error).startswith("Option value.schema is no ") and len(str(error)) < 300
         else:
             assert levels == 99
     fields = '{"type":"record","name":"r","fields":[{"name":"x","type":'
     with pytest.raises(ConfigurationError, match="nested deeper than 100 types|no Avro schema"):
-        parse_avro_schema("value.schema", fields * 101 + '"int"' + "}]}" * 101)
+        parse_avro_schema("Option value.schema", fields * 101 + '"int"' + "}]}" * 101)
 
 
 def test_a_writer_with_fields_that_spark_cannot_represent_is_read() -> None:

@@ -165,13 +165,15 @@ def test_other_json_schemas_are_named(schema, message: str) -> None:
         ({"value_schema": '"int"', "value_record_name": "x"}, "value.record.name has no effect with value.schema"),
         ({"value_schema": '"int"', "onSchemaChange": "fail"}, "onSchemaChange=fail needs a schema of a subject"),
         ({"value_schema_version": "1", "onSchemaChange": "restart"}, "needs value.schema.version=latest, got 1"),
+        ({"subscribe": "bad"}, "The schema of subject bad-value is no supported Avro schema: type x is not defined."),
         ({"subscribe": "json"}, "subject json-value has schemas of type JSON. Correct value.format"),
     ],
 )
 def test_invalid_options_are_named(server, given: dict[str, str], message: str) -> None:
     server.register("json-value", "{}", "JSON")
+    server.register("bad-value", {"type": "array", "items": "x"})
     with pytest.raises(ConfigurationError) as caught:
-        source(server, **given)
+        source(server, **given).schema()
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -43,7 +43,7 @@ def test_text_is_no_path_whatever_it_begins_with(tmp_path, begin: str, schema: s
         for name in (str(path), f"file:{path}", f"file://{path}", f" {path}\n", f"/{path}"):
             assert parse_schema_text("value.schema", name) == found.strip()
     if schema is AVRO:
-        assert [field.name for field in parse_avro_schema("value.schema", found).fields] == ["x"]
+        assert [field.name for field in parse_avro_schema("Option value.schema", found).fields] == ["x"]
 
 
 @pytest.mark.parametrize("begin", BEGINNINGS)
@@ -51,7 +51,7 @@ def test_avro_with_comments_everywhere(begin: str) -> None:
     text = AVRO.replace(", ", ", // a \" quote\n ").replace("[{", "[/* { */{") + " // end"
     given = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "value.format": "avro"}
     found = parse_options({**given, "value.schema": BEGINNINGS[begin] + text}).values.value
-    avro = parse_avro_schema("value.schema", str(found.schema))
+    avro = parse_avro_schema("Option value.schema", str(found.schema))
     assert (avro.name, [field.type.kind for field in avro.fields]) == ("r", ["int"])
 
 

@@ -114,44 +114,46 @@ class AvroType:
 _WIDER: Mapping[tuple[str, ...], str] = {("int", "long"): "long", ("double", "float"): "double"}
 
 
-def parse_avro_schema(option: str, text: str, references: Sequence[str] = ()) -> AvroType:
+def parse_avro_schema(source: str, text: str, references: Sequence[str] = ()) -> AvroType:
     """Parses a schema in JSON, which may have comments; a bare word is the name of a primitive type.
 
     Args:
+        source: where the schema is, for messages.
         references: schemas that define types which the schema uses, each after those that it uses itself.
-    Raises: ConfigurationError that names the option and the type.
+    Raises: ConfigurationError that names the source and the type.
     """
-    parser = _Parser(option)
+    parser = _Parser(source)
     for each in references:
-        parser.parse(_json(option, each), "", 0)
-    return parser.parse(_json(option, text), "", 0)
+        parser.parse(_json(source, each), "", 0)
+    return parser.parse(_json(source, text), "", 0)
 
 
-def _json(option: str, text: str) -> Any:
+def _json(source: str, text: str) -> Any:
     text = plain_text(text)
     if text in PRIMITIVES:
         return text
     try:
         return json.loads(text if "/" not in text else without_comments(text))
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(
-            f"Option {option} is no Avro schema: {str(error)[:200]}. Give its JSON, or a file."
-        ) from None
+        raise ConfigurationError(f"{source} is no Avro schema: {str(error)[:200]}. Correct the schema.") from None
 
 
 @lru_cache(maxsize=32)
 def avro_schema(given: ColumnFormat) -> AvroType:
     """Returns the schema of a column. Raises: ConfigurationError."""
-    return parse_avro_schema(f"{given.column}.schema", given.schema or "")
+    source = f"Option {given.column}.schema"
+    if given.reader is not None:
+        source = f"The schema of subject {given.reader.subject}"
+    return parse_avro_schema(source, given.schema or "")
 
 
 class _Parser:
-    def __init__(self, option: str) -> None:
-        self._option = option
+    def __init__(self, source: str) -> None:
+        self._source = source
         self._named: dict[str, AvroType] = {}
 
     def _invalid(self, fact: str) -> ConfigurationError:
-        return ConfigurationError(f"Option {self._option} is no supported Avro schema: {fact}. Correct the schema.")
+        return ConfigurationError(f"{self._source} is no supported Avro schema: {fact}. Correct the schema.")
 
     def parse(self, schema: Any, namespace: str, depth: int) -> AvroType:
         """Returns the type; `depth` is the number of types that contain it in the text."""

@@ -69,6 +69,6 @@ class WrittenAvroDecoder:
         if text is None:
             return "the registry has no Avro schema with this id"
         try:
-            return AvroDecoder(parse_avro_schema("of the registry", text), self._reader, self._kind)
+            return AvroDecoder(parse_avro_schema("The schema of the registry", text), self._reader, self._kind)
         except (ConfigurationError, UnresolvedError) as error:
             return bounded_reason(str(error))
