@@ -115,6 +115,12 @@ def test_indexes_are_those_of_the_writers_file(registry) -> None:
     assert found.schema_ids[3] == str(ids[2])
 
 
+def test_an_invalid_file_without_syntax_is_named_by_its_errors_only() -> None:
+    with pytest.raises(ConfigurationError, match=r"of subject s failed: line:1:13: Expected .*optional") as caught:
+        descriptor_set("subject s", "message M { Other x = 1; }")
+    assert "WARNING" not in str(caught.value) and "parser.cc" not in str(caught.value)
+
+
 TREE = """
 syntax = "proto3"; package shop; import "google/protobuf/struct.proto";
 message Order { int64 id = 1; Order parent = 2; google.protobuf.Struct extra = 3; }

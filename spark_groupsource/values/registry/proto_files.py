@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,8 @@ from spark_groupsource.values.lanes.protobuf_scan import read_fields
 from spark_groupsource.values.registry.protobuf_indexes import varint
 
 _TIMEOUT_S = 60
+# protoc logs a file without syntax before the errors
+_LOG_LINE = re.compile(r"WARNING: All log messages before absl|[IWEF][0-9]{4} ")
 _INVALID_NAMES = (errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 _MAIN = "schema-of-the-value.proto"
 # a name that no module has: the directory is on the path of the modules of protoc's process
@@ -107,7 +110,8 @@ def _compiled(subject: str, directory: str) -> bytes:
         ) from None
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().replace(f"{_IMPORTS}/", "").splitlines()
-        found = "; ".join(line.replace(_MAIN, "line").rstrip(".") for line in lines[:3])
+        errors = [line.replace(_MAIN, "line").rstrip(".") for line in lines if not _LOG_LINE.match(line)]
+        found = "; ".join(errors[:3])
         raise _invalid(subject, found[:400] or f"protoc ended with status {done.returncode}")
     return Path(directory, _OUTPUT).read_bytes()
 
