@@ -74,6 +74,8 @@ def typed_schema(plain: StructType, values: ValueOptions) -> StructType | str:
     Raises: ConfigurationError for a missing or invalid schema.
     """
     parts: list[StructField | str] = []
+    for column in (values.key, values.value):
+        _log_left_out(column)
     for field in plain.fields:
         given = {"key": values.key, "value": values.value}.get(field.name)
         parts += [field] if given is None else _columns(field.name, given)
@@ -124,14 +126,17 @@ def _ddl(field: StructField) -> str:
     return f"`{field.name.replace('`', '``')}` {field.dataType.simpleString()}"
 
 
+def _log_left_out(given: ColumnFormat) -> None:
+    """Writes a log line that names the fields of the schema that the column does not have."""
+    left_out = available_type(given)[1] if given.format in (AVRO, PROTOBUF) else {}
+    if left_out:
+        fields = bounded_names(f"{path} (it {reason})" for path, reason in left_out.items())
+        _log.warning("[column=%s] Fields that Spark cannot represent are left out: %s.", given.column, fields)
+
+
 def _columns(name: str, given: ColumnFormat) -> list[StructField | str]:
-    """Returns the columns that replace `name`; a log line names the fields of the schema that they do not have."""
+    """Returns the columns that replace `name`."""
     found = serde_type(given) or declared_type(given)
-    if given.format in (AVRO, PROTOBUF):
-        left_out = available_type(given)[1]
-        if left_out:
-            fields = bounded_names(f"{path} (it {reason})" for path, reason in left_out.items())
-            _log.warning("[column=%s] Fields that Spark cannot represent are left out: %s.", name, fields)
     if isinstance(found, str):
         struct = _STRUCT.fullmatch(found)
         fields = found if struct is None else struct[1]
