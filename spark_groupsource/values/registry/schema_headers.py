@@ -112,7 +112,7 @@ def read_glue(data: pa.Array) -> NamedSchemas:
     for row in compressed.tolist():
         values[row] = _decompressed(values[row])
         if values[row] is None:
-            malformed[row] = "it is no zlib data, as its header says"
+            malformed[row] = "it is not exactly the zlib data that its header says"
             has_header[row] = False
     kept = {schema_id: each[has_header[each]] for schema_id, each in found.items()}
     return NamedSchemas(byte_strings(values), kept, malformed)
@@ -163,6 +163,6 @@ def _decompressed(value: bytes) -> bytes | None:
     try:
         stream = zlib.decompressobj()
         found = stream.decompress(value, _MAX_VALUE_BYTES)
-        return found if stream.eof and not stream.unconsumed_tail else None
+        return found if stream.eof and not stream.unconsumed_tail and not stream.unused_data else None
     except zlib.error:
         return None
