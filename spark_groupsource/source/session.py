@@ -117,6 +117,8 @@ class StreamSession:
         self._positions = StreamPositions()
         self._offsets = DecodedOffsets()
         self._assignment: GroupSnapshot | None = None
+        # the assignment in which a logged batch was read again
+        self._replayed_in = GroupSnapshot()
         self._last_end: dict[str, Any] | None = None
         self._is_start_proven = True
         self._held_commits: Offsets = {}
@@ -156,6 +158,7 @@ class StreamSession:
         if self.drained.is_set():
             self._clock.sleep_ms(_REFRESH_MS)
             return start_json
+        self._resolve_replayed(start)
         if self._draining.is_set():
             self._leave_drained()
             return start_json
@@ -199,6 +202,7 @@ class StreamSession:
             self._reports.batch_started()
         if not is_planned:
             ranges, group = self._replayed(ranges, end)
+            self._replayed_in = group
         settings = self._options.task_settings(self._cluster.settings)
         tasks = plan_tasks(
             ranges,
@@ -567,6 +571,17 @@ class StreamSession:
                 self._apply_assignment(frozenset(assignment.owners), start)
             self._assignment = assignment
         return result
+
+    def _resolve_replayed(self, start: SourceOffset) -> None:
+        """Resolves the positions of the assignment in which a logged batch was read again.
+
+        Without them the batch could not be committed before the next poll, which may revoke its partitions.
+        """
+        group = self._replayed_in
+        is_current = bool(group.owners) and group.generation_id == self._ownership.generation_id
+        if self._assignment is None and is_current:
+            self._apply_assignment(frozenset(group.owners), start)
+            self._assignment = group
 
     def _is_before_rebalance(self) -> bool:
         """Returns True once before each rebalance, which may revoke any partition."""

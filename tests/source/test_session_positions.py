@@ -353,6 +353,33 @@ def test_replay_reads_a_partition_that_is_no_longer_subscribed_without_membershi
     ]
 
 
+@pytest.mark.parametrize("is_drain", [False, True])
+def test_replayed_batch_is_committed_before_its_partitions_are_revoked(is_drain):
+    query = Query(RESTART, group=FakeGroup(assigned={P0: 0, P1: 0}))
+    query.session.input_partitions(RESTART, TWO_PARTITIONS)
+    query.start = TWO_PARTITIONS
+    query.group.rebalance({})
+    query.group.calls.clear()
+    if is_drain:
+        query.session.request_drain(None)
+    query.trigger()
+    after = "leave" if is_drain else "poll"
+    calls = query.group.calls
+    assert ("commit", {P0: 9, P1: 8}) in calls[: calls.index(after)]
+    assert query.committed() == {P0: 9, P1: 8}
+
+
+def test_replayed_batch_of_a_lost_generation_is_not_committed():
+    query = Query(RESTART, group=FakeGroup(assigned={P0: 0, P1: 0}))
+    query.session.input_partitions(RESTART, TWO_PARTITIONS)
+    query.group.rebalance({P0: 0})
+    query.group.poll(0)
+    query.group.commits[P0] = OffsetAndMetadata(10)
+    query.start = TWO_PARTITIONS
+    query.trigger()
+    assert query.committed() == {P0: 10}
+
+
 def test_drain_ends_the_wait_of_a_replay():
     query = Query(RESTART, group=FakeGroup(assigned={P0: 0}))
     query.session.request_drain(None)
