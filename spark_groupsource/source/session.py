@@ -558,9 +558,10 @@ class StreamSession:
         """Polls the group and resolves the positions of a new assignment."""
         if self._is_before_rebalance():
             self._commit(start, repeated=True)
-        if self._positions.uncommitted and self._ownership.rejoin_needed:
-            # the rebalance waits for the commit: without it, the next owner would repeat the batch
-            self._clock.sleep_ms(_REFRESH_MS)
+        if self._positions.uncommitted:
+            # a rebalance waits for the commit, also one that starts now: the next owner would repeat the batch
+            if self._ownership.rejoin_needed:
+                self._clock.sleep_ms(_REFRESH_MS)
             return FollowResult.SETTLED
         if self._assignment is not None and self._ownership.rejoin_needed:
             self._reports.lag_before(self._lags(start))

@@ -246,6 +246,19 @@ def test_failed_commit_is_retried_and_delays_the_rejoin():
     assert query.group.calls[:2] == [("commit", {P0: 10, P1: 10, P2: 10}), "poll"]
 
 
+def test_failed_commit_delays_a_rebalance_that_is_not_noticed_yet():
+    """The poll itself may find the rebalance, and revoke at once."""
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    query.group.commit_error = BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "commit")
+    query.group.calls.clear()
+    query.trigger()
+    assert "poll" not in query.group.calls and query.committed() == {}
+    query.group.commit_error = None
+    query.trigger()
+    assert "poll" in query.group.calls and query.committed() == {P0: 10, P1: 10, P2: 10}
+
+
 def test_commit_with_a_fatal_error_fails_the_query():
     query = Query(startingOffsets="earliest")
     query.trigger()
