@@ -477,6 +477,8 @@ class Application:
             if not simulation.is_ending and random.random() < 0.05:
                 # without a batch in flight the control socket's thread completes the drain
                 simulation.events["drain"] += 1
+                if random.random() < 0.5:
+                    simulation.coordinator.lose()
                 if session.request_drain(self.start):
                     self.pending_after_drain()
                     return
