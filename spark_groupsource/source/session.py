@@ -290,8 +290,9 @@ class StreamSession:
         subscribed = frozenset(self._lookup.partitions())
         awaited: Commits = {}
         since_ms = self._clock.now_ms()
-        while self._follower.follow(group, is_available_now=False) is not FollowResult.DRAINING:
-            group = GroupSnapshot.of(self._ownership)
+        current: GroupSnapshot | None = None
+        while self._follower.follow(current, is_available_now=False) is not FollowResult.DRAINING:
+            current = group = GroupSnapshot.of(self._ownership)
             commits = self._ownership.committed(sorted(logged), topic_ids)
             previous, awaited = awaited, {
                 p: commits.get(p)

@@ -9,6 +9,7 @@ from support.session_fakes import NO_LIMITS, P0, P1, P2, P3, FakeCluster, FakeGr
 
 from spark_groupsource.client.cluster.group_offsets import NO_IDS
 from spark_groupsource.client.cluster.metadata import LATEST
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import (
     BrokerError,
     ConfigurationError,
@@ -17,6 +18,7 @@ from spark_groupsource.errors import (
     GenerationMismatchError,
 )
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
+from spark_groupsource.source.group.co_readers import CoReaders
 
 
 def own_commit(offset):
@@ -378,6 +380,19 @@ def test_replayed_batch_of_a_lost_generation_is_not_committed():
     query.start = TWO_PARTITIONS
     query.trigger()
     assert query.committed() == {P0: 10}
+
+
+def test_replay_requests_other_sources_of_the_query_to_join_before_its_tasks_are_planned():
+    """A source that joined later would start a rebalance, which fences the tasks."""
+    group = FakeGroup()
+
+    class FirstReader(CoReaders):
+        def join_not_started(self):
+            group.calls.append("request")
+
+    query = Query(RESTART, group=group, co_readers=FirstReader("g", list, ManualClock()))
+    query.session.input_partitions(RESTART, TWO_PARTITIONS)
+    assert group.calls == ["request", "poll"]
 
 
 def test_drain_ends_the_wait_of_a_replay():
