@@ -138,12 +138,14 @@ class Coordinator:
         self.generation_id += 1
         members = list(self.members.values())
         owners = {p: member for member in members for p in member.owned}
-        for member in members:
-            member.received = {}
+        received: dict[int, dict[TopicPartition, int]] = {member.id: {} for member in members}
         for p in self.partitions:
             target, owner = self.random.choice(members), owners.get(p)
+            # KIP-429: the partition of another owner is assigned in the generation after its revocation
             if owner is None or owner is target:
-                target.received[p] = 0
+                received[target.id][p] = 0
+        for member in members:
+            member.received = received[member.id]
 
     def remove(self, member_id: int) -> None:
         """Removes a member that has left or whose session has timed out."""
