@@ -24,7 +24,7 @@ from spark_groupsource.client.cluster.group_offsets import TopicIds
 from spark_groupsource.client.network.retry import retry_level
 from spark_groupsource.common.clock import Clock, SystemClock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, GenerationMismatchError, NetworkError
-from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names
+from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names, topic_matches
 from spark_groupsource.source.group.co_readers import CoReaders, PeerReply
 from spark_groupsource.source.group.group_follower import FollowResult, GroupFollower, GroupSnapshot
 from spark_groupsource.source.group.ownership import Commits, Ownership
@@ -280,14 +280,17 @@ class StreamSession:
         """Joins the group, and waits until other members have committed what they own of a logged batch.
 
         Their commits are what a later restart finds: a range that is left to another member without them could be lost.
-        A member that commits nothing for max.poll.interval.ms is not waited for.
+        A member that commits nothing for session.timeout.ms is not waited for: two applications that restart together
+        may each own what the other one has logged, and then both wait.
 
         Returns: the assignment, empty without a group, and the committed offsets.
         """
         group, commits = GroupSnapshot(), self._ownership.committed(sorted(logged), topic_ids)
         if self._options.group is None or not logged:
             return group, commits
-        subscribed = frozenset(self._lookup.partitions())
+        timeout_ms = self._options.group.session_timeout_ms
+        # no member owns what does not exist, or what is no longer subscribed
+        shared = {p for p in logged.keys() - self._lookup.missing(logged) if self._is_subscribed(p.topic)}
         awaited: Commits = {}
         since_ms = self._clock.now_ms()
         current: GroupSnapshot | None = None
@@ -296,7 +299,7 @@ class StreamSession:
             commits = self._ownership.committed(sorted(logged), topic_ids)
             previous, awaited = awaited, {
                 p: commits.get(p)
-                for p in sorted(logged.keys() & subscribed - group.owners.keys())
+                for p in sorted(shared - group.owners.keys())
                 if _offset_of(commits.get(p)) < logged[p].end
             }
             if not awaited:
@@ -306,17 +309,21 @@ class StreamSession:
                 _log.info("%s Waiting for other members to commit parts of a logged batch: %s.", self._entity, names)
             if awaited != previous:
                 since_ms = self._clock.now_ms()
-            elif self._clock.now_ms() - since_ms >= self._options.group.max_poll_interval_ms:
+            elif self._clock.now_ms() - since_ms >= timeout_ms:
                 _log.warning(
                     "%s Other members own parts of a logged batch and have committed nothing for %d ms; reading them "
                     "again: %s.",
                     self._entity,
-                    self._options.group.max_poll_interval_ms,
+                    timeout_ms,
                     names,
                 )
                 break
             self._clock.sleep_ms(_REFRESH_MS)
         return group, commits
+
+    def _is_subscribed(self, topic: str) -> bool:
+        pattern = self._options.subscribe_pattern
+        return topic in (self._options.subscribe or ()) or (pattern is not None and topic_matches(pattern, topic))
 
     def _log_processed(
         self,

@@ -335,7 +335,7 @@ def test_replay_waits_until_another_member_has_committed_what_it_owns(caplog):
 def test_replay_reads_what_a_member_without_progress_owns(caplog):
     group = OtherOwner(assigned={P0: 0})
     group.steps = (6, 7)
-    query = Query(RESTART, group=group, **{"kafka.max.poll.interval.ms": "60000"})
+    query = Query(RESTART, group=group, **{"kafka.session.timeout.ms": "60000"})
     begin_ms = query.clock.now_ms()
     tasks = query.session.input_partitions(RESTART, TWO_PARTITIONS)
     assert [(t.membership is None, t.ranges) for t in tasks] == [
@@ -346,9 +346,16 @@ def test_replay_reads_what_a_member_without_progress_owns(caplog):
     assert "have committed nothing for 60000 ms; reading them again: t-1." in caplog.text
 
 
-def test_replay_reads_a_partition_that_is_no_longer_subscribed_without_membership():
-    query = Query(RESTART, FakeCluster({P0: (0, 10)}), FakeGroup(assigned={P0: 0}))
+@pytest.mark.parametrize("why", ["deleted", "not subscribed"])
+def test_replay_reads_what_no_member_owns_without_membership(why, monkeypatch):
+    cluster = FakeCluster({P0: (0, 10)} if why == "deleted" else {P0: (0, 10), P1: (0, 10)})
+    query = Query(RESTART, cluster, FakeGroup(assigned={P0: 0}))
+    if why == "not subscribed":
+        # private: the cluster of these tests has one topic
+        monkeypatch.setattr(query.session, "_is_subscribed", lambda topic: False)
+    begin_ms = query.clock.now_ms()
     tasks = query.session.input_partitions(RESTART, TWO_PARTITIONS)
+    assert query.clock.now_ms() - begin_ms < 1_000
     assert [(t.membership is None, t.ranges) for t in tasks] == [
         (True, (OffsetRange(P1, 6, 8),)),
         (False, (OffsetRange(P0, 7, 9),)),

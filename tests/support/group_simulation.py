@@ -429,7 +429,7 @@ class Application:
             "subscribe": "t",
             "kafka.group.id": "g",
             "startingOffsets": simulation.starting,
-            "kafka.max.poll.interval.ms": str(simulation.max_poll_interval_ms),
+            "kafka.session.timeout.ms": str(simulation.session_timeout_ms),
         }
         clock = _Clock(self._slept)
         parsed = parse_options(options, "stream")
@@ -530,7 +530,7 @@ class Application:
         assert session is not None and member is not None
         given_up = self.clock.now_ms()
         tasks = session.input_partitions(start, end)
-        is_timed_out = self.clock.now_ms() - given_up >= self.simulation.max_poll_interval_ms
+        is_timed_out = self.clock.now_ms() - given_up >= self.simulation.session_timeout_ms
         self.simulation.events["replay timed out"] += is_timed_out
         self.switch()
         for task in tasks:
@@ -566,7 +566,7 @@ class Application:
 class Simulation:
     """Queries of one group until everything produced is delivered and all have drained."""
 
-    max_poll_interval_ms = 60_000
+    session_timeout_ms = 60_000
 
     def __init__(self, seed: int, partitions: Sequence[TopicPartition], queries: int = 3, steps: int = 1_500) -> None:
         self.random = Random(seed)
