@@ -97,6 +97,8 @@ def test_a_signal_during_generated_code_ends_with_status_0(number: str) -> None:
     script = (
         "import os, signal\n"
         "from spark_groupsource.cli.streams import terminates_as_ctrl_c\n"
+        # a shell starts background jobs with SIGINT ignored
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "try:\n"
         "    with terminates_as_ctrl_c():\n"
         f"        exec('os.kill(os.getpid(), signal.{number}); signal.pause()')\n"
