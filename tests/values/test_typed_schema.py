@@ -288,6 +288,22 @@ def test_a_flattened_field_with_the_name_of_a_column_is_named(column: str, write
     assert select(declared, value_format="json", value_flatten="true", value_schema=f"id bigint, {name} string")
 
 
+def test_flattened_names_that_differ_in_case_alone_are_rejected() -> None:
+    for schema in (
+        "id bigint, ID string",
+        StructType([StructField("id", LongType()), StructField("Id", LongType())]).json(),
+    ):
+        with pytest.raises(ConfigurationError, match="Fields id and I[Dd] of the value differ in case alone"):
+            flattened(schema)
+        flattened(schema, **{"value.flatten": "false"})
+    options = {"value_format": "json", "value_flatten": "true"}
+    with pytest.raises(ConfigurationError, match="Column Offset of the schema differs from .* offset.*write offset"):
+        select(fields(("Offset", LongType()), ("id", LongType())), **options)
+    with pytest.raises(ConfigurationError, match="each column once, got id, ID"):
+        select(fields(("id", LongType()), ("ID", LongType())), **options)
+    assert select(fields(("Value", LongType()), ("id", LongType())), **options).names
+
+
 def test_flattened_fields_may_have_the_names_of_columns_that_are_not_there() -> None:
     schema = "value bigint, headers string, _error int, `a``b,c` int, x struct<topic: string, offset: bigint>"
     assert flattened(schema).startswith(f"`key` binary, {schema}, `topic`")

@@ -102,11 +102,19 @@ def select_columns(schema: StructType, include_headers: bool, values: ValueOptio
         elif field.name in allowed:
             _check_column(field, allowed[field.name], nullable)
         elif values.value.flatten:
+            column = next((name for name in allowed if name.lower() == field.name.lower()), None)
+            if column is not None:
+                raise ConfigurationError(
+                    f"Column {field.name} of the schema differs from column {column} of the source in case alone, and "
+                    f"value.flatten is true. Names have no case in Spark: write {column}, or set value.flatten to "
+                    "false to read a field of this name."
+                )
             declared["value"].append(field)
         else:
             raise _unknown_column(field.name, allowed, values.is_typed)
     names = tuple(field.name for field in schema.fields)
-    if len(set(names)) != len(names) or not names:
+    distinct = {name.lower() for name in names} if values.value.flatten else set(names)
+    if len(distinct) != len(names) or not names:
         raise ConfigurationError(
             f"The schema must name at least one column, and each column once, got {', '.join(names) or 'none'}."
         )

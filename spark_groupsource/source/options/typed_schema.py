@@ -87,7 +87,7 @@ def typed_schema(plain: StructType, values: ValueOptions) -> StructType | str:
 
 
 def check_flattened(plain: StructType, values: ValueOptions) -> None:
-    """Checks that no field of a flattened value has the name of a column beside it; names have no case in Spark.
+    """Checks that no field of a flattened value has the name of a other field or column; names have no case in Spark.
 
     Args:
         plain: the schema without decoding.
@@ -99,8 +99,16 @@ def check_flattened(plain: StructType, values: ValueOptions) -> None:
     columns = {name.lower(): name for name in plain.names if name != given.column}
     if values.has_error_column:
         columns[ERROR_FIELD.name] = ERROR_FIELD.name
+    fields: dict[str, str] = {}
     for part in _columns(given.column, given):
         for name in [part.name] if isinstance(part, StructField) else _ddl_names(part):
+            other = fields.setdefault(name.lower(), name)
+            if other != name:
+                raise ConfigurationError(
+                    f"Fields {other} and {name} of the value differ in case alone, and value.flatten is true. Names "
+                    "have no case in Spark: set value.flatten to false, or declare the columns with .schema(...) "
+                    "without one of them."
+                )
             if name.lower() in columns:
                 column = columns[name.lower()]
                 raise ConfigurationError(
