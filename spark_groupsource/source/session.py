@@ -45,6 +45,7 @@ from spark_groupsource.source.positions.offset_json import (
 )
 from spark_groupsource.source.positions.offset_lookup import OffsetLookup, Offsets
 from spark_groupsource.source.positions.planning import Backlog, plan_tasks
+from spark_groupsource.source.positions.position_decisions import committed_offset
 from spark_groupsource.source.positions.position_epochs import PositionEpochs
 from spark_groupsource.source.positions.schema_changes import SchemaChanges
 from spark_groupsource.source.positions.stream_positions import StreamPositions
@@ -300,7 +301,7 @@ class StreamSession:
             previous, awaited = awaited, {
                 p: commits.get(p)
                 for p in sorted(shared - group.owners.keys())
-                if _offset_of(commits.get(p)) < logged[p].end
+                if (committed_offset(commits.get(p)) or 0) < logged[p].end
             }
             if not awaited:
                 break
@@ -643,7 +644,3 @@ class StreamSession:
         """Start of log lines."""
         group = f"group={self._options.group_id} " if self._options.group_id else ""
         return f"[{group}query={self.reader[:8]}]"
-
-
-def _offset_of(commit: OffsetAndMetadata | None) -> int:
-    return -1 if commit is None else commit.offset

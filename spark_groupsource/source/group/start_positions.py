@@ -16,7 +16,12 @@ from spark_groupsource.source.positions.log_end_offsets import RECHECK_MS, LogEn
 from spark_groupsource.source.positions.offset_json import SourceOffset
 from spark_groupsource.source.positions.offset_lookup import OffsetLookup, Offsets
 from spark_groupsource.source.positions.planning import PositionSource, StartPosition
-from spark_groupsource.source.positions.position_decisions import Commits, checkpointed_positions, decide_positions
+from spark_groupsource.source.positions.position_decisions import (
+    Commits,
+    checkpointed_positions,
+    committed_offset,
+    decide_positions,
+)
 from spark_groupsource.source.positions.stream_positions import StreamPositions
 from spark_groupsource.wire.commit_reports import author_metadata
 
@@ -123,7 +128,7 @@ class StartPositions:
             for p, commit in commits.items()
             if commit is not None and _is_followed(commit, acquired.get(p), checkpoint.get(p, -1))
         }
-        delivered = {p: checkpoint[p] for p in lost if (_offset(commits.get(p)) or 0) < checkpoint[p]}
+        delivered = {p: checkpoint[p] for p in lost if (committed_offset(commits.get(p)) or 0) < checkpoint[p]}
         resets: Offsets = {
             p: position.offset
             for p, position in decided.items()
@@ -313,10 +318,6 @@ class StartPositions:
 def _recreated_topics(positions: StreamPositions, start: SourceOffset) -> set[str]:
     """Returns the topics whose id is not that of the checkpoint."""
     return {topic for topic, found in positions.topic_ids.items() if start.topic_ids.get(topic, found) != found}
-
-
-def _offset(commit: OffsetAndMetadata | None) -> int | None:
-    return None if commit is None else commit.offset
 
 
 def _is_followed(commit: OffsetAndMetadata, position: int | None, checkpoint: int) -> bool:

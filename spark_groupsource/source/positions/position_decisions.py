@@ -37,7 +37,7 @@ def decide_positions(
     return {
         p: decide_position(
             checkpoint=checkpoint.get(p),
-            committed=_offset(commits.get(p)),
+            committed=committed_offset(commits.get(p)),
             last_committed=last_commits.get(p),
             is_retained=p in previous.owned,
         )
@@ -88,5 +88,6 @@ def _last_commits(
     return last
 
 
-def _offset(commit: OffsetAndMetadata | None) -> int | None:
+def committed_offset(commit: OffsetAndMetadata | None) -> int | None:
+    """Returns the offset of a commit, None without one."""
     return None if commit is None else commit.offset
