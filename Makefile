@@ -50,14 +50,14 @@ quick-tests: $(VENV)/.ready-test
 soak: export PYTHONPATH := jobs:tests
 soak: java-there $(VENV)/.ready-test
 	$(BIN)/python tests/support/run_tests.py --soak --hypothesis-profile soak $(PYTEST_ARGS)
-	$(BIN)/python tests/group/simulation.py --seed $(SEED) --schedules 100000
+	$(BIN)/python tests/simulation/coordinator_simulation.py --seed $(SEED) --schedules 100000
 	$(BIN)/python tests/chaos/broker_kills.py --seed $(SEED) --kills 200
 	$(BIN)/python tests/chaos/power_loss.py --seed $(SEED) --rounds 300
 	$(BIN)/python tests/chaos/exactly_once.py --seed $(SEED) --records 50000 --kills 50
-	$(BIN)/python tests/chaos/fuzz_wire.py
-	$(BIN)/python tests/chaos/fuzz_wire.py --sasl
+	$(BIN)/python tests/attacks/fuzz_wire.py
+	$(BIN)/python tests/attacks/fuzz_wire.py --sasl
 	$(BIN)/python tests/chaos/fuzz_json_values.py --seed $(SEED) --minutes 10 --spark
-	$(BIN)/python tests/chaos/hostile.py --seed $(SEED) --minutes 10
+	$(BIN)/python tests/attacks/hostile.py --seed $(SEED) --minutes 10
 	$(BIN)/python tests/chaos/fuzz_avro_values.py --seed $(SEED) --minutes 10
 	$(BIN)/python tests/chaos/fuzz_protobuf_values.py --seed $(SEED) --minutes 10
 	$(BIN)/python tests/chaos/compare_brokers.py --seed $(SEED) --requests 50000

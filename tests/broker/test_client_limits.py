@@ -12,7 +12,8 @@ from contextlib import ExitStack, suppress
 from types import GeneratorType
 
 import pytest
-from support import attack_frames, attacks
+from attacks import attack_frames
+from attacks.client_attacks import Target
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, fetch, fetched_values, metadata, produce
 from support.raw_members import committed
@@ -77,7 +78,7 @@ def test_connections_of_one_address_are_limited(broker):
 
 
 def test_half_sent_requests_hold_a_bounded_number_of_bytes(broker):
-    target = attacks.Target(broker.bootstrap_servers, None)
+    target = Target(broker.bootstrap_servers, None)
     with ExitStack() as held:
         clients = [held.enter_context(target.connect()) for _ in range(10)]
         for client in clients:
@@ -93,7 +94,7 @@ def test_half_sent_requests_hold_a_bounded_number_of_bytes(broker):
 
 def test_large_requests_do_not_wait_for_all_stalled_ones(broker, monkeypatch):
     monkeypatch.setattr(server, "_CONNECTION_CHECK_MS", 20)
-    target = attacks.Target(broker.bootstrap_servers, None)
+    target = Target(broker.bootstrap_servers, None)
     data = attack_frames.half_sent(1_000_000, 900_000)
     with ExitStack() as held:
         clients = [held.enter_context(target.connect()) for _ in range(15)]
@@ -121,7 +122,7 @@ def test_a_large_request_is_accepted_when_memory_is_free(broker):
 
 
 def test_the_memory_of_closed_connections_is_free_again(broker):
-    target = attacks.Target(broker.bootstrap_servers, None)
+    target = Target(broker.bootstrap_servers, None)
     frames = {
         "incomplete": attack_frames.half_sent(3_000_000, 2_000_000),
         "decoded in the worker thread": attack_frames.metadata_of([f"unknown-{number}" for number in range(20_000)]),
@@ -158,7 +159,7 @@ def test_closed_connections_leave_no_cycles(broker):
 
 
 def test_deleted_topics_leave_no_cycles(broker):
-    target = attacks.Target(broker.bootstrap_servers, None)
+    target = Target(broker.bootstrap_servers, None)
     deleted = DeleteTopicsRequest(topic_names=[f"deleted-{number}" for number in range(5)], timeout_ms=1_000)
     with target.connect() as client:
         gc.collect()
@@ -187,7 +188,7 @@ def test_deleted_topics_leave_no_cycles(broker):
     ],
 )
 def test_rejected_requests_leave_no_cycles(broker, frame):
-    target = attacks.Target(broker.bootstrap_servers, None)
+    target = Target(broker.bootstrap_servers, None)
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
@@ -208,7 +209,7 @@ def test_rejected_requests_leave_no_cycles(broker, frame):
 
 def test_clients_that_read_are_served_while_others_do_not(monkeypatch):
     with EmbeddedBroker(config=SETTINGS) as broker, ExitStack() as held:
-        target = attacks.Target(broker.bootstrap_servers, None)
+        target = Target(broker.bootstrap_servers, None)
         neighbor = held.enter_context(RawConnection(broker.bootstrap_servers))
         for name in ("unread", "small"):
             create_topic(neighbor, name)
@@ -250,7 +251,7 @@ def test_clients_that_read_are_served_while_others_do_not(monkeypatch):
     ids=["elements", "bytes", "heartbeat", "header"],
 )
 def test_a_request_above_the_limits_of_its_api_closes_the_connection(broker, frame, reason):
-    with attacks.Target(broker.bootstrap_servers, None).connect() as client:
+    with Target(broker.bootstrap_servers, None).connect() as client:
         assert client.call(frame) is None
     assert reason in broker.reports[-1]
 
@@ -262,7 +263,7 @@ def test_new_groups_are_rejected_above_the_memory_of_all_groups():
         "group.coordinator.max.state.bytes": "1000000",
     }
     with EmbeddedBroker(config=config) as small:
-        target = attacks.Target(small.bootstrap_servers, None)
+        target = Target(small.bootstrap_servers, None)
         with target.connect() as client:
             responses = [client.call(attack_frames.join_group(f"g{number}", bytes(20_000))) for number in range(60)]
         codes = [int.from_bytes(response[8:10], "big") for response in responses]
@@ -433,7 +434,7 @@ def test_clients_before_login_hold_bounded_memory_and_are_closed():
     }  # fmt: skip
     data = struct.pack(">ihhih", 500_000, 36, 1, 1, -1) + bytes(30_000)
     with EmbeddedBroker(config=config) as broker, ExitStack() as held:
-        target = attacks.Target(broker.bootstrap_servers, None)
+        target = Target(broker.bootstrap_servers, None)
         clients = [held.enter_context(target.connect()) for _ in range(200)]
         for client in clients:
             client.socket.setblocking(False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support import attack_frames
+from attacks import attack_frames
 
 from spark_groupsource.broker.network.limits import ConnectionCounts, RequestMemory, ResponseMemory
 from spark_groupsource.errors import RemoteProtocolError

@@ -9,11 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from attacks.attack_frames import create_topics, fetch, produce
+from attacks.client_attacks import Target
+from attacks.tls_attacks import client_hello
 from support import certificates
-from support.attack_frames import create_topics, fetch, produce
-from support.attacks import Target
 from support.raw_broker import BrokerProcess
-from support.tls_attacks import client_hello
 from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker

@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.chaos.broker_loads import (
+from chaos.broker_loads import (
     BrokerCommand,
     CheckFailed,
     Commits,

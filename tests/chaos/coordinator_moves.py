@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
-from support.chaos.numbered_producer import NumberedProducer
+from chaos.numbered_producer import NumberedProducer
 from support.clusters import BROKER_CONFIG, Cluster
 from support.direct_readers import StreamQuery
 from support.file_sink import committed_rows

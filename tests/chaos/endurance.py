@@ -26,16 +26,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from chaos.foreign_member import ForeignMember
+from chaos.numbered_producer import NumberedProducer
+from chaos.submitted_application import SubmittedApplication
 from real_kafka import RealKafka
-from support.chaos.foreign_member import ForeignMember
-from support.chaos.numbered_producer import NumberedProducer
-from support.chaos.submitted_application import SubmittedApplication
 from support.topics import create_topic
 from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
 
-SCRIPT = Path(__file__).parents[1] / "support" / "chaos" / "endurance_application.py"
+SCRIPT = Path(__file__).with_name("endurance_application.py")
 TOPIC, GROUP = "endurance", "endurance"
 PARTITIONS = 6
 RECORDS_PER_S = 200

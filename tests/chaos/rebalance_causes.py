@@ -30,13 +30,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from child_processes import start_process, stop_process
-from confluent_kafka import Producer
-from kafka_jars import UnavailableError
-from real_kafka import LOGGING, RealKafka
-from support.chaos import caused_document
-from support.chaos.caused_group import CausedGroup, Injection
-from support.chaos.caused_judgments import (
+from chaos import caused_document
+from chaos.caused_group import CausedGroup, Injection
+from chaos.caused_judgments import (
     Judged,
     Observed,
     deviation_text,
@@ -46,7 +42,11 @@ from support.chaos.caused_judgments import (
     report,
     unowned_shares,
 )
-from support.chaos.caused_members import SLOW_ASSIGNOR, World
+from chaos.caused_members import SLOW_ASSIGNOR, World
+from child_processes import start_process, stop_process
+from confluent_kafka import Producer
+from kafka_jars import UnavailableError
+from real_kafka import LOGGING, RealKafka
 from support.kafka_cluster import OFFSETS_TOPIC, KafkaCluster
 from support.topics import create_topic
 

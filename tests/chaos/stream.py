@@ -23,13 +23,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from support.chaos.brokers import Broker, EmbeddedBrokerProcess, RealKafkaBroker
-from support.chaos.deliveries import Batch, DeliveryTracker, ForeignOutput, Output, Repeat
-from support.chaos.foreign_member import ForeignMember
-from support.chaos.numbered_producer import NumberedProducer
-from support.chaos.proxy import Proxy
-from support.chaos.streaming_application import SESSION_TIMEOUT_S, TRIGGER, WAIT_S
-from support.chaos.submitted_application import SubmittedApplication, signal_all
+from chaos.brokers import Broker, EmbeddedBrokerProcess, RealKafkaBroker
+from chaos.deliveries import Batch, DeliveryTracker, ForeignOutput, Output, Repeat
+from chaos.foreign_member import ForeignMember
+from chaos.numbered_producer import NumberedProducer
+from chaos.proxy import Proxy
+from chaos.streaming_application import SESSION_TIMEOUT_S, TRIGGER, WAIT_S
+from chaos.submitted_application import SubmittedApplication, signal_all
 from support.topics import create_topic
 from support.waiting import wait_until
 

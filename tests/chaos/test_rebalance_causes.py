@@ -1,8 +1,8 @@
 """A short run of `rebalance_causes.py`; ``make soak`` has the long ones."""
 
 import pytest
+from chaos.caused_members import World
 from chaos.rebalance_causes import run, started_broker
-from support.chaos.caused_members import World
 
 from spark_groupsource.monitor.rebalances.rebalance import Cause
 

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.chaos import zombie_reader
-from support.chaos.deliveries import DeliveryTracker, ForeignOutput, Output
-from support.chaos.foreign_member import ForeignMember
-from support.chaos.submitted_application import SubmittedApplication, signal_all
+from chaos import zombie_reader
+from chaos.deliveries import DeliveryTracker, ForeignOutput, Output
+from chaos.foreign_member import ForeignMember
+from chaos.submitted_application import SubmittedApplication, signal_all
 from support.direct_readers import StreamQuery
 from support.topics import create_topic, produce
 from support.waiting import wait_until

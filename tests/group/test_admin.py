@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from simulation.invariants import persistent_state
 from support.group_context import CONFIG, GROUP, GroupContext
-from support.simulation.invariants import persistent_state
 
 from spark_groupsource.broker.group import GroupShard, RequestContext
 from spark_groupsource.broker.group.group_states import COMPLETING_REBALANCE, DEAD, EMPTY, PREPARING_REBALANCE

@@ -9,8 +9,8 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import pytest
+from simulation.invariants import check_counters, check_state, check_timers
 from support.group_context import DELAY_MS, GROUP, RANGE, SESSION_MS, GroupContext
-from support.simulation.invariants import check_counters, check_state, check_timers
 
 from spark_groupsource.broker.group.group_states import (
     COMPLETING_REBALANCE,

@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from simulation.invariants import check_counters, check_state, check_timers, persistent_state
 from support.examples import scaled
 from support.group_context import CONFIG, GroupContext
-from support.simulation.invariants import check_counters, check_state, check_timers, persistent_state
 
 from spark_groupsource.broker.group.classic_group import ClassicGroup
 from spark_groupsource.broker.group.group_states import EMPTY, PREPARING_REBALANCE, STABLE

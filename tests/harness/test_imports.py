@@ -1,4 +1,4 @@
-"""Imports of test modules: shared helpers are in ``tests/support``."""
+"""Imports of test modules: shared helpers are in the packages of ``tests``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 PATHS = frozenset(TESTS.rglob("*.py"))
 MODULES = {path.relative_to(TESTS).with_suffix("").as_posix(): path for path in PATHS}
+# directories below `tests` that other directories import
+PACKAGES = frozenset(path.parent for path in TESTS.glob("*/__init__.py"))
 STEMS = {path.stem: path for path in PATHS if len(path.stem) > 4}
 # found by their text, because to parse every file of the tests takes seconds
 IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|.*)|import[ \t]+(.*))", re.MULTILINE)
@@ -60,12 +62,12 @@ def test_no_module_imports_a_test_module() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_only_support_is_shared_between_directories() -> None:
+def test_only_packages_are_shared_between_directories() -> None:
     wrong = [
         f"{path.relative_to(TESTS)} imports {module.relative_to(TESTS)}"
         for path in MODULES.values()
         for module in imported_modules(path)
-        if module.parent != path.parent and TESTS / "support" not in module.parents
+        if module.parent != path.parent and PACKAGES.isdisjoint(module.parents)
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 import pytest
-from support.chaos.proxy import Proxy
+from chaos.proxy import Proxy
 from support.waiting import wait_until
 
 import spark_groupsource as gs

@@ -1,6 +1,6 @@
 """Attacks of one client on a broker, and effects on other clients.
 
-    PYTHONPATH=jobs:tests python tests/support/attacks.py [--broker HOST:PORT --pid PID] [--only NAME ...]
+    PYTHONPATH=jobs:tests python tests/attacks/client_attacks.py [--broker HOST:PORT --pid PID] [--only NAME ...]
 
 Each attack runs while a neighbor sends a heartbeat every 10 ms. Printed are the worst response time of the neighbor,
 and the largest resident memory of the broker process during the attack. Without `--broker`, an embedded broker is
@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from support.attack_frames import (
+from attacks.attack_frames import (
     create_topics,
     describe_broker_configs,
     describe_group,

@@ -8,19 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-import hostile
 import pytest
-from support.attacked_brokers import AttackedBroker
-from support.attacks import Outcome, Target
-from support.chaos.neighbors import KINDS, Reading
-from support.hostile_report import ATTACKS_TABLE, BOUNDS_TABLE, FUZZ, IDLE, BoundCost, Row, write_attacks, write_bounds
+from attacks import hostile
+from attacks.attacked_brokers import AttackedBroker
+from attacks.client_attacks import Outcome, Target
+from attacks.hostile_report import ATTACKS_TABLE, BOUNDS_TABLE, FUZZ, IDLE, BoundCost, Row, write_attacks, write_bounds
+from attacks.neighbors import KINDS, Reading
 
 TESTS = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
 def test_neighbors_are_served_during_attacks() -> None:
-    command = [sys.executable, str(TESTS / "chaos" / "hostile.py"), "--minutes", "0", "--limit-ms", "5000"]
+    command = [sys.executable, str(TESTS / "attacks" / "hostile.py"), "--minutes", "0", "--limit-ms", "5000"]
     command += ["--only", "long_names", "tls_wrong_records"]
     paths = [str(TESTS), str(TESTS.parent / "jobs"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from support.chaos.caused_judgments import Judged, Observed, deviation_text, deviations, judge, unowned_shares
+from chaos.caused_judgments import Judged, Observed, deviation_text, deviations, judge, unowned_shares
 
 BEGIN, END = "<!-- begin of rebalance_causes.py -->", "<!-- end of rebalance_causes.py -->"
 _BRIEF = "a member joins and leaves within one rebalance"

@@ -10,8 +10,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple
 
-from support.simulation.checks import Cause, Checks
-from support.simulation.clock import SimulationClock
+from simulation.checks import Cause, Checks
+from simulation.clock import SimulationClock
 
 from spark_groupsource.broker.group import (
     GroupConfig,

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from support.attack_frames import create_topics, fetch, heartbeat, produce
-from support.attacks import Outcome, Target
+from attacks.attack_frames import create_topics, fetch, heartbeat, produce
+from attacks.client_attacks import Outcome, Target
 
 from spark_groupsource.records.encode import Record, encode_batch
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+from chaos.proxy import Proxy
 from child_processes import start_process, stop_process
 from real_kafka import RealKafka
-from support.chaos.proxy import Proxy
 
 from spark_groupsource.common.net import Address, listen
 

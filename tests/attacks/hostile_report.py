@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from support.chaos.neighbors import KINDS, Reading
-from support.state_attacks import STATE_ATTACKS
-from support.tls_attacks import TLS_ATTACKS
+from attacks.neighbors import KINDS, Reading
+from attacks.state_attacks import STATE_ATTACKS
+from attacks.tls_attacks import TLS_ATTACKS
 
 IDLE, FUZZ = "none", "fuzz"
 _LABELS = {

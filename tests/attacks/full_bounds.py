@@ -1,6 +1,6 @@
 """Attacks that fill the memory bounds of a broker, alone or together.
 
-    PYTHONPATH=jobs:tests python tests/support/full_bounds.py [NAME ...] [--document docs/security.md]
+    PYTHONPATH=jobs:tests python tests/attacks/full_bounds.py [NAME ...] [--document docs/security.md]
 
 prints what each bound costs on a new broker, and writes it into the table of the page after each bound; the other rows
 stay. `hostile.py --document` does this, too.
@@ -17,11 +17,11 @@ from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
 
-from support.attack_frames import create_topics, fetch, half_sent, join_group, metadata_of, produce
-from support.attacks import Client, Outcome, Target
-from support.hostile_report import BoundCost, write_bounds
+from attacks.attack_frames import create_topics, fetch, half_sent, join_group, metadata_of, produce
+from attacks.client_attacks import Client, Outcome, Target
+from attacks.hostile_report import BoundCost, write_bounds
+from attacks.state_attacks import begin_transaction, commit_frame, find_coordinator, frame
 from support.raw_broker import BrokerProcess
-from support.state_attacks import begin_transaction, commit_frame, find_coordinator, frame
 
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.wire.messages import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
-from support.simulation.invariants import check_counters, check_state, check_timers, persistent_state
+from simulation.invariants import check_counters, check_state, check_timers, persistent_state
 
 from spark_groupsource.broker.group import LogRecord
 from spark_groupsource.broker.group.classic_group import ClassicGroup
@@ -29,7 +29,7 @@ from spark_groupsource.wire.group_records import (
 )
 
 if TYPE_CHECKING:
-    from support.simulation.broker import Broker, Entry, Waiting
+    from simulation.broker import Broker, Entry, Waiting
 
 read_key = lru_cache(maxsize=10_000)(decode_key)
 read_offset = lru_cache(maxsize=10_000)(decode_offset_value)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import kafka
-from support.chaos.caused_members import SLOW_ASSIGNOR, Member, StuckMember, World, join_request, leave
+from chaos.caused_members import SLOW_ASSIGNOR, Member, StuckMember, World, join_request, leave
 from support.raw_broker import RawConnection
 from support.removed_members import remove_members
 from support.waiting import wait_until

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from support.simulation.broker import Broker
-from support.simulation.checks import InvariantViolation
-from support.simulation.client_base import PARTITIONS, SESSION_MS, Client, Spec
-from support.simulation.clients import EagerConsumer, PackageMember
-from support.simulation.clock import SimulationClock
-from support.simulation.invariants import persistent_state
-from support.simulation.network import Link, Trace
-from support.simulation.requests import Versions, commit_request, leave_request, transactional_request
-from support.simulation.schedule import HORIZON_MS, Event, Schedule
+from simulation.broker import Broker
+from simulation.checks import InvariantViolation
+from simulation.client_base import PARTITIONS, SESSION_MS, Client, Spec
+from simulation.clients import EagerConsumer, PackageMember
+from simulation.clock import SimulationClock
+from simulation.group_requests import Versions, commit_request, leave_request, transactional_request
+from simulation.invariants import persistent_state
+from simulation.network import Link, Trace
+from simulation.schedule import HORIZON_MS, Event, Schedule
 
 from spark_groupsource.broker.group import GroupConfig, GroupShard
 from spark_groupsource.broker.group.group_states import EMPTY, STABLE

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+from simulation.broker import Broker
+from simulation.clock import SimulationClock
 from support.message_fields import encoded_and_decoded
-from support.simulation.broker import Broker
-from support.simulation.clock import SimulationClock
 
 ONE_WAY_MS = 2
 Trace = Callable[[str], None]

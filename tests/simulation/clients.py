@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Sequence
 
-from support.simulation.client_base import PARTITIONS, SESSION_MS, Client, Spec, read_assignment, write_subscription
-from support.simulation.requests import error_of, join_request, sync_request
+from simulation.client_base import PARTITIONS, SESSION_MS, Client, Spec, read_assignment, write_subscription
+from simulation.group_requests import error_of, join_request, sync_request
 
 from spark_groupsource.assign import load_assignor
 from spark_groupsource.client.membership.assignment import unassigned
@@ -29,7 +29,7 @@ from spark_groupsource.model import Subscription, TopicPartition
 from spark_groupsource.wire.messages import DescribeGroupsRequest
 
 if TYPE_CHECKING:
-    from support.simulation.run import SimulationRun
+    from simulation.run import SimulationRun
 
 HEARTBEAT_MS = 200
 REBALANCE_MS = 800

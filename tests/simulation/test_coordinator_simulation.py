@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
-from simulation import main, simulate
+from simulation.coordinator_simulation import main, simulate
+from simulation.run import run
+from simulation.schedule import draw, from_text, shorten, to_text
 from support.examples import scaled
-from support.simulation.run import run
-from support.simulation.schedule import draw, from_text, shorten, to_text
 
 from spark_groupsource.broker.group import SessionTimer, committed_offsets, group_shard, member_sessions, sync_group
 from spark_groupsource.broker.group import group_rebalance as rebalance

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
-from support.simulation.requests import Versions, commit_request, fetch_request, leave_request, transactional_request
+from simulation.group_requests import Versions, commit_request, fetch_request, leave_request, transactional_request
 
 from spark_groupsource.assign import load_assignor
 from spark_groupsource.errors import ErrorCode
@@ -19,7 +19,7 @@ from spark_groupsource.wire.consumer_protocol import (
 from spark_groupsource.wire.messages import HeartbeatRequest
 
 if TYPE_CHECKING:
-    from support.simulation.run import SimulationRun
+    from simulation.run import SimulationRun
 
 SESSION_MS = 600
 PARTITIONS = {"x": 3, "y": 2}

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from support.chaos.caused_group import Expected, Injection
+from chaos.caused_group import Expected, Injection
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.monitor.rebalances.cause_rules import rebalances

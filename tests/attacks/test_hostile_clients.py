@@ -8,8 +8,8 @@ import threading
 from contextlib import ExitStack
 
 import pytest
+from attacks.hostile_frames import fuzz, memory_mb
 from support.examples import scaled
-from support.hostile_frames import fuzz, memory_mb
 from support.partition_logs import batch
 from support.raw_broker import (
     RawConnection,

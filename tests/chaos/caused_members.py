@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from chaos.submitted_application import process_table, signal_all
 from kafka_jars import java, kafka_jars
-from support.chaos.submitted_application import process_table, signal_all
 from support.raw_broker import RawConnection
 
 from spark_groupsource.errors import ErrorCode
@@ -33,7 +33,7 @@ _CONSOLE = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 _JVM = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 OWN = frozenset({"own", "spark"})
 """Libraries whose members are of this package."""
-SLOW_ASSIGNOR = "support.chaos.slow_assignor:SlowRange"
+SLOW_ASSIGNOR = "chaos.slow_assignor:SlowRange"
 SESSION_MS, POLL_MS = 6_000, 9_000
 STATIC_SESSION_MS = 90_000
 # a micro-batch on a busy machine takes seconds

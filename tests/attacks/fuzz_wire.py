@@ -1,6 +1,6 @@
 """Fuzzer: sends invalid frames to an embedded broker beside another client.
 
-    PYTHONPATH=jobs:tests python tests/chaos/fuzz_wire.py --examples 20000 --seed 7
+    PYTHONPATH=jobs:tests python tests/attacks/fuzz_wire.py --examples 20000 --seed 7
 
 A failure prints the shortest example that hypothesis finds, and its seed.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from support.hostile_frames import fuzz
+from attacks.hostile_frames import fuzz
 
 
 def main() -> None:

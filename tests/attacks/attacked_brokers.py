@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Callable
 
+from attacks.client_attacks import Target
 from child_processes import start_process, stop_process
 from real_kafka import RealKafka, free_address
 from support import certificates
-from support.attacks import Target
 
 _CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "5"}
 _STOP_TIMEOUT_S = 20

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from chaos.streaming_application import WAIT_S, last_batch
 from child_processes import start_process, stop_process
-from support.chaos.streaming_application import WAIT_S, last_batch
 from support.waiting import wait_until
 
 from spark_groupsource.source.process.control_socket import control_directory

@@ -1,10 +1,10 @@
 """Simulation of the group coordinator with random clients and faults.
 
-    python tests/group/simulation.py --seed 7 --schedules 100000
-    python tests/group/simulation.py --seed 7 --only 1234 --trace
-    python tests/group/simulation.py --replay failure.txt --trace
+    python tests/simulation/coordinator_simulation.py --seed 7 --schedules 100000
+    python tests/simulation/coordinator_simulation.py --seed 7 --only 1234 --trace
+    python tests/simulation/coordinator_simulation.py --replay failure.txt --trace
 
-Of `tests/support/simulation`, `schedule.py` draws a schedule from a seed and a number, `run.py` runs it on a simulated
+Of `tests/simulation`, `schedule.py` draws a schedule from a seed and a number, `run.py` runs it on a simulated
 clock, and `checks.py` checks it after every event. A failure prints seed, number and the shortened schedule, which
 ``--replay`` reads from a file, or from standard input if the file is ``-``.
 """
@@ -18,8 +18,8 @@ from typing import NamedTuple, Sequence
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from support.simulation.run import run  # noqa: E402
-from support.simulation.schedule import Event, Schedule, draw, from_text, shorten, to_text  # noqa: E402
+from simulation.run import run  # noqa: E402
+from simulation.schedule import Event, Schedule, draw, from_text, shorten, to_text  # noqa: E402
 
 
 class Failure(NamedTuple):
@@ -34,8 +34,8 @@ class Failure(NamedTuple):
     def __str__(self) -> str:
         return (
             f"# seed {self.seed}, schedule {self.number}: {self.what}\n"
-            f"# {len(self.events)} of its {self.drawn_count} events are enough; python tests/group/simulation.py "
-            f"--replay FILE --trace shows more\n{to_text(self.events)}"
+            f"# {len(self.events)} of its {self.drawn_count} events are enough; python "
+            f"tests/simulation/coordinator_simulation.py --replay FILE --trace shows more\n{to_text(self.events)}"
         )
 
 

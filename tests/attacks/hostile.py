@@ -1,9 +1,9 @@
 """Runs attacks and a fuzzer beside well-behaved clients, and prints their effects.
 
-    PYTHONPATH=jobs:tests python tests/chaos/hostile.py --minutes 10
-    PYTHONPATH=jobs:tests python tests/chaos/hostile.py --kafka                # a real Apache Kafka, for comparison
-    PYTHONPATH=jobs:tests python tests/chaos/hostile.py --document docs/security.md    # both, and writes its tables
-    PYTHONPATH=jobs:tests python tests/chaos/hostile.py --bootstrap HOST:PORT [--pid PID]
+    PYTHONPATH=jobs:tests python tests/attacks/hostile.py --minutes 10
+    PYTHONPATH=jobs:tests python tests/attacks/hostile.py --kafka                # a real Apache Kafka, for comparison
+    PYTHONPATH=jobs:tests python tests/attacks/hostile.py --document docs/security.md    # both, and writes its tables
+    PYTHONPATH=jobs:tests python tests/attacks/hostile.py --bootstrap HOST:PORT [--pid PID]
 
 Every attack runs at least once, in random order, and again until the time is up. Printed are, for each attack, the
 longest response times of the neighbors (heartbeats, commits, produce, fetch), the largest resident memory of the
@@ -27,16 +27,16 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import google_crc32c
-from support.attacked_brokers import AttackedBroker, embedded, kafka, running
-from support.attacks import ATTACKS, Outcome, Target
-from support.chaos.neighbors import KINDS, Neighbors
-from support.full_bounds import STATE, TRANSIENT, fill_all_bounds, measure_all
-from support.hostile_frames import run_examples, send_hostile
-from support.hostile_report import FUZZ, IDLE, Row, print_table, write_attacks
+from attacks.attacked_brokers import AttackedBroker, embedded, kafka, running
+from attacks.client_attacks import ATTACKS, Outcome, Target
+from attacks.full_bounds import STATE, TRANSIENT, fill_all_bounds, measure_all
+from attacks.hostile_frames import run_examples, send_hostile
+from attacks.hostile_report import FUZZ, IDLE, Row, print_table, write_attacks
+from attacks.neighbors import KINDS, Neighbors
+from attacks.state_attacks import STATE_ATTACKS
+from attacks.tls_attacks import TLS_ATTACKS
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, produce, unexpected_errors
-from support.state_attacks import STATE_ATTACKS
-from support.tls_attacks import TLS_ATTACKS
 
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.wire.frames import encode_request

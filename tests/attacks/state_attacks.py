@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from typing import Any, Callable
 
 import pyarrow
-from support.attack_frames import create_topics, fetch, list_offsets_at, metadata_of, one_record_batch, produce
-from support.attacks import Outcome, Target, call_all
+from attacks.attack_frames import create_topics, fetch, list_offsets_at, metadata_of, one_record_batch, produce
+from attacks.client_attacks import Outcome, Target, call_all
 
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.wire.frames import decode_response, encode_request

@@ -13,9 +13,9 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+from chaos.causes_member import Commands, read_commands, take
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from support.chaos.causes_member import Commands, read_commands, take
 
 from spark_groupsource import run_until_signal, stop_gracefully
 

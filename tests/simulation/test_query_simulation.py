@@ -14,7 +14,7 @@ import logging
 from collections import Counter
 
 import pytest
-from support.group_simulation import Simulation
+from simulation.query_simulation import Simulation
 from support.session_fakes import P0, P1, P2, P3
 
 PARTITIONS = (P0, P1, P2, P3)

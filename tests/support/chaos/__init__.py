@@ -1,1 +1,0 @@
-"""Processes and checks of the chaos runs."""

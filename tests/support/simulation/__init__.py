@@ -1,1 +1,0 @@
-"""Simulation of the group coordinator: broker, clients, network, clock and checks."""
