@@ -25,7 +25,8 @@ from spark_groupsource.client.network.retry import retry_level
 from spark_groupsource.common.clock import Clock, SystemClock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, GenerationMismatchError, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names, topic_matches
-from spark_groupsource.source.group.co_readers import CoReaders, PeerReply
+from spark_groupsource.source.control_client import PeerReply
+from spark_groupsource.source.group.co_readers import CoReaders
 from spark_groupsource.source.group.group_follower import FollowResult, GroupFollower, GroupSnapshot
 from spark_groupsource.source.group.ownership import Commits, Ownership
 from spark_groupsource.source.group.rebalance_reports import NoReports, Reports

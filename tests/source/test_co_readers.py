@@ -15,7 +15,8 @@ from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.common.net import LocalListener
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata
-from spark_groupsource.source.group.co_readers import NOT_STARTED, CoReaders, PeerReply
+from spark_groupsource.source.control_client import PeerReply
+from spark_groupsource.source.group.co_readers import NOT_STARTED, CoReaders
 from spark_groupsource.source.process.control_socket import ControlServer, control_directory, control_sockets
 
 

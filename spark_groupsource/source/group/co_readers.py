@@ -15,17 +15,15 @@ plans. Until Spark calls a reader, its control socket is named `NOT_STARTED`.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
-from enum import Enum
 from pathlib import Path
 from typing import Callable, Iterable
 
 from spark_groupsource.common.clock import Clock
-from spark_groupsource.common.net import dial_local
 from spark_groupsource.errors import GroupSourceError, NetworkError
+from spark_groupsource.source.control_client import ControlClient, PeerReply
 
 _log = logging.getLogger(__name__)
 
@@ -40,30 +38,33 @@ _FIRST_REQUEST_AFTER_MS = 100
 _LOG_WRITE_MS = 500
 # the same with availableNow: its query ends with the first trigger without a batch, so a needless yield would end it
 _AVAILABLE_NOW_LOG_WRITE_MS = 5_000
-_CONNECT_MS = 1_000
-_REPLY_MS = 3_000
 # time limit of a rejoin that a co-reader requested
 _REJOIN_MS = 1_000
 
 
-class PeerReply(Enum):
-    """Reply of a reader to a co-reader; the values are sent over the control socket."""
+class CoReaders:
+    """Coordination of one reader with its co-readers; the session calls it under its lock.
 
-    OTHER_GROUP = "other_group"
-    BUSY = "busy"
-    REJOINED = "rejoined"
-    BATCH_PLANNED = "batch_planned"
+    Contract:
+        * `call_started`, `call_ended` and `batch_started` report the calls of Spark;
+        * `join_not_started` before the first poll of the group, then `should_yield` after each poll: when it is True,
+          return to Spark without a batch;
+        * between the calls of Spark, `reply` returns the reply to a co-reader, and `rejoin_if_idle` rejoins.
 
+    Args:
+        sockets: returns the control sockets of the application's readers, that of this process among them.
+    """
 
-class ReaderState:
-    """State of a reader between two calls of Spark; protected by the session's lock."""
-
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, group_id: str, sockets: Callable[[], Iterable[Path]], clock: Clock) -> None:
+        self._group_id = group_id
+        self._sockets = sockets
         self._clock = clock
         self._planned_ms: int | None = None
         # before Spark's first call nothing is in flight
         self._is_idle = True
         self._failure: GroupSourceError | None = None
+        self._waiting_since_ms: int | None = None
+        self._request_after_ms = _REQUEST_AFTER_MS
 
     def call_started(self) -> None:
         """Spark requests the next end offset.
@@ -106,48 +107,6 @@ class ReaderState:
             self._failure = error
         return True
 
-
-class CoReaders:
-    """Coordination of one reader with its co-readers; the session calls it under its lock.
-
-    Contract:
-        * `call_started`, `call_ended` and `batch_started` report the calls of Spark;
-        * `join_not_started` before the first poll of the group, then `should_yield` after each poll: when it is True,
-          return to Spark without a batch;
-        * `reply` returns the reply to a co-reader.
-
-    Args:
-        sockets: returns the control sockets of the application's readers, that of this process among them.
-    """
-
-    def __init__(self, group_id: str, sockets: Callable[[], Iterable[Path]], clock: Clock) -> None:
-        self._group_id = group_id
-        self._sockets = sockets
-        self._clock = clock
-        self._state = ReaderState(clock)
-        self._waiting_since_ms: int | None = None
-        self._request_after_ms = _REQUEST_AFTER_MS
-
-    def call_started(self) -> None:
-        """See `ReaderState.call_started`."""
-        self._state.call_started()
-
-    def call_ended(self, *, has_planned: bool, is_committed: bool) -> None:
-        """See `ReaderState.call_ended`."""
-        self._state.call_ended(has_planned=has_planned, is_committed=is_committed)
-
-    def batch_started(self) -> None:
-        """See `ReaderState.batch_started`."""
-        self._state.batch_started()
-
-    def reply(self, min_age_ms: int, rejoin: Callable[[int], bool]) -> PeerReply:
-        """See `ReaderState.reply`."""
-        return self._state.reply(min_age_ms, rejoin)
-
-    def rejoin_if_idle(self, rejoin: Callable[[int], bool], timeout_ms: int) -> bool:
-        """See `ReaderState.rejoin_if_idle`."""
-        return self._state.rejoin_if_idle(rejoin, timeout_ms)
-
     def join_not_started(self) -> None:
         """Requests the readers that Spark has not called yet to join the group."""
         not_started = [path for path in self._others() if path.name.startswith(NOT_STARTED)]
@@ -181,16 +140,12 @@ class CoReaders:
             return list(pool.map(lambda path: self._request(path, min_age_ms), paths))
 
     def _request(self, path: Path, min_age_ms: int) -> PeerReply:
-        try:
-            channel = dial_local(str(path), _CONNECT_MS)
-        except NetworkError:
-            # the socket of a killed reader
+        reader = ControlClient.connect(path)
+        if reader is None:
             return PeerReply.OTHER_GROUP
-        try:
-            channel.send(json.dumps({"group": self._group_id, "min_age_ms": min_age_ms}))
-            return PeerReply(json.loads(channel.receive(_REPLY_MS) or "{}").get("reply"))
-        except (NetworkError, ValueError) as error:
-            _log.debug("[group=%s socket=%s] No reply from co-reader: %s", self._group_id, path, error)
-            return PeerReply.BUSY
-        finally:
-            channel.close()
+        with reader:
+            try:
+                return reader.peer_reply(self._group_id, min_age_ms)
+            except NetworkError as error:
+                _log.debug("[group=%s socket=%s] No reply from co-reader: %s", self._group_id, path, error)
+                return PeerReply.BUSY

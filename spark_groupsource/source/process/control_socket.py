@@ -2,7 +2,7 @@
 
 One line of JSON in each direction. The driver requests a drain with ``{"drain": true, "proof": <offset or null>}``,
 repeated for each new proof, and receives ``{"drained": true}`` once. A co-reader sends
-``{"group": <group id>, "min_age_ms": <n>}`` and receives ``{"reply": <value of PeerReply>}``. Table queries sends
+``{"group": <group id>, "min_age_ms": <n>}`` and receives ``{"reply": <value of PeerReply>}``. Table ``queries`` sends
 ``{"status": true}`` and receives the state of the reader, or ``{"events": true}`` and
 receives ``{"events": [...]}``, the events of its members. A listener of the driver sends ``{"finished": <end offset>}``
 after a batch and receives nothing. The sockets of an application are in one private directory
@@ -20,7 +20,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 from spark_groupsource.common.net import LocalChannel, LocalListener
 from spark_groupsource.errors import GroupSourceError, NetworkError, RequestTimeoutError
-from spark_groupsource.source.group.co_readers import PeerReply
+from spark_groupsource.source.control_client import PeerReply
 from spark_groupsource.source.process.driver_process import (
     application_name,
     lock_directory,
@@ -80,7 +80,7 @@ class ControlServer:
 
     Args:
         request_drain: called with each proof; returns True once the reader has drained.
-        peer_reply: called with a group id and the minimum age of a planned batch, see `ReaderState.reply`.
+        peer_reply: called with a group id and the minimum age of a planned batch, see `CoReaders.reply`.
         status: returns the state of the reader as JSON values.
         events: returns the events of the reader's members as JSON values.
         batch_finished: called with the end offset of each batch that Spark has checkpointed.
@@ -93,7 +93,7 @@ class ControlServer:
         self,
         driver: int,
         reader: str,
-        request_drain: Callable[[dict[str, Any] | None], bool],
+        request_drain: Callable[[dict[str, Any] | None], bool] = lambda proof: False,
         peer_reply: Callable[[str, int], PeerReply] = lambda group_id, min_age_ms: PeerReply.OTHER_GROUP,
         status: Callable[[], Mapping[str, Any]] = dict,
         events: Callable[[], Sequence[Mapping[str, Any]]] = tuple,

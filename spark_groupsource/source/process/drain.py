@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Mapping
 
 from spark_groupsource.common.arguments import check_query, check_seconds
 from spark_groupsource.common.clock import SystemClock
-from spark_groupsource.common.net import LocalChannel, dial_local
 from spark_groupsource.errors import ConfigurationError, NetworkError, RequestTimeoutError
+from spark_groupsource.source.control_client import ControlClient
 from spark_groupsource.source.positions.offset_json import GROUP_KEY, parse_progress_offset
 from spark_groupsource.source.process.control_socket import control_sockets
 
@@ -71,7 +71,7 @@ class _Drain:
     def __init__(self, query: StreamingQuery) -> None:
         self._query = query
         self._driver = driver_jvm_pid()
-        self._channels: dict[str, LocalChannel] = {}
+        self._connected: dict[str, ControlClient] = {}
         self._proofs: dict[str, Any] = {}
         self._pending: set[str] = set()
         self._known: set[str] = set()
@@ -97,8 +97,8 @@ class _Drain:
         return not self._pending
 
     def close(self) -> None:
-        for channel in self._channels.values():
-            channel.close()
+        for each in self._connected.values():
+            each.close()
 
     def _ends(self) -> dict[str, Any] | None:
         """Returns reader -> end offset of the last batch, of ``groupsource`` sources; None while no reader is named."""
@@ -112,35 +112,33 @@ class _Drain:
 
     def _connect(self, reader: str) -> None:
         for path in control_sockets(self._driver, reader):
-            try:
-                channel = dial_local(str(path), 1000)
-            except NetworkError:
-                # the socket of a killed reader
+            client = ControlClient.connect(path)
+            if client is None:
                 continue
-            if reader in self._channels:
+            if reader in self._connected:
                 # a reader that is ending while its successor listens already
-                self._channels[reader].close()
-            self._channels[reader] = channel
+                self._connected[reader].close()
+            self._connected[reader] = client
             self._pending.add(reader)
             self._send(reader, None)
-        if reader not in self._channels:
+        if reader not in self._connected:
             _log.warning("[query=%s] Reader has no control socket; another member may repeat its batch.", reader[:8])
 
     def _send(self, reader: str, proof: Any) -> None:
         try:
-            self._channels[reader].send(json.dumps({"drain": True, "proof": proof}))
+            self._connected[reader].request_drain(proof)
         except NetworkError:
             # the reader process has ended, and so does the query
             self._pending.discard(reader)
 
     def _has_drained(self, reader: str) -> bool:
         try:
-            line = self._channels[reader].receive(_POLL_MS)
+            has_replied = self._connected[reader].await_drained(_POLL_MS)
         except RequestTimeoutError:
             return False
         except NetworkError:
-            line = None
-        if line is None:
+            has_replied = False
+        if not has_replied:
             _log.info("[query=%s] Reader process ended during the drain.", reader[:8])
         return True
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Collection, Mapping, Sequence
+from typing import Any, Callable, Collection, Mapping, Sequence, TypeVar
 
-from spark_groupsource.common.net import dial_local
 from spark_groupsource.errors import NetworkError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor.offsets.lag import assignment_text
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.monitor.tables.table_rows import Row
+from spark_groupsource.source.control_client import ControlClient
 from spark_groupsource.source.positions.offset_json import GROUP_KEY
 from spark_groupsource.source.process.control_socket import control_directory, control_sockets
 from spark_groupsource.source.process.group_claims import recorded_queries
@@ -21,9 +22,8 @@ from spark_groupsource.wire.group_events import GroupEvent, event_of_form
 
 _log = logging.getLogger(__name__)
 
-_CONNECT_MS = 1_000
-# a control socket serves one connection at a time
-_REPLY_MS = 3_000
+_Reply = TypeVar("_Reply")
+
 _DRAIN_MS = 500
 
 
@@ -48,7 +48,8 @@ def reader_statuses(driver: int) -> list[dict[str, Any]]:
     if not paths:
         return []
     with ThreadPoolExecutor(len(paths), "groupsource queries") as pool:
-        found = [status for status in pool.map(lambda path: _request(path, "status"), paths) if status is not None]
+        statuses = pool.map(lambda path: _request(path, ControlClient.status), paths)
+        found = [status for status in statuses if status is not None]
     recorded = recorded_queries(control_directory(driver))
     return [{**status, **_query(recorded.get(status["reader_pid"], {}))} for status in found]
 
@@ -74,18 +75,13 @@ def drain_readers(driver: int, names: Sequence[str], ends: Sequence[Mapping[str,
 
 
 def _drain(path: Path, proof: Mapping[str, Any] | None) -> None:
-    try:
-        channel = dial_local(str(path), _CONNECT_MS)
-    except NetworkError:
+    reader = ControlClient.connect(path)
+    if reader is None:
         return
-    try:
-        channel.send(json.dumps({"drain": True, "proof": proof}))
-        channel.receive(_DRAIN_MS)
-    except NetworkError:
-        # the batch is still running, or the reader has ended
-        pass
-    finally:
-        channel.close()
+    # without a reply the batch is still running, or the reader has ended
+    with reader, suppress(NetworkError):
+        reader.request_drain(proof)
+        reader.await_drained(_DRAIN_MS)
 
 
 def query_events(driver: int, query: str) -> list[GroupEvent]:
@@ -96,12 +92,11 @@ def query_events(driver: int, query: str) -> list[GroupEvent]:
     recorded = recorded_queries(control_directory(driver))
     found: list[GroupEvent] = []
     for path in control_sockets(driver):
-        status = _request(path, "status")
+        status = _request(path, ControlClient.status)
         if status is not None:
             names = recorded.get(status["reader_pid"], {})
             if query in (names.get("name"), names.get("id"), status["group"]):
-                reply = _request(path, "events") or {}
-                found += [event_of_form(form) for form in reply.get("events", ())]
+                found += [event_of_form(form) for form in _request(path, ControlClient.events) or ()]
     return sorted(found, key=lambda event: event.at_ms)
 
 
@@ -126,18 +121,14 @@ def _row(status: Mapping[str, Any]) -> Row:
     }
 
 
-def _request(path: Path, name: str) -> Mapping[str, Any] | None:
-    """Returns the status or the events of one reader; None for the socket of an ended one."""
-    try:
-        channel = dial_local(str(path), _CONNECT_MS)
-    except NetworkError:
+def _request(path: Path, request: Callable[[ControlClient], _Reply]) -> _Reply | None:
+    """Returns the reply of one reader; None for the socket of an ended one."""
+    reader = ControlClient.connect(path)
+    if reader is None:
         return None
-    try:
-        channel.send(json.dumps({name: True}))
-        reply: Mapping[str, Any] = json.loads(channel.receive(_REPLY_MS) or "null")
-        return reply
-    except (NetworkError, ValueError) as error:
-        _log.warning("[socket=%s] No %s from the reader: %s", path, name, error)
-        return None
-    finally:
-        channel.close()
+    with reader:
+        try:
+            return request(reader)
+        except NetworkError as error:
+            _log.warning("[socket=%s] No reply from the reader: %s", path, error)
+            return None

@@ -7,13 +7,15 @@ import os
 import signal
 import sys
 import threading
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.common.net import Socket, find_connection, is_closed_by_peer
 from spark_groupsource.errors import ApplicationEndedError, GroupSourceError, NetworkError
-from spark_groupsource.source.group.co_readers import NOT_STARTED, CoReaders, PeerReply
+from spark_groupsource.source.control_client import PeerReply
+from spark_groupsource.source.group.co_readers import NOT_STARTED, CoReaders
 from spark_groupsource.source.options.source_options import SourceOptions
 from spark_groupsource.source.process.control_socket import (
     ControlServer,
@@ -168,24 +170,14 @@ class ReaderProcess:
     def _listen(self, name: str, session: StreamSession | None) -> None:
         """Opens the control socket; `session` is None before Spark's first call."""
         previous = self._control
+        listen = partial(ControlServer, self._driver, name, status=self._status, events=self._events)
         try:
             if session is None:
-                self._control = ControlServer(
-                    self._driver,
-                    name,
-                    lambda proof: False,
-                    self._reply_not_started,
-                    status=self._status,
-                    events=self._events,
-                )
+                self._control = listen(peer_reply=self._reply_not_started)
             else:
-                self._control = ControlServer(
-                    self._driver,
-                    name,
+                self._control = listen(
                     session.request_drain,
                     session.peer_reply,
-                    status=self._status,
-                    events=self._events,
                     batch_finished=session.batch_finished,
                     idle=session.rejoin_if_idle,
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,8 @@ from weakref import WeakKeyDictionary
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from spark_groupsource.common.net import dial_local
 from spark_groupsource.errors import NetworkError
+from spark_groupsource.source.control_client import ControlClient
 from spark_groupsource.source.positions.offset_json import GROUP_KEY, parse_progress_offset
 from spark_groupsource.source.process.control_socket import control_sockets
 from spark_groupsource.source.process.drain import driver_jvm_pid
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_CONNECT_MS = 1_000
 _LAST_EVENTS_MS = 2_000
 _added: WeakKeyDictionary[SparkSession, BatchListener] = WeakKeyDictionary()
 
@@ -72,15 +70,12 @@ class BatchListener(StreamingQueryListener):
 
 def _send(end: Any) -> None:
     for path in control_sockets(driver_jvm_pid(), end[GROUP_KEY]["reader"]):
-        try:
-            channel = dial_local(str(path), _CONNECT_MS)
-        except NetworkError:
-            # the socket of a killed reader
+        reader = ControlClient.connect(path)
+        if reader is None:
             continue
-        try:
-            channel.send(json.dumps({"finished": end}))
-        except NetworkError as error:
-            # the next trigger commits
-            _log.debug("[socket=%s] A finished batch was not reported: %s", path, error)
-        finally:
-            channel.close()
+        with reader:
+            try:
+                reader.batch_finished(end)
+            except NetworkError as error:
+                # the next trigger commits
+                _log.debug("[socket=%s] A finished batch was not reported: %s", path, error)

@@ -1,0 +1,95 @@
+"""Client of the control socket of a reader process.
+
+The requests and replies are those of `process/control_socket.py`; each request has one connection.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Any, Callable, Mapping, TypeVar
+
+from spark_groupsource.common.net import LocalChannel, dial_local
+from spark_groupsource.errors import NetworkError
+
+_Reply = TypeVar("_Reply")
+
+_CONNECT_MS = 1_000
+# a control socket serves one connection at a time
+_REPLY_MS = 3_000
+
+
+class PeerReply(Enum):
+    """Reply of a reader to a co-reader; the values are sent over the control socket."""
+
+    OTHER_GROUP = "other_group"
+    BUSY = "busy"
+    REJOINED = "rejoined"
+    BATCH_PLANNED = "batch_planned"
+
+
+class ControlClient:
+    """Connection to one reader, for one request.
+
+    Every request raises NetworkError for a reader that replies too late, or in the form of another version.
+    """
+
+    def __init__(self, channel: LocalChannel) -> None:
+        self._channel = channel
+
+    @classmethod
+    def connect(cls, path: Path) -> ControlClient | None:
+        """Returns a connection; None for the socket of a killed reader."""
+        try:
+            return cls(dial_local(str(path), _CONNECT_MS))
+        except NetworkError:
+            return None
+
+    def __enter__(self) -> ControlClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def status(self) -> Mapping[str, Any] | None:
+        """Returns the state of the reader; None if it has ended meanwhile."""
+        return self._reply({"status": True}, dict)
+
+    def events(self) -> list[Any]:
+        """Returns the events of the reader's members as JSON values."""
+        return self._reply({"events": True}, lambda reply: list(reply["events"])) or []
+
+    def peer_reply(self, group_id: str, min_age_ms: int) -> PeerReply:
+        """Requests a rejoin from a co-reader; BUSY if it has ended meanwhile."""
+        request = {"group": group_id, "min_age_ms": min_age_ms}
+        return self._reply(request, lambda reply: PeerReply(reply["reply"])) or PeerReply.BUSY
+
+    def batch_finished(self, end: Any) -> None:
+        """Reports the end offset of a batch that Spark has checkpointed; there is no reply."""
+        self._send({"finished": end})
+
+    def request_drain(self, proof: Any) -> None:
+        """Requests a drain, repeated for each new proof; see `StreamSession.request_drain`."""
+        self._send({"drain": True, "proof": proof})
+
+    def await_drained(self, timeout_ms: int) -> bool:
+        """Waits for the reply to `request_drain`; returns True once the reader has drained, False if it has ended.
+
+        Raises: RequestTimeoutError while it has not.
+        """
+        return self._channel.receive(timeout_ms) is not None
+
+    def _send(self, request: Mapping[str, Any]) -> None:
+        self._channel.send(json.dumps(request))
+
+    def _reply(self, request: Mapping[str, Any], read: Callable[[Any], _Reply]) -> _Reply | None:
+        self._send(request)
+        line = self._channel.receive(_REPLY_MS)
+        try:
+            return None if line is None else read(json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise NetworkError(f"Control request {request} failed: reply {line} is malformed.") from error
