@@ -12,13 +12,13 @@ from support.clients import FakeBroker, advertise, client_settings, fake_broker,
 from support.topics import create_topic, produce
 
 from spark_groupsource.client.cluster.cluster_client import EARLIEST, LATEST, MAX_TIMESTAMP, ClusterClient
+from spark_groupsource.client.cluster.group_offsets import CommittingMember
 from spark_groupsource.client.network.connection_pool import ClientClosedError
 from spark_groupsource.client.network.retry import Retry, backoff_ms
 from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import (
     BrokerError,
     ErrorCode,
-    GenerationMismatchError,
     GroupSourceError,
     NetworkError,
     RequestTimeoutError,
@@ -97,8 +97,8 @@ def test_commit_and_fetch_as_a_simple_consumer(cluster: Any, topic: str, group: 
         assert client.fetch_committed(group) == {tp: OffsetAndMetadata(7, "by a test", 0)}
         assert client.fetch_committed(group, [other, tp]) == {tp: OffsetAndMetadata(7, "by a test", 0), other: None}
         assert client.fetch_committed(group, []) == {}
-        with pytest.raises(GenerationMismatchError, match="generation 3"):
-            client.commit(group, {tp: OffsetAndMetadata(8)}, generation_id=3, member_id="unknown")
+        with pytest.raises(BrokerError, match="UNKNOWN_MEMBER_ID"):
+            client.commit(group, {tp: OffsetAndMetadata(8)}, member=CommittingMember(3, "unknown"))
         with pytest.raises(BrokerError, match="OFFSET_METADATA_TOO_LARGE"):
             client.commit(group, {tp: OffsetAndMetadata(8, "x" * 5_000)})
         with pytest.raises(ValueError, match="-1"):

@@ -15,6 +15,7 @@ from support.waiting import wait_until
 
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.client.cluster.group_offsets import CommittingMember
 from spark_groupsource.client.membership.group_client import GroupClient
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.errors import (
@@ -201,13 +202,9 @@ def test_commit_in_an_old_generation_is_rejected(client: ClusterClient, topic: s
         other = group_client(client, group, topic)
         with polling(other):
             settle(ours, 1)
-        with pytest.raises(GenerationMismatchError, match="ILLEGAL_GENERATION"):
-            client.commit(
-                group,
-                {TopicPartition(topic, 0): OffsetAndMetadata(1)},
-                generation_id=old.generation_id,
-                member_id=old.member_id,
-            )
+        with pytest.raises(BrokerError, match="ILLEGAL_GENERATION"):
+            member = CommittingMember(old.generation_id, old.member_id)
+            client.commit(group, {TopicPartition(topic, 0): OffsetAndMetadata(1)}, member=member)
         other.close()
 
 

@@ -14,7 +14,7 @@ from spark_groupsource.client.membership.member_events import MemberEvents
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.common.clock import ManualClock
-from spark_groupsource.errors import ErrorCode, GenerationMismatchError
+from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor.rebalances.event_rebalances import rebalances_from_events
 from spark_groupsource.monitor.rebalances.rebalance import Cause, Origin, Rebalance
@@ -125,7 +125,7 @@ def test_removal_that_a_commit_shows_is_of_the_generation_of_the_commit(monkeypa
     member = LocalMember(0, "app-0", membership, {})
     shared.events.contacted("app-0", clock.now_ms())
     clock.advance_ms(sessions * membership.config.session_timeout_ms)
-    cluster = Mock(try_commit=Mock(return_value=int(ErrorCode.UNKNOWN_MEMBER_ID)))
+    cluster = Mock(commit=Mock(side_effect=BrokerError(ErrorCode.UNKNOWN_MEMBER_ID, "Commit")))
     with pytest.raises(GenerationMismatchError):
         MemberCommits(cluster, shared, "g", clock).commit(member, {}, None, NO_IDS)
     assert membership.generation != generation, "the member has reset its generation"

@@ -17,6 +17,8 @@ from spark_groupsource.client.cluster.error_rules import (
 from spark_groupsource.client.cluster.group_offsets import (
     BY_ID,
     NO_IDS,
+    NO_MEMBER,
+    CommittingMember,
     TopicIds,
     commit_errors,
     fetch_error,
@@ -47,11 +49,9 @@ from spark_groupsource.client.cluster.metadata import (
 from spark_groupsource.client.cluster.routing import Router
 from spark_groupsource.client.network.retry import Retry
 from spark_groupsource.errors import (
-    FENCING_ERRORS,
     RETRIABLE,
     BrokerError,
     ErrorCode,
-    GenerationMismatchError,
     GroupSourceError,
     NetworkError,
     RequestTimeoutError,
@@ -280,62 +280,27 @@ class ClusterClient(Router):
         group_id: str,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         *,
-        generation_id: int = -1,
-        member_id: str = "",
-        group_instance_id: str | None = None,
+        member: CommittingMember = NO_MEMBER,
         timeout_ms: int | None = None,
         topic_ids: TopicIds = NO_IDS,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
-        """Commits offsets, as a member if `member_id` is given, else as a simple consumer.
+        """Commits offsets, as a member in its generation, or as a simple consumer without one.
 
         Args:
             topic_ids: ids of the topics to which the offsets belong: a topic of the same name that was created later
                 fails with UNKNOWN_TOPIC_ID. Where the broker does not serve version 10, its metadata are compared.
             on_lost: called after each request without a response, which the coordinator may receive after later ones.
-        Raises: GenerationMismatchError, without the current generation, if the member is fenced; BrokerError, also
-            REBALANCE_IN_PROGRESS while the group waits for its leader's assignment; NetworkError. Retriable errors
-            after the timeout.
+        Raises: BrokerError; at once with a code of `FENCING_ERRORS`, or with REBALANCE_IN_PROGRESS while the group
+            waits for its leader's assignment. NetworkError. Retriable errors after the timeout.
         """
-        code = self.try_commit(
-            group_id,
-            offsets,
-            generation_id=generation_id,
-            member_id=member_id,
-            group_instance_id=group_instance_id,
-            timeout_ms=timeout_ms,
-            topic_ids=topic_ids,
-            on_lost=on_lost,
-        )
-        if code in FENCING_ERRORS and member_id:
-            raise GenerationMismatchError(
-                group_id=group_id, member_id=member_id, generation_id=generation_id, cause=FENCING_ERRORS[code]
-            )
-        if code:
-            has_members = code == ErrorCode.UNKNOWN_MEMBER_ID
-            hint = "The group has active members, and only they may commit. Stop them first." if has_members else ""
-            raise BrokerError(code, f"Commit of group '{group_id}'", hint)
-
-    def try_commit(
-        self,
-        group_id: str,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        *,
-        generation_id: int = -1,
-        member_id: str = "",
-        group_instance_id: str | None = None,
-        timeout_ms: int | None = None,
-        topic_ids: TopicIds = NO_IDS,
-        on_lost: Callable[[], None] | None = None,
-    ) -> int:
-        """As `commit`, but returns a code of `FENCING_ERRORS` or REBALANCE_IN_PROGRESS instead of raising it."""
         if not offsets:
-            return 0
+            return
         ids = ids_of(offsets, topic_ids)
-        request = offset_commit_request(group_id, offsets, generation_id, member_id, group_instance_id, ids or {})
+        request = offset_commit_request(group_id, offsets, member, ids or {})
         retry = self.retry(timeout_ms)
         # KIP-345: group.instance.id exists since version 7
-        min_version = 7 if group_instance_id is not None else 0
+        min_version = 7 if member.group_instance_id is not None else 0
         while True:
             try:
                 response = self.call_coordinator(
@@ -354,11 +319,11 @@ class ClusterClient(Router):
                 continue
             failure = first_commit_error(response, ids or {})
             if failure is None:
-                return 0
+                return
             tp, code = failure
-            if code in FENCING_ERRORS or code == ErrorCode.REBALANCE_IN_PROGRESS:
-                return int(code)
-            error = BrokerError(code, f"Commit of {tp} by group '{group_id}'")
+            has_members = code == ErrorCode.UNKNOWN_MEMBER_ID and member == NO_MEMBER
+            hint = "The group has active members, and only they may commit. Stop them first." if has_members else ""
+            error = BrokerError(code, f"Commit of {tp} by group '{group_id}'", hint)
             if OFFSET_COMMIT.action(code) is Action.RAISE:
                 raise error
             _backoff_or_raise(retry, error)

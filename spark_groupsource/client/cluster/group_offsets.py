@@ -7,7 +7,7 @@ one of a topic of the same name that was created later.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Iterable, Mapping, Sequence
+from typing import Iterable, Mapping, NamedTuple, Sequence
 from uuid import UUID
 
 from spark_groupsource.errors import BrokerError, ErrorCode
@@ -27,6 +27,18 @@ TopicIds = Mapping[str, str]
 
 NO_IDS: TopicIds = MappingProxyType({})
 """Topics are identified by name."""
+
+
+class CommittingMember(NamedTuple):
+    """The member that commits offsets, in its generation. Source: ConsumerGroupMetadata."""
+
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None = None
+
+
+NO_MEMBER = CommittingMember(-1, "")
+"""A simple consumer, which may commit while the group has no members."""
 
 
 def ids_of(partitions: Iterable[TopicPartition], topic_ids: TopicIds) -> dict[str, UUID] | None:
@@ -88,12 +100,10 @@ def fetch_error(group_id: str, response: OffsetFetchResponse) -> BrokerError | N
 def offset_commit_request(
     group_id: str,
     offsets: Mapping[TopicPartition, OffsetAndMetadata],
-    generation_id: int,
-    member_id: str,
-    group_instance_id: str | None,
+    member: CommittingMember,
     ids: Mapping[str, UUID],
 ) -> OffsetCommitRequest:
-    """Returns the request of a member, or of a simple consumer without `member_id`."""
+    """Returns the request of a member, or of a simple consumer."""
     topic_class = OffsetCommitRequest.OffsetCommitRequestTopic
     topics = []
     for topic, numbers in by_topic(offsets).items():
@@ -113,9 +123,9 @@ def offset_commit_request(
         topics.append(topic_class(name=topic, topic_id=ids.get(topic), partitions=partitions))
     return OffsetCommitRequest(
         group_id=group_id,
-        generation_id_or_member_epoch=generation_id,
-        member_id=member_id,
-        group_instance_id=group_instance_id,
+        generation_id_or_member_epoch=member.generation_id,
+        member_id=member.member_id,
+        group_instance_id=member.group_instance_id,
         topics=topics,
     )
 

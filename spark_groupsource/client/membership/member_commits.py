@@ -10,7 +10,7 @@ import threading
 from typing import Mapping
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
-from spark_groupsource.client.cluster.group_offsets import TopicIds
+from spark_groupsource.client.cluster.group_offsets import CommittingMember, TopicIds
 from spark_groupsource.client.membership.fencing import find_generation, generation_mismatch
 from spark_groupsource.client.membership.membership_values import Generation
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
@@ -46,10 +46,10 @@ class MemberCommits:
         is_last = max_rebalance_wait_ms is None
         retry = self._cluster.retry(self._cluster.settings.default_api_timeout_ms if is_last else None)
         rebalance_deadline_ms = None if max_rebalance_wait_ms is None else self._clock.now_ms() + max_rebalance_wait_ms
-        while code := self._try_commit(member, offsets, retry.remaining_ms, topic_ids):
-            error = BrokerError(code, f"Commit by member {member.client_id} of group '{self._group_id}'")
-            is_rebalancing = code == ErrorCode.REBALANCE_IN_PROGRESS
-            if is_rebalancing and rebalance_deadline_ms is not None and self._clock.now_ms() >= rebalance_deadline_ms:
+        while not self._try_commit(member, offsets, retry.remaining_ms, topic_ids):
+            operation = f"Commit by member {member.client_id} of group '{self._group_id}'"
+            error = BrokerError(ErrorCode.REBALANCE_IN_PROGRESS, operation)
+            if rebalance_deadline_ms is not None and self._clock.now_ms() >= rebalance_deadline_ms:
                 raise error
             retry.backoff_or_raise(error)
 
@@ -59,10 +59,10 @@ class MemberCommits:
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         timeout_ms: int,
         topic_ids: TopicIds,
-    ) -> int:
-        """Returns 0 or the error code of one request; REBALANCE_IN_PROGRESS if the next generation may commit.
+    ) -> bool:
+        """Commits in the present generation; returns False if the member may commit in the next one.
 
-        Raises: GenerationMismatchError if the member has lost its partitions.
+        Raises: GenerationMismatchError if the member has lost its partitions; BrokerError, NetworkError.
         """
         membership = member.membership
         sent = self._generation(member)
@@ -73,13 +73,14 @@ class MemberCommits:
             member.topic_ids = topic_ids
         try:
             with self._sending:
-                code = self._send(member, sent, offsets, timeout_ms, topic_ids)
-        except BrokerError:
-            with self._shared.changed:
-                member.commits = {tp: each for tp, each in known.items() if tp not in offsets}
-            raise
-        if not code:
-            return code
+                self._send(member, sent, offsets, timeout_ms, topic_ids)
+            return True
+        except BrokerError as error:
+            code = error.code
+            if code not in FENCING_ERRORS and code != ErrorCode.REBALANCE_IN_PROGRESS:
+                with self._shared.changed:
+                    member.commits = {tp: each for tp, each in known.items() if tp not in offsets}
+                raise
         with self._shared.changed:
             # true if a rebalance ended meanwhile that left the partitions to the member, in a new generation
             is_current = sent == membership.generation
@@ -89,10 +90,8 @@ class MemberCommits:
             if code == ErrorCode.REBALANCE_IN_PROGRESS and membership.rejoin_needed:
                 self._shared.events.noticed(member.client_id, sent.member_id, self._clock.timestamp_ms())
             self._shared.changed.notify_all()
-        if code not in FENCING_ERRORS:
-            return code
-        if can_retry:
-            return ErrorCode.REBALANCE_IN_PROGRESS
+        if code == ErrorCode.REBALANCE_IN_PROGRESS or can_retry:
+            return False
         raise self._fenced(member, sent, code)
 
     def _send(
@@ -102,19 +101,18 @@ class MemberCommits:
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         timeout_ms: int,
         topic_ids: TopicIds,
-    ) -> int:
+    ) -> None:
         def on_lost() -> None:
             with self._shared.changed:
                 if member.membership.generation == sent:
                     member.membership.repetition.request_lost(self._clock.now_ms())
                     self._shared.changed.notify_all()
 
-        return self._cluster.try_commit(
+        instance_id = member.membership.config.group_instance_id
+        self._cluster.commit(
             self._group_id,
             offsets,
-            generation_id=sent.generation_id,
-            member_id=sent.member_id,
-            group_instance_id=member.membership.config.group_instance_id,
+            member=CommittingMember(sent.generation_id, sent.member_id, instance_id),
             timeout_ms=timeout_ms,
             topic_ids=topic_ids,
             on_lost=on_lost,
@@ -131,8 +129,9 @@ class MemberCommits:
                     sent, owned = member.membership.generation, frozenset(member.membership.owned)
                     offsets = {tp: each for tp, each in member.commits.items() if tp in owned}
                     topic_ids = member.topic_ids
-                code = self._send(member, sent, offsets, _REPEAT_TIMEOUT_MS, topic_ids) if offsets else 0
-                _log.debug("%s Repeated the last commit (error code %d).", member.log_prefix, code)
+                if offsets:
+                    self._send(member, sent, offsets, _REPEAT_TIMEOUT_MS, topic_ids)
+                    _log.debug("%s Repeated the last commit.", member.log_prefix)
             except (BrokerError, NetworkError) as error:
                 _log.debug("%s Repeating the last commit failed: %s", member.log_prefix, error)
             finally:
