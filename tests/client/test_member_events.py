@@ -11,6 +11,7 @@ from spark_groupsource.client.cluster.group_offsets import NO_IDS
 from spark_groupsource.client.membership import fencing
 from spark_groupsource.client.membership.member_commits import MemberCommits
 from spark_groupsource.client.membership.member_events import MemberEvents
+from spark_groupsource.client.membership.rebalance_log import RebalanceLog
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.common.clock import ManualClock
@@ -213,3 +214,21 @@ def test_report_without_events_is_empty() -> None:
     assert encode_report([], "a", None) == ""
     lonely = GroupEvent(1, "g", EventKind.REVOKED, 1)
     assert encode_report([lonely, lonely._replace(generation=None)], "a", None) == ""
+
+
+def test_rebalances_of_the_log_are_those_in_which_a_member_got_an_assignment() -> None:
+    events, log, p0, p1 = MemberEvents("g"), RebalanceLog(), TopicPartition("t", 0), TopicPartition("t", 1)
+    rebalance(events, 1, 0, is_new=True, is_settled=False)
+    (first,) = log.record(events.ended(1), [p0, p1])
+    assert (first.cause, first.generation_id, first.members) == ("joined the group", 1, 1)
+    assert (first.started_ms, first.ended_ms, first.join_ms, first.sync_ms) == (0, 50, 30, 10)
+    assert (first.gained, first.lost) == ((p0, p1), ())
+    # generation 2 was superseded before SyncGroup; the partitions moved up to the last one
+    events.joined("app-0", MEMBER, reason="", is_new=False, sent_ms=100, at_ms=120, members=[], generation_id=2)
+    rebalance(events, 3, 200, reason="why", is_settled=False)
+    events.joined("app-0", MEMBER, reason="", is_new=False, sent_ms=300, at_ms=320, members=[], generation_id=4)
+    events.synced("app-0", MEMBER, assignment_ms=None, partitions=[p0], sent_ms=330, at_ms=335, generation_id=4)
+    third, fourth = log.record(events.ended(4), [p0])
+    assert (third.generation_id, third.cause, third.lost) == (3, "why", ())
+    assert (fourth.generation_id, fourth.cause, fourth.lost) == (4, "group is rebalancing", (p1,))
+    assert log.record(events.ended(4), [p0]) == [] and log.rebalances == [first, third, fourth]

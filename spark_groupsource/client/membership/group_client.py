@@ -159,7 +159,7 @@ class GroupClient:
     def events(self) -> list[RebalanceEvent]:
         """The rebalances so far, the oldest first."""
         with self.shared.changed:
-            return list(self.shared.recorder.events)
+            return list(self.shared.rebalance_log.rebalances)
 
     # -- offsets -----------------------------------------------------------------------------------------------------
 
@@ -378,11 +378,10 @@ class GroupClient:
             self.shared.changed.notify_all()
 
     def _record_rebalances(self) -> list[RebalanceEvent]:
-        members, recorder = self.shared.members, self.shared.recorder
+        members = self.shared.members
         owned = [tp for member in members for tp in member.membership.owned]
         generation_id = max(member.membership.generation.generation_id for member in members)
-        self.shared.events.ended(generation_id)
-        return recorder.record(generation_id, owned)
+        return self.shared.rebalance_log.record(self.shared.events.ended(generation_id), owned)
 
     # -- subscription and metadata -----------------------------------------------------------------------------------
 

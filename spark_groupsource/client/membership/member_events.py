@@ -130,18 +130,22 @@ class MemberEvents:
         """Adds the lag of partitions that were retained in a rebalance, once before and once after it."""
         self._record(self._event(EventKind.LAG, at_ms, None, None, {"lag": lag}, generation_id))
 
-    def ended(self, generation_id: int) -> None:
-        """Records the pending events as those of a generation, in which all members are settled."""
+    def ended(self, generation_id: int) -> list[GroupEvent]:
+        """Records the pending events as those of a generation, in which all members are settled; returns them."""
         pending, self._pending = self._pending, []
+        recorded = []
         # a notice of the next rebalance stays pending
         for event in pending:
             if event.kind is EventKind.BATCH_WAIT_STARTED and event.client_id in self._noticed:
                 self._pending.append(event)
             else:
                 own = event.generation
-                self._record(event._replace(generation=generation_id if own is None else min(own, generation_id)))
+                event = event._replace(generation=generation_id if own is None else min(own, generation_id))
+                self._record(event)
+                recorded.append(event)
         if pending:
             self.generation = generation_id
+        return recorded
 
     def since(self, known_count: int) -> tuple[list[GroupEvent], int]:
         """Returns the recorded events beyond the first `known_count`, as far as they are kept, and their number."""

@@ -182,11 +182,7 @@ class MemberThread:
         return request, sent, reason
 
     def _record_joined(self, joined: Joined, sent: Generation, reason: str, started: Instant, now: Instant) -> None:
-        shared, client_id, generation_id = self._shared, self.member.client_id, joined.generation.generation_id
-        join_ms = now.now_ms - started.now_ms
-        shared.recorder.joined(generation_id, reason, started.timestamp_ms, now.timestamp_ms, join_ms)
-        if joined.is_leader:
-            shared.recorder.led(generation_id, [m[0] for m in joined.members], now.timestamp_ms)
+        shared, client_id = self._shared, self.member.client_id
         shared.events.contacted(client_id, now.now_ms)
         shared.events.joined(
             client_id,
@@ -198,7 +194,7 @@ class MemberThread:
             sent_ms=started.timestamp_ms,
             at_ms=now.timestamp_ms,
             members=joined.members,
-            generation_id=generation_id,
+            generation_id=joined.generation.generation_id,
         )
 
     def _await_member_ids(self) -> None:
@@ -223,7 +219,6 @@ class MemberThread:
         begin_ms = self._clock.now_ms()
         computed = self._run_assignor(joined) if joined.is_leader else None
         started = self._clock.instant()
-        started_ms = started.now_ms
         with shared.changed:
             if membership.generation != joined.generation or shared.is_closing:
                 # the member was removed, or left, while the assignor ran
@@ -237,14 +232,12 @@ class MemberThread:
             now = self._clock.instant()
             rule = membership.on_sync_response(response, joined.generation, now.now_ms)
             if rule.reaction is Reaction.CONTINUE:
-                sync_ms = now.now_ms - started_ms
-                shared.recorder.synced(joined.generation.generation_id, now.timestamp_ms, sync_ms)
                 shared.events.contacted(self.member.client_id, now.now_ms)
                 received = membership.assignment
                 shared.events.synced(
                     self.member.client_id,
                     joined.generation.member_id,
-                    assignment_ms=started_ms - begin_ms if computed is not None else None,
+                    assignment_ms=started.now_ms - begin_ms if computed is not None else None,
                     partitions=received.partitions if received is not None else (),
                     sent_ms=started.timestamp_ms,
                     at_ms=now.timestamp_ms,
@@ -254,7 +247,7 @@ class MemberThread:
                     shared.group_topics, shared.snapshot = computed.topics, computed.snapshot
                 shared.changed.notify_all()
         if rule.reaction is Reaction.CONTINUE:
-            _log.info("%s Synced with the group in %d ms.", self.member.log_prefix, sync_ms)
+            _log.info("%s Synced with the group in %d ms.", self.member.log_prefix, now.now_ms - started.now_ms)
             return True
         self._apply_rule(rule, rule.code or response.error_code, "SyncGroup")
         return False

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import Iterable, NamedTuple
+from collections import defaultdict
+from typing import Iterable, NamedTuple, Sequence
 
 from spark_groupsource.model import TopicPartition, bounded_names
+from spark_groupsource.wire.group_events import EventKind, GroupEvent
 from spark_groupsource.wire.member_reasons import ALREADY_REBALANCING, REJOIN_WITH_MEMBER_ID
 
 # the coordinator builds a member id from the client id (or group instance id), a dash and a UUID
 _UUID_SUFFIX = re.compile(r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
-_MAX_EVENTS = 10_000
+_MAX_REBALANCES = 10_000
 
 
 class RebalanceEvent(NamedTuple):
@@ -44,83 +45,66 @@ def describe_rebalance(group_id: str, event: RebalanceEvent) -> str:
     )
 
 
-@dataclass
-class _Rebalance:
-    """A rebalance in progress."""
-
-    started_ms: int
-    ended_ms: int
-    join_ms: int = 0
-    sync_ms: int = 0
-    own_members: int = 0
-    group: frozenset[str] | None = None
-    reasons: list[str] = field(default_factory=list)
-
-
-class RebalanceRecorder:
-    """Combines the rebalances of single members into events, by generation. Not thread-safe."""
+class RebalanceLog:
+    """Combines the events of members into rebalances. Not thread-safe."""
 
     def __init__(self) -> None:
-        self.events: list[RebalanceEvent] = []
-        self._pending: dict[int, _Rebalance] = {}
+        self.rebalances: list[RebalanceEvent] = []
         self._owned: frozenset[TopicPartition] = frozenset()
-        self._members: frozenset[str] | None = None
+        # None after a rebalance led by a foreign member: the next one has no member list to compare with
+        self._group: frozenset[str] | None = None
 
-    def joined(self, generation_id: int, reason: str, started_ms: int, timestamp_ms: int, join_ms: int) -> None:
-        """Records the JoinGroup response of one member; times are epoch milliseconds, `join_ms` is a duration."""
-        rebalance = self._rebalance(generation_id, started_ms, timestamp_ms)
-        rebalance.join_ms = max(rebalance.join_ms, join_ms)
-        if reason and reason not in rebalance.reasons:
-            rebalance.reasons.append(reason)
+    def record(self, events: Iterable[GroupEvent], owned: Iterable[TopicPartition]) -> list[RebalanceEvent]:
+        """Returns the rebalances that have ended, from the events of all members since the previous call.
 
-    def led(self, generation_id: int, member_ids: Iterable[str], timestamp_ms: int) -> None:
-        """Records the members of the group, from the JoinGroup response to the leader."""
-        self._rebalance(generation_id, timestamp_ms, timestamp_ms).group = frozenset(member_ids)
-
-    def synced(self, generation_id: int, timestamp_ms: int, sync_ms: int) -> None:
-        """Records the SyncGroup response of one member."""
-        rebalance = self._rebalance(generation_id, timestamp_ms, timestamp_ms)
-        rebalance.sync_ms = max(rebalance.sync_ms, sync_ms)
-        rebalance.ended_ms = timestamp_ms
-        rebalance.own_members += 1
-
-    def record(self, up_to_generation: int, owned: Iterable[TopicPartition]) -> list[RebalanceEvent]:
-        """Ends the rebalances up to a generation and returns their events.
-
-        The last event has the partitions gained and lost since the previous call. A rebalance in which no member of
-        this process received an assignment was superseded by the next one and has no event.
+        The last one has the partitions gained and lost since the previous call. A rebalance in which no member of this
+        process received an assignment was superseded by the next one and is omitted.
         """
-        now_owned = frozenset(owned)
-        ended = sorted(g for g, pending in self._pending.items() if g <= up_to_generation and pending.own_members)
-        recorded = []
+        by_generation: dict[int, list[GroupEvent]] = defaultdict(list)
+        for event in events:
+            if event.generation is not None:
+                by_generation[event.generation].append(event)
+        ended = [g for g, own in sorted(by_generation.items()) if any(e.kind is EventKind.ASSIGNED for e in own)]
+        recorded: list[RebalanceEvent] = []
         for generation_id in ended:
-            rebalance = self._pending[generation_id]
-            is_last = generation_id == ended[-1]
-            event = RebalanceEvent(
-                _cause(rebalance, self._members) if self.events else _FIRST,
-                rebalance.started_ms,
-                rebalance.ended_ms,
-                rebalance.join_ms,
-                rebalance.sync_ms,
-                generation_id,
-                tuple(sorted(now_owned - self._owned)) if is_last else (),
-                tuple(sorted(self._owned - now_owned)) if is_last else (),
-                rebalance.own_members if rebalance.group is None else len(rebalance.group),
-            )
-            self.events.append(event)
-            recorded.append(event)
-            # None after a rebalance led by a foreign member: the next one has no member list to compare with
-            self._members = rebalance.group
-        if ended:
-            self._owned = now_owned
-        self._pending = {g: pending for g, pending in self._pending.items() if g > up_to_generation}
-        del self.events[:-_MAX_EVENTS]
+            is_first = not self.rebalances and not recorded
+            recorded.append(self._rebalance(generation_id, by_generation[generation_id], is_first))
+        if recorded:
+            before, self._owned = self._owned, frozenset(owned)
+            gained, lost = tuple(sorted(self._owned - before)), tuple(sorted(before - self._owned))
+            recorded[-1] = recorded[-1]._replace(gained=gained, lost=lost)
+        self.rebalances = [*self.rebalances, *recorded][-_MAX_REBALANCES:]
         return recorded
 
-    def _rebalance(self, generation_id: int, started_ms: int, timestamp_ms: int) -> _Rebalance:
-        rebalance = self._pending.setdefault(generation_id, _Rebalance(started_ms, timestamp_ms))
-        rebalance.started_ms = min(rebalance.started_ms, started_ms)
-        return rebalance
+    def _rebalance(self, generation_id: int, events: Sequence[GroupEvent], is_first: bool) -> RebalanceEvent:
+        """Returns a rebalance without its partitions."""
+        members = [frozenset(e.detail["members"]) for e in events if "members" in e.detail]
+        known, self._group = self._group, members[0] if members else None
+        reasons = [e.detail.get("reason", "") for e in events if e.kind is EventKind.MEMBER_JOINING]
+        assigned_ms = [e.at_ms for e in events if e.kind is EventKind.ASSIGNED]
+        return RebalanceEvent(
+            _FIRST if is_first else _cause(dict.fromkeys(reasons), known, self._group),
+            min(e.at_ms for e in events if e.kind in (EventKind.MEMBER_JOINING, EventKind.ASSIGNED)),
+            max(assigned_ms),
+            _longest_ms(events, EventKind.MEMBER_JOINING, EventKind.JOIN_COMPLETED),
+            _longest_ms(events, EventKind.MEMBER_SYNCING, EventKind.ASSIGNED),
+            generation_id,
+            (),
+            (),
+            len(assigned_ms) if self._group is None else len(self._group),
+        )
+
+
+def _longest_ms(events: Sequence[GroupEvent], sent: EventKind, received: EventKind) -> int:
+    """Returns the longest time that one of the members waited for a response."""
+    sent_ms: dict[str | None, int] = {}
+    longest_ms = 0
+    for event in events:
+        if event.kind is sent:
+            sent_ms[event.client_id] = event.at_ms
+        elif event.kind is received:
+            longest_ms = max(longest_ms, event.at_ms - sent_ms.get(event.client_id, event.at_ms))
+    return longest_ms
 
 
 def client_name(member_id: str) -> str:
@@ -136,14 +120,11 @@ def _membership_change(before: frozenset[str], after: frozenset[str]) -> str:
     return "; ".join(f"{bounded_names(sorted(names))} {verb}" for names, verb in changes if names)
 
 
-def _cause(rebalance: _Rebalance, before: frozenset[str] | None) -> str:
+def _cause(reasons: Iterable[str], before: frozenset[str] | None, after: frozenset[str] | None) -> str:
     """Returns the change of the member list where it is known, else the reasons of the joining members."""
-    if before is not None and rebalance.group is not None and before != rebalance.group:
-        return _membership_change(before, rebalance.group)
-    reasons = [reason for reason in rebalance.reasons if reason not in _GENERIC_REASONS]
-    if reasons:
-        return "; ".join(reasons)
-    return "group is rebalancing"
+    if before is not None and after is not None and before != after:
+        return _membership_change(before, after)
+    return "; ".join(reason for reason in reasons if reason not in _GENERIC_REASONS) or "group is rebalancing"
 
 
 _FIRST = "joined the group"

@@ -14,7 +14,7 @@ from spark_groupsource.client.cluster.group_offsets import TopicIds
 from spark_groupsource.client.membership.assignment import MetadataSnapshot
 from spark_groupsource.client.membership.member_events import MemberEvents
 from spark_groupsource.client.membership.membership_values import NO_GENERATION, Generation
-from spark_groupsource.client.membership.rebalance_log import RebalanceRecorder
+from spark_groupsource.client.membership.rebalance_log import RebalanceLog
 from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.common.clock import Instant
@@ -77,8 +77,8 @@ class SharedMembership:
         self.changed = threading.Condition()
         self.topics: tuple[str, ...] = settings.topics
         self.members: list[LocalMember] = []
-        self.recorder = RebalanceRecorder()
         self.events = MemberEvents(settings.group_id)
+        self.rebalance_log = RebalanceLog()
         self.group_topics: frozenset[str] = frozenset()
         self.snapshot: MetadataSnapshot = {}
         self.is_closing = False
