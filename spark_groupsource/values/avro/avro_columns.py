@@ -52,27 +52,8 @@ class Null:
         return None if self._kind is None else pa.nulls(len(lanes), self._kind)
 
 
-class Boolean:
-    """A boolean."""
-
-    def __init__(self, kind: pa.DataType | None) -> None:
-        self._kind = kind
-
-    def skip(self, data: ValueBytes, at: int) -> int:
-        return at + 1
-
-    def read(self, lanes: Lanes) -> pa.Array | None:
-        start = lanes.skip(1)
-        if self._kind is None:
-            return None
-        byte = lanes.word(start) & np.uint64(0xFF)
-        # Java reads other bytes as false, fastavro as true
-        lanes.fail((byte > np.uint64(1)) & (lanes.reason == 0), reasons.BOOLEAN)
-        return booleans(byte == np.uint64(1))
-
-
-class Float:
-    """A float of four or eight bytes."""
+class Sized:
+    """A value of a constant number of bytes."""
 
     def __init__(self, size: int, kind: pa.DataType | None) -> None:
         self._kind = kind
@@ -83,13 +64,34 @@ class Float:
 
     def read(self, lanes: Lanes) -> pa.Array | None:
         start = lanes.skip(self._size)
-        if self._kind is None:
-            return None
+        return None if self._kind is None else self._column(lanes, start, self._kind)
+
+    def _column(self, lanes: Lanes, start: Ints, kind: pa.DataType) -> pa.Array:
+        raise NotImplementedError
+
+
+class Boolean(Sized):
+    """A boolean."""
+
+    def __init__(self, kind: pa.DataType | None) -> None:
+        super().__init__(1, kind)
+
+    def _column(self, lanes: Lanes, start: Ints, kind: pa.DataType) -> pa.Array:
+        byte = lanes.word(start) & np.uint64(0xFF)
+        # Java reads other bytes as false, fastavro as true
+        lanes.fail((byte > np.uint64(1)) & (lanes.reason == 0), reasons.BOOLEAN)
+        return booleans(byte == np.uint64(1))
+
+
+class Float(Sized):
+    """A float of four or eight bytes."""
+
+    def _column(self, lanes: Lanes, start: Ints, kind: pa.DataType) -> pa.Array:
         word = lanes.word(start)
         values = word.astype(np.uint32).view("<f4") if self._size == 4 else word.view("<f8")
         # a signaling NaN becomes a quiet one
         with np.errstate(invalid="ignore"):
-            return fixed_width(self._kind, values.astype(_numpy(self._kind), copy=False))
+            return fixed_width(kind, values.astype(_numpy(kind), copy=False))
 
 
 class Integer:
@@ -147,23 +149,13 @@ class Bytes:
         return None if self._kind is None else _column(lanes, start, length, self._kind)
 
 
-class Fixed:
+class Fixed(Sized):
     """A fixed, or a decimal in one."""
 
-    def __init__(self, size: int, kind: pa.DataType | None) -> None:
-        self._kind = kind
-        self._size = size
-
-    def skip(self, data: ValueBytes, at: int) -> int:
-        return at + self._size
-
-    def read(self, lanes: Lanes) -> pa.Array | None:
-        start = lanes.skip(self._size)
-        if self._kind is None:
-            return None
+    def _column(self, lanes: Lanes, start: Ints, kind: pa.DataType) -> pa.Array:
         # a malformed lane is at its end, so that the positions still increase
         is_read = lanes.reason == 0
-        return _column(lanes, np.where(is_read, start, lanes.position), np.where(is_read, self._size, 0), self._kind)
+        return _column(lanes, np.where(is_read, start, lanes.position), np.where(is_read, self._size, 0), kind)
 
 
 def _column(lanes: Lanes, start: Ints, length: Ints, kind: pa.DataType) -> pa.Array:
