@@ -41,7 +41,7 @@ class Topic:
 
         Raises: ConfigurationError for an unreadable file.
         """
-        settings = client_properties(self.command_config) if self.command_config else {}
+        settings = client_properties(self.command_config)
         settings["bootstrap.servers"] = self.bootstrap_servers
         return {**{f"kafka.{name}": value for name, value in settings.items()}, "subscribe": self.topic}
 

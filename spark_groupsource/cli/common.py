@@ -14,14 +14,14 @@ from click.core import ParameterSource
 
 from spark_groupsource.cli.ignored_settings import is_ignored
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.client.network.security import bootstrap_text
 from spark_groupsource.client.rejected_settings import is_accepted_value
-from spark_groupsource.client.settings import ClientSettings, without_prefix
+from spark_groupsource.client.settings import ClientSettings, GroupSettings, without_prefix
 from spark_groupsource.common.config_def import trim
 from spark_groupsource.common.config_providers import resolve
 from spark_groupsource.common.properties_text import Property, decode, entries
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.model import bounded_names
-from spark_groupsource.source.options.option_row import bootstrap_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -78,7 +78,7 @@ def open_cluster(
 def client_settings(bootstrap: str, command_config: Path | None, timeout_ms: int | None = None) -> ClientSettings:
     """Parses the options of `cluster_options`; arguments and errors as of `open_cluster`."""
     try:
-        settings = client_properties(command_config) if command_config else {}
+        settings = client_properties(command_config)
         if _is_default("bootstrap"):
             bootstrap = bootstrap_text(settings) or bootstrap
         parsed = ClientSettings.parse({**settings, "bootstrap.servers": bootstrap})
@@ -95,14 +95,30 @@ def _is_default(parameter: str) -> bool:
     return context is not None and context.get_parameter_source(parameter) is ParameterSource.DEFAULT
 
 
-def client_properties(path: Path) -> dict[str, str]:
-    """Reads the settings of a Kafka client; those without effect here are skipped with one warning.
+def member_settings(command_config: Path | None, group_id: str, topic: str) -> GroupSettings:
+    """Returns the settings of a member: those of the file, as of a streaming query with the same options.
 
+    Raises: SettingsError.
+    """
+    try:
+        settings = client_properties(command_config, warns=False)
+        return GroupSettings.parse({**settings, "group.id": group_id}, topics=(topic,))
+    except ConfigurationError as error:
+        raise SettingsError(str(error)) from error
+
+
+def client_properties(path: Path | None, *, warns: bool = True) -> dict[str, str]:
+    """Reads the settings of a Kafka client, none without a file; those without effect here are skipped.
+
+    Args:
+        warns: whether one warning names them.
     Raises: ConfigurationError.
     """
+    if path is None:
+        return {}
     settings = read_properties(path)
     skipped = sorted(name for name, text in settings.items() if is_ignored(name) and not is_accepted_value(name, text))
-    if skipped:
+    if skipped and warns:
         click.echo(f"Warning: Settings of {path} without effect here are skipped: {bounded_names(skipped)}.", err=True)
     return resolve({name: value for name, value in settings.items() if not is_ignored(name)})
 

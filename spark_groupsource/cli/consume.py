@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from spark_groupsource.cli.commands import command, invalid_values
-from spark_groupsource.cli.common import cluster_options, open_cluster
+from spark_groupsource.cli.common import cluster_options, member_settings, open_cluster
 from spark_groupsource.cli.console_serdes import READ_FORMATS, serde
 from spark_groupsource.cli.decoded_rows import DecodedRows, GivenSchema, block_decoder, parse_properties
 from spark_groupsource.cli.effects import Excludes, Needs, check_effects
@@ -167,10 +167,11 @@ def consume(bootstrap: str, command_config: Path | None, **given: Any) -> None:
     options = _ConsumeOptions(**given)
     options.check()
     write, rows = _writer(options), options.rows()
+    member = None if options.group is None else member_settings(command_config, options.group, options.topic)
     with open_cluster(bootstrap, command_config) as cluster:
         printed: Positions = {}
-        records = _records(cluster, options, rows, printed)
-        is_live = options.follow or options.group is not None
+        records = _records(cluster, options, member, rows, printed)
+        is_live = options.follow or member is not None
         try:
             with terminates_as_ctrl_c(is_live):
                 _print(islice(records, options.max_messages), write, printed, is_flushed=is_live)
@@ -265,7 +266,11 @@ def _writer(options: _ConsumeOptions) -> Writer:
 
 
 def _records(
-    cluster: ClusterClient, options: _ConsumeOptions, rows: DecodedRows, printed: Positions
+    cluster: ClusterClient,
+    options: _ConsumeOptions,
+    member: GroupSettings | None,
+    rows: DecodedRows,
+    printed: Positions,
 ) -> Generator[Row, None, None]:
     """Returns the chosen records; a member commits the offsets in `printed`.
 
@@ -277,8 +282,8 @@ def _records(
     if unknown:
         raise ConfigurationError(f"Option --partition must be a partition of topic {options.topic}, got {unknown[0]}.")
     partitions = [TopicPartition(options.topic, number) for number in sorted(options.numbers or info.partitions)]
-    if options.group is not None:
-        return _read_as_member(cluster, options.group, options.topic, options.begin, options.follow, rows, printed)
+    if member is not None:
+        return _read_as_member(cluster, member, options.begin, options.follow, rows, printed)
     if options.last is not None:
         return _read_last(cluster, partitions, options.last, rows)
     ends = None if options.until is None else start_positions(cluster, partitions, options.until, "--until")
@@ -399,13 +404,12 @@ def _tail(cluster: ClusterClient, tp: TopicPartition, start: int, end: int, coun
 
 
 def _read_as_member(
-    cluster: ClusterClient, group_id: str, topic: str, begin: str, follow: bool, rows: DecodedRows, printed: Positions
+    cluster: ClusterClient, settings: GroupSettings, begin: str, follow: bool, rows: DecodedRows, printed: Positions
 ) -> Generator[Row, None, None]:
     """Yields the records of the partitions that the group assigns; commits those in `printed`.
 
     Ends at the log end offsets, unless `follow`.
     """
-    settings = GroupSettings(group_id, topics=(topic,), client_id=cluster.settings.client_id)
     positions: Positions = {}
     with GroupClient(cluster, settings) as group:
         while True:

@@ -25,6 +25,7 @@ from spark_groupsource.common.config_def import (
     ConfigKey,
     ConfigType,
     closest,
+    comma_list,
     config_keys,
     parse_given,
     parse_integer,
@@ -57,7 +58,7 @@ def _parse_isolation_level(name: str, text: str) -> str:
 
 
 def _parse_assignors(name: str, text: str) -> tuple[str, ...]:
-    names = tuple(_JAVA_ASSIGNORS.get(part, part) for part in (part.strip() for part in text.split(",")) if part)
+    names = tuple(_JAVA_ASSIGNORS.get(part, part) for part in comma_list(text))
     if not names:
         raise ConfigurationError(
             f"Option {name} is empty. Name at least one of {', '.join(_ASSIGNORS)}, or module:Class of an assignor."

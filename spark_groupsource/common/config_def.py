@@ -212,6 +212,11 @@ def trim(text: str) -> str:
     return text.strip(_TRIMMED)
 
 
+def comma_list(text: str) -> tuple[str, ...]:
+    """Returns the entries of a list, without the whitespace around them and without empty ones."""
+    return tuple(entry for entry in (part.strip() for part in text.split(",")) if entry)
+
+
 def parse_integer(text: str) -> int | None:
     """Returns the integer of decimal digits with an optional sign; None for any other text."""
     # a number of thousands of digits takes seconds, and Python refuses it

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Iterator, NamedTuple, Sequence
 
 from spark_groupsource.common.clock import SystemClock
+from spark_groupsource.common.config_def import comma_list
 from spark_groupsource.common.deadlines import TransferDeadline
 from spark_groupsource.common.tls import (
     CLIENT_CERTIFICATE,
@@ -63,7 +64,7 @@ def parse_addresses(text: str, setting: str = "kafka.bootstrap.servers") -> tupl
     Raises: ConfigurationError naming the option `setting` if an entry has no host or no port from 0 to 65535.
     """
     addresses = []
-    for entry in filter(None, (part.strip() for part in text.split(","))):
+    for entry in comma_list(text):
         address = _parse_address(entry)
         if address is None:
             raise ConfigurationError(

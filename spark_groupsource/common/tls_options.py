@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
-from spark_groupsource.common.config_def import ConfigKey, ConfigType
+from spark_groupsource.common.config_def import ConfigKey, ConfigType, comma_list
 from spark_groupsource.common.tls import STORE_TYPES, TlsSettings
 from spark_groupsource.errors import ConfigurationError
 
@@ -43,7 +43,7 @@ def _parse_store_type(name: str, text: str) -> str:
 
 
 def _parse_versions(name: str, text: str) -> tuple[str, ...]:
-    versions = tuple(each.strip() for each in text.split(",") if each.strip())
+    versions = comma_list(text)
     unknown = [each for each in versions if each not in _VERSIONS]
     if unknown or not versions:
         raise ConfigurationError(f"Option {name} must list versions of {', '.join(_VERSIONS)}, got {text!r}.")
@@ -51,7 +51,7 @@ def _parse_versions(name: str, text: str) -> tuple[str, ...]:
 
 
 def _parse_ciphers(name: str, text: str) -> tuple[str, ...]:
-    names = tuple(each.strip() for each in text.replace(":", ",").split(",") if each.strip())
+    names = comma_list(text.replace(":", ","))
     found = [each for each in _CIPHERS_1_3 if each in names]
     if 0 < len(found) < len(_CIPHERS_1_3):
         raise ConfigurationError(

@@ -190,13 +190,14 @@ class Cluster:
         definition = TABLES[table]
         if columns:
             definition = definition._replace(columns=tuple(map(definition.column, columns)))
+        topics = None if topic is None else parse_selection("topic", topic)
         query = TableQuery(
             table,
             frozenset(column.name for column in definition.columns),
             groups if group is None else parse_selection("group", group),
-            None if topic is None else parse_selection("topic", topic),
+            topics,
         )
-        with suggests_topics(self._client, (topic or "").split(",")):
+        with suggests_topics(self._client, () if topics is None else topics.exact):
             return Result(definition, read_rows(self._client, query))
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.cli.common import client_settings
+from spark_groupsource.cli.common import client_settings, member_settings
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
-from spark_groupsource.client.settings import ACCEPTED_SETTINGS, ClientSettings, without_prefix
+from spark_groupsource.client.settings import ACCEPTED_SETTINGS, ClientSettings, GroupSettings, without_prefix
+from spark_groupsource.common.config_def import config_keys
+from spark_groupsource.common.net import Address
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.notebook.cluster import parse_settings
 from spark_groupsource.source.options.option_parser import parse_options
@@ -202,3 +204,52 @@ def test_the_embedded_broker_gets_no_topics_that_the_query_refuses(given: dict[s
         with ClusterClient(settings.bootstrap, settings) as cluster:
             create_subscribed(cluster, options)
             assert ("new" in cluster.metadata(None, refresh=True).topics) is created
+
+
+# -- settings of members ---------------------------------------------------------------------------------------------
+
+MEMBER_SETTINGS = sorted(key.name for key in config_keys(GroupSettings).values())
+
+
+@pytest.mark.parametrize("name", [name for name in MEMBER_SETTINGS if name != "group.id"])
+@pytest.mark.parametrize("value", ["", "7", "x y", "range", "true", "sticky, cooperative-sticky", "60000"])
+def test_a_member_of_the_command_has_the_settings_of_a_stream(name: str, value: str, tmp_path: Path) -> None:
+    path = tmp_path / "client.properties"
+    path.write_text(f"{name}={value}\n")
+
+    def of_stream(settings: dict[str, str]) -> GroupSettings | None:
+        prefixed = {f"kafka.{key}": text for key, text in settings.items()}
+        return parse_options({"kafka.group.id": "g", "subscribe": "t", **prefixed}, "stream").group
+
+    expected = found = None
+    message = outcome(of_stream, {name: value})
+    if message == "accepted":
+        expected = of_stream({"bootstrap.servers": ADDRESS, name: value})
+        found = member_settings(path, "g", "t")
+    else:
+        with pytest.raises(ConfigurationError) as raised:
+            member_settings(path, "g", "t")
+        assert str(raised.value) == message
+    assert found == expected
+
+
+@pytest.mark.parametrize("text", ["g ", " g", "\tg\n", "g"])
+def test_a_group_of_the_command_has_the_name_of_that_of_a_stream(text: str) -> None:
+    options = parse_options({"kafka.bootstrap.servers": ADDRESS, "subscribe": "t", "kafka.group.id": text}, "stream")
+    assert options.group == member_settings(None, text, "t")
+
+
+@pytest.mark.parametrize("separator", [",", ", ", " ,", ",,", ",\t"])
+def test_a_list_has_the_same_entries_everywhere(separator: str) -> None:
+    given = {"kafka.bootstrap.servers": ADDRESS, "kafka.group.id": "g"}
+    topics = separator.join(["a", "b"])
+    assert parse_options({**given, "subscribe": topics}, "stream").subscribe == ("a", "b")
+    selected = parse_table_options({**given, "table": "lag", "topic": topics}).topic
+    assert selected is not None and selected.names == ("a", "b")
+    assert parse_table_options({**given, "table": "queries", "drain": topics}).drain == ("a", "b")
+    servers = parse_table_options({"table": "lag", "kafka.bootstrap.servers": separator.join(["a:1", "b:2"])}).client
+    assert servers.bootstrap == (Address("a", 1), Address("b", 2))
+    assignors = separator.join(["range", "sticky"])
+    strategy = {"kafka.partition.assignment.strategy": assignors}
+    group = parse_options({**given, "subscribe": "t", **strategy}, "stream").group
+    assert group is not None and group.assignors == ("range", "sticky")

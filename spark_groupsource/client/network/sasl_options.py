@@ -19,7 +19,7 @@ from spark_groupsource.client.network.token_sources import (
     UnsecuredSource,
 )
 from spark_groupsource.client.network.tokens import RefreshSettings, TokenSource
-from spark_groupsource.common.config_def import ConfigKey, ConfigType
+from spark_groupsource.common.config_def import ConfigKey, ConfigType, comma_list
 from spark_groupsource.errors import ConfigurationError
 
 OAUTHBEARER, AWS_MSK_IAM = "OAUTHBEARER", "AWS_MSK_IAM"
@@ -277,7 +277,7 @@ class _Given(NamedTuple):
     bootstrap: str
 
     def extensions(self) -> tuple[tuple[str, str], ...]:
-        listed = (part.partition("=") for part in (self.values.get("sasl.oauthbearer.extensions") or "").split(","))
+        listed = (part.partition("=") for part in comma_list(self.values.get("sasl.oauthbearer.extensions") or ""))
         found = {name.strip(): value.strip() for name, _, value in listed if name.strip()}
         found |= {
             name.removeprefix("extension_"): value for name, value in self.jaas.items() if name.startswith("extension_")

@@ -10,7 +10,7 @@ from typing import Any, Mapping
 
 from spark_groupsource.client.network.sasl_options import SASL_KEYS, parse_login
 from spark_groupsource.client.network.tokens import RefreshSettings, TokenSource
-from spark_groupsource.common.config_def import ConfigKey, ConfigType, parse_given
+from spark_groupsource.common.config_def import ConfigKey, ConfigType, parse_given, trim
 from spark_groupsource.common.tls import TlsSettings
 from spark_groupsource.common.tls_options import TLS_KEYS, parse_tls
 from spark_groupsource.errors import ConfigurationError
@@ -78,5 +78,9 @@ class SecuritySettings:
         tls = parse_tls(values, OPTION_PREFIX) if protocol.endswith("SSL") else None
         if not protocol.startswith("SASL"):
             return cls(protocol, tls)
-        servers = settings.get("bootstrap.servers") or settings.get("metadata.broker.list") or ""
-        return cls(protocol, tls, *parse_login(values, protocol, servers))
+        return cls(protocol, tls, *parse_login(values, protocol, bootstrap_text(settings)))
+
+
+def bootstrap_text(settings: Mapping[str, str]) -> str:
+    """Returns the addresses among Kafka's settings, by either name; empty if there are none."""
+    return trim(settings.get("bootstrap.servers", settings.get("metadata.broker.list", "")))

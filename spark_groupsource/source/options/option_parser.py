@@ -12,22 +12,22 @@ from typing import Any, Mapping
 
 from spark_groupsource.client.network.security import OPTION_PREFIX
 from spark_groupsource.client.rejected_settings import is_accepted_value
-from spark_groupsource.client.settings import ACCEPTED_SETTINGS, ClientSettings, GroupSettings, check_names
+from spark_groupsource.client.settings import ACCEPTED_SETTINGS, GroupSettings
 from spark_groupsource.common.config_def import closest
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import topic_matches
+from spark_groupsource.source.options.cluster_options import parse_cluster
 from spark_groupsource.source.options.option_row import (
     UNSUPPORTED_OPTIONS,
     WRITING_HINT,
     QueryKind,
     SourceOption,
-    bootstrap_text,
     by_lower_name,
     kafka_settings,
 )
 from spark_groupsource.source.options.position_spec import LATEST, PositionSpec
 from spark_groupsource.source.options.secret_options import resolve_references
-from spark_groupsource.source.options.source_options import FIELDS, OPTIONS, UNRESOLVED, SourceOptions
+from spark_groupsource.source.options.source_options import FIELDS, OPTIONS, SourceOptions
 from spark_groupsource.source.options.value_options import TLS_PREFIXES, VALUE_OPTIONS, value_options
 
 
@@ -64,14 +64,13 @@ def parse_options(options: Mapping[str, str], query: QueryKind | None = None) ->
             raise ConfigurationError(f"Option {option.name} is not allowed in a {query} query. Leave it out.")
     values["group_id"] = _group_id(values, kafka)
     parsed = SourceOptions(
-        bootstrap_servers=bootstrap_text(kafka),
         creates_topics=not is_accepted_value("allow.auto.create.topics", kafka.get("allow.auto.create.topics", "")),
         ignored=tuple(ignored),
         **values,
     )
     _check_subscription(parsed)
-    _check_address(parsed, kafka)
-    parsed = replace(parsed, client=_parse_client(parsed, kafka))
+    address, client = parse_cluster(kafka)
+    parsed = replace(parsed, bootstrap_servers=address, client=client)
     wait_ms = parsed.task_settings(parsed.client).default_api_timeout_ms
     parsed = replace(parsed, values=value_options(formats, registry_tls, wait_ms))
     _check_limits(parsed)
@@ -121,21 +120,6 @@ def _check_subscription(options: SourceOptions) -> None:
         raise ConfigurationError(
             f"Exactly one of options subscribe, subscribePattern, assign is needed, got {got}.{hint}"
         )
-
-
-def _check_address(options: SourceOptions, kafka: Mapping[str, str]) -> None:
-    if not options.bootstrap_servers:
-        # a misspelled name is the cause
-        check_names(kafka)
-        raise ConfigurationError(
-            "Option kafka.bootstrap.servers is missing. Give host:port of a broker, or embedded for an embedded broker."
-        )
-
-
-def _parse_client(options: SourceOptions, kafka: Mapping[str, str]) -> ClientSettings:
-    address = UNRESOLVED if options.is_embedded else options.bootstrap_servers
-    settings = {name: text for name, text in kafka.items() if name != "metadata.broker.list"}
-    return ClientSettings.parse({**settings, "bootstrap.servers": address})
 
 
 def _parse_group(options: SourceOptions, kafka: Mapping[str, str]) -> GroupSettings:

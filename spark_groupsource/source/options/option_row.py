@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Mapping
 
 from spark_groupsource.client.network.security import OPTION_PREFIX
-from spark_groupsource.common.config_def import ConfigKey, trim
+from spark_groupsource.common.config_def import ConfigKey
 
 QueryKind = Literal["stream", "batch"]
 
@@ -60,8 +60,3 @@ def kafka_settings(given: Mapping[str, tuple[str, str]]) -> dict[str, str]:
     return {
         key.removeprefix(OPTION_PREFIX): text for key, (_, text) in given.items() if key.startswith(OPTION_PREFIX)
     }
-
-
-def bootstrap_text(settings: Mapping[str, str]) -> str:
-    """Returns the addresses among Kafka's settings, by either name; empty if there are none."""
-    return trim(settings.get("bootstrap.servers", settings.get("metadata.broker.list", "")))

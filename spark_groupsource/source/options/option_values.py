@@ -39,7 +39,7 @@ def parse_duration_ms(name: str, text: str) -> int:
 
 def parse_topics(name: str, text: str) -> tuple[str, ...]:
     """Parses a comma-separated list of topics; duplicates are dropped."""
-    topics = tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
+    topics = tuple(dict.fromkeys(config_def.comma_list(text)))
     if not topics:
         raise ConfigurationError(f"Option {name} must be a comma-separated list of topics, got {text!r}.")
     return topics

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Mapping
 
 from spark_groupsource.client.settings import ClientSettings, GroupSettings, parse_group_id
 from spark_groupsource.common.config_def import INT64_MAX, ConfigType, config_keys, setting
-from spark_groupsource.common.net import parse_addresses
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.source.options.cluster_options import ClusterOptions
 from spark_groupsource.source.options.option_row import (
     BATCH,
     BOTH,
@@ -43,9 +43,6 @@ from spark_groupsource.source.options.position_spec import (
 from spark_groupsource.source.options.value_options import VALUE_OPTIONS
 from spark_groupsource.values.format_options import ValueOptions
 
-# placeholder for the address of an embedded broker that is not started yet
-UNRESOLVED = "localhost:9092"
-
 
 def _positive(name: str, doc: str, unit: str, **more: Any) -> Any:
     return setting(SourceOption(name, ConfigType.LONG, None, doc, unit, low=1, high=INT64_MAX, **more))
@@ -56,11 +53,10 @@ def _parsed(name: str, doc: str, parser: Any, unit: str = "", **more: Any) -> An
 
 
 @dataclass(frozen=True)
-class SourceOptions:
+class SourceOptions(ClusterOptions):
     """The options of one query, parsed.
 
-    `bootstrap_servers` is the address as given, possibly ``embedded`` or ``embedded:DIR``. `client` holds the
-    ``kafka.*`` settings of connections, `group` those of the members (None unless the query is a consumer group).
+    `group` holds the ``kafka.*`` settings of the members (None unless the query is a consumer group).
     `creates_topics` is False where kafka.allow.auto.create.topics is: the embedded broker then gets no topics.
     `ignored` names the options that were given and have no effect in this kind of query.
     """
@@ -277,19 +273,9 @@ class SourceOptions:
         elsewhere="ignored",
     )
     values: ValueOptions = ValueOptions()
-    bootstrap_servers: str = ""
-    client: ClientSettings = field(default=ClientSettings(parse_addresses(UNRESOLVED)), repr=False)
     group: GroupSettings | None = None
     creates_topics: bool = True
     ignored: tuple[str, ...] = ()
-
-    @property
-    def is_embedded(self) -> bool:
-        return is_embedded(self.bootstrap_servers)
-
-    def client_settings(self, bootstrap_servers: str) -> ClientSettings:
-        """Returns the client's settings with the address that `bootstrap_servers` was resolved to."""
-        return replace(self.client, bootstrap=parse_addresses(bootstrap_servers))
 
     def task_settings(self, settings: ClientSettings) -> ClientSettings:
         """Returns the settings of read tasks: kafkaConsumer.pollTimeoutMs replaces default.api.timeout.ms."""
@@ -337,11 +323,6 @@ OPTIONS: Mapping[str, SourceOption] = {
 """Lower-case name -> option, every option of the source except ``kafka.*``."""
 
 
-def is_embedded(bootstrap_servers: str) -> bool:
-    """Returns True for ``embedded`` and ``embedded:DIR``."""
-    return bootstrap_servers.strip().split(":", 1)[0].lower() == "embedded"
-
-
 __all__ = [
     "BATCH",
     "BOTH",
@@ -354,5 +335,4 @@ __all__ = [
     "WRITING_HINT",
     "SourceOption",
     "SourceOptions",
-    "is_embedded",
 ]

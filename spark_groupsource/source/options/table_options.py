@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, Mapping
 
 from spark_groupsource.client.network.security import OPTION_PREFIX
-from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.common.config_def import ConfigKey, ConfigType, closest, config_keys, setting
-from spark_groupsource.common.net import parse_addresses
+from spark_groupsource.common.config_def import ConfigKey, ConfigType, closest, comma_list, config_keys, setting
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.monitor.selection import NameSelection, parse_name, parse_name_pattern, parse_selection
 from spark_groupsource.monitor.tables.definitions import TableDefinition, parse_table
-from spark_groupsource.source.options.option_row import SourceOption, bootstrap_text, by_lower_name, kafka_settings
+from spark_groupsource.source.options.cluster_options import ClusterOptions, parse_cluster
+from spark_groupsource.source.options.option_row import QueryKind, SourceOption, by_lower_name, kafka_settings
 from spark_groupsource.source.options.secret_options import resolve_references
-from spark_groupsource.source.options.source_options import UNRESOLVED, QueryKind, is_embedded
 
 TABLE_OPTION = "table"
 
@@ -31,8 +29,8 @@ def _parse_offsets(name: str, text: str) -> tuple[Mapping[str, Any], ...]:
 
 
 @dataclass(frozen=True)
-class TableOptions:
-    """The options of one table, parsed; `client` holds the ``kafka.*`` settings."""
+class TableOptions(ClusterOptions):
+    """The options of one table, parsed."""
 
     table: TableDefinition = setting(
         ConfigKey(TABLE_OPTION, ConfigType.STRING, None, "Table to read; docs/tables.md has them.", parser=parse_table)
@@ -74,7 +72,7 @@ class TableOptions:
             choices=("earliest", "latest"),
         )
     )
-    drain: str | None = setting(
+    drain: tuple[str, ...] | None = setting(
         ConfigKey(
             "drain",
             ConfigType.STRING,
@@ -82,6 +80,7 @@ class TableOptions:
             "For table queries: id or name of a query, or the names of its readers separated by commas. The query "
             "finishes its batch, commits it and leaves its group; the table has its readers. Read it again until all "
             "are drained, then stop the query.",
+            parser=lambda name, text: comma_list(text),
         )
     )
     drained_offsets: tuple[Mapping[str, Any], ...] | None = setting(
@@ -94,17 +93,11 @@ class TableOptions:
             parser=_parse_offsets,
         )
     )
-    bootstrap_servers: str = ""
-    client: ClientSettings = field(default_factory=lambda: ClientSettings(()))
 
     @property
     def groups(self) -> NameSelection | None:
         """The selected groups; None for all."""
         return self.group or self.group_pattern
-
-    def client_settings(self, bootstrap_servers: str) -> ClientSettings:
-        """Returns the client's settings with the address that `bootstrap_servers` was resolved to."""
-        return replace(self.client, bootstrap=parse_addresses(bootstrap_servers))
 
 
 TABLE_OPTIONS: Mapping[str, ConfigKey] = {key.name.lower(): key for key in config_keys(TableOptions).values()}
@@ -152,13 +145,5 @@ def parse_table_options(options: Mapping[str, str], query: QueryKind | None = No
         raise ConfigurationError(
             f"Table {table.name} cannot be read as a stream. Use spark.read, or table offsets_log."
         )
-    address = bootstrap_text(kafka)
-    if not address and table.name != "queries":
-        raise ConfigurationError(
-            "Option kafka.bootstrap.servers is missing. Give host:port of a broker, or embedded for an embedded broker."
-        )
-    settings = {name: text for name, text in kafka.items() if name != "metadata.broker.list"}
-    client = ClientSettings.parse(
-        {**settings, "bootstrap.servers": UNRESOLVED if is_embedded(address) or not address else address}
-    )
+    address, client = parse_cluster(kafka, is_required=table.name != "queries")
     return TableOptions(bootstrap_servers=address, client=client, **values)

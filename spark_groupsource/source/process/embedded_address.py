@@ -22,7 +22,8 @@ from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import bounded_names
-from spark_groupsource.source.options.source_options import SourceOptions, is_embedded
+from spark_groupsource.source.options.cluster_options import is_embedded
+from spark_groupsource.source.options.source_options import SourceOptions
 from spark_groupsource.source.process.driver_process import application_name, private_directory, process_identity
 from spark_groupsource.source.process.file_locks import is_locked, lock_exclusive, lock_shared
 from spark_groupsource.source.process.signal_flag import SignalFlag

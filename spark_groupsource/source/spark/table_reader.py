@@ -50,7 +50,7 @@ class TableReader(DataSourceReader):
             # the control sockets of the readers are on the driver's machine
             readers = None
             if options.drain is not None:
-                readers = drain_readers(self._driver, options.drain.split(","), options.drained_offsets or ())
+                readers = drain_readers(self._driver, options.drain, options.drained_offsets or ())
             return [TablePartition(options.client, query_rows(self._driver, options.groups, readers))]
         settings = options.client_settings(resolve_bootstrap(options.bootstrap_servers, self._driver))
         return [TablePartition(settings)]

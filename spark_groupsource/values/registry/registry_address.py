@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from spark_groupsource.common.config_def import comma_list
 from spark_groupsource.common.tls import TlsSettings
 from spark_groupsource.errors import ConfigurationError
 
@@ -34,7 +35,7 @@ class RegistryAddress:
 
 def parse_urls(name: str, text: str) -> tuple[str, ...]:
     """Parses a comma-separated list of http or https addresses."""
-    urls = tuple(url.strip().rstrip("/") for url in text.split(",") if url.strip())
+    urls = tuple(url.rstrip("/") for url in comma_list(text))
     problems = [(number, found) for number, url in enumerate(urls, 1) if (found := _problem(url))]
     if not urls or problems:
         number, problem = problems[0] if problems else (1, "is missing")
