@@ -19,7 +19,7 @@ A micro-batch
 
 1. Spark calls `latestOffset(start)` (`spark/stream_reader.py`), which ends in `session.py`. Spark has written
    everything before `start` to its checkpoint, so the session commits `start`.
-2. It polls the group (`group/group_follower.py`): partitions are revoked and assigned here and nowhere else.
+2. It polls the group (`client/membership/group_client.py`): partitions are revoked and assigned here and nowhere else.
    Positions of a new assignment follow from checkpoint, committed offset and `startingOffsets`
    (`group/start_positions.py`).
 3. It plans the end offsets within the limits (`positions/batch_planner.py`) and returns them as JSON

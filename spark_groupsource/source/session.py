@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import replace
+from enum import Enum
 from typing import Any, Iterable, Mapping, Sequence
 from uuid import uuid4
 
@@ -27,8 +28,7 @@ from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode,
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names, topic_matches
 from spark_groupsource.source.control_client import PeerReply
 from spark_groupsource.source.group.co_readers import CoReaders
-from spark_groupsource.source.group.group_follower import FollowResult, GroupFollower, GroupSnapshot
-from spark_groupsource.source.group.ownership import Commits, Ownership
+from spark_groupsource.source.group.ownership import Commits, GroupSnapshot, Ownership
 from spark_groupsource.source.group.rebalance_reports import NoReports, Reports
 from spark_groupsource.source.group.start_positions import StartPositions
 from spark_groupsource.source.locked_calls import LockedCalls
@@ -55,6 +55,8 @@ from spark_groupsource.wire.commit_reports import author_metadata, is_author
 
 _log = logging.getLogger(__name__)
 
+# time limit of one poll; during a rebalance the partitions that are retained are read between two polls
+_POLL_MS = 100
 # an idle query calls about 90 times a second; the brokers are queried at most once in this time
 _REFRESH_MS = 100
 # wait of a commit for a rebalance to end, where a later call can commit as well
@@ -62,6 +64,15 @@ _COMMIT_WAIT_MS = 1_000
 # the coordinator has not received the leader's assignment yet
 _TRANSIENT = frozenset({ErrorCode.REBALANCE_IN_PROGRESS})
 _UNKNOWN_TOPIC = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+
+
+class FollowResult(Enum):
+    """Why `GroupFollower.follow` has returned."""
+
+    SETTLED = "the assignment is stable"
+    REBALANCING = "a rebalance is in progress and retained partitions may be read"
+    YIELDED = "a co-reader cannot continue before this reader returns to Spark"
+    DRAINING = "a drain was requested"
 
 
 class StreamSession:
@@ -104,7 +115,7 @@ class StreamSession:
         self._start_positions = StartPositions(
             options, ownership, self._lookup, data_loss, self._log_ends, self._clock
         )
-        self._planner = BatchPlanner(cluster, options, self._log_ends, self._clock)
+        self._planner = BatchPlanner(cluster, options, self._clock)
         self._schemas = SchemaChanges(options.values)
         self._lock = threading.RLock()
         entity = f"group={options.group_id}" if options.group_id else "session"
@@ -112,7 +123,6 @@ class StreamSession:
             cluster, self._lock, self._clock, entity=entity, max_outage_ms=options.max_outage_ms
         )
         self._draining = threading.Event()
-        self._follower = GroupFollower(ownership, self._co_readers, self._draining.is_set)
         self.drained = threading.Event()
         self.reader = ""
         self._checkpoint_cluster_id = ""
@@ -168,7 +178,7 @@ class StreamSession:
         end = self._next_end(start, limits)
         if self.drained.is_set():
             return start_json
-        is_committed = self._positions.is_committed(start, self._existing_owners())
+        is_committed = self._positions.is_committed(start, self._existing(self._ownership.snapshot()))
         self._co_readers.call_ended(has_planned=end is not None, is_committed=is_committed)
         # without a new batch the same object that Spark passed: Spark compares offsets as text
         self._last_end = start_json if end is None else self._offsets.encode(end)
@@ -296,8 +306,8 @@ class StreamSession:
         awaited: Commits = {}
         since_ms = self._clock.now_ms()
         current: GroupSnapshot | None = None
-        while self._follower.follow(current, is_available_now=False) is not FollowResult.DRAINING:
-            current = group = GroupSnapshot.of(self._ownership)
+        while self._poll_group(current, is_available_now=False) is not FollowResult.DRAINING:
+            current = group = self._ownership.snapshot()
             commits = self._ownership.committed(sorted(logged), topic_ids)
             previous, awaited = awaited, {
                 p: commits.get(p)
@@ -421,7 +431,7 @@ class StreamSession:
                 self._checkpointed(start)
                 self._reports.batch_ended()
                 self._commit(start)
-                is_committed = self._positions.is_committed(start, self._existing_owners())
+                is_committed = self._positions.is_committed(start, self._existing(self._ownership.snapshot()))
                 self._co_readers.call_ended(has_planned=False, is_committed=is_committed)
 
     def rejoin_if_idle(self) -> None:
@@ -478,14 +488,15 @@ class StreamSession:
         positions = self._positions.checkpointed(start)
         self._positions = self._start_positions.start_query(start, positions) if is_first else positions
 
-    def _existing_owners(self) -> frozenset[TopicPartition]:
+    def _existing(self, group: GroupSnapshot) -> frozenset[TopicPartition]:
         """Owned partitions that exist: commits of deleted ones would be rejected, and delay the group."""
-        return frozenset(self._ownership.owners()) - self._log_ends.deleted
+        return frozenset(group.owners) - self._log_ends.deleted
 
     def _commit(self, start: SourceOffset, *, repeated: bool = False) -> None:
+        group = self._ownership.snapshot()
         # positions of an assignment that was received between two batches are not resolved yet
-        is_resolved = self._assignment is not None and self._assignment.generation_id == self._ownership.generation_id
-        offsets = self._positions.to_commit(start, self._existing_owners(), repeated=repeated and is_resolved)
+        is_resolved = self._assignment is not None and self._assignment.generation_id == group.generation_id
+        offsets = self._positions.to_commit(start, self._existing(group), repeated=repeated and is_resolved)
         if offsets:
             self._commit_positions(offsets)
         else:
@@ -558,9 +569,10 @@ class StreamSession:
             # a restarted query commits its checkpoint even if no data arrives
             self._commit(start)
             end = self._plan(start, limits)
-            self._reports.lag_sampled(self._lags(start))
+            lags = self._lags(start)
+            self._reports.lag_sampled(lags)
             if result is FollowResult.SETTLED:
-                self._reports.assigned(self._lags(start))
+                self._reports.assigned(lags)
             if result is FollowResult.SETTLED or end is not None:
                 return end
 
@@ -575,13 +587,33 @@ class StreamSession:
             return FollowResult.SETTLED
         if self._assignment is not None and self._ownership.rejoin_needed:
             self._reports.lag_before(self._lags(start))
-        result = self._follower.follow(self._assignment, is_available_now=self._planner.is_available_now)
+        result = self._poll_group(self._assignment, is_available_now=self._planner.is_available_now)
         if result in (FollowResult.SETTLED, FollowResult.REBALANCING):
-            assignment = GroupSnapshot.of(self._ownership)
+            assignment = self._ownership.snapshot()
             if assignment != self._assignment or self._start_positions.has_found_absent():
                 self._apply_assignment(frozenset(assignment.owners), start)
             self._assignment = assignment
         return result
+
+    def _poll_group(self, current: GroupSnapshot | None, *, is_available_now: bool) -> FollowResult:
+        """Polls until the assignment is stable or retained partitions may be read.
+
+        Args:
+            current: the assignment whose partitions are read now, None before the first.
+        """
+        if current is None:
+            self._co_readers.join_not_started()
+        while True:
+            is_settled = self._ownership.poll(_POLL_MS)
+            is_yielding = self._co_readers.should_yield(is_settled, is_available_now)
+            if self._draining.is_set():
+                return FollowResult.DRAINING
+            if is_yielding:
+                return FollowResult.YIELDED
+            if is_settled:
+                return FollowResult.SETTLED
+            if current is not None and current.owners and self._ownership.retains_partitions:
+                return FollowResult.REBALANCING
 
     def _resolve_replayed(self, start: SourceOffset) -> None:
         """Resolves the positions of the assignment in which a logged batch was read again.
@@ -589,7 +621,7 @@ class StreamSession:
         Without them the batch could not be committed before the next poll, which may revoke its partitions.
         """
         group = self._replayed_in
-        is_current = bool(group.owners) and group.generation_id == self._ownership.generation_id
+        is_current = bool(group.owners) and group.generation_id == self._ownership.snapshot().generation_id
         if self._assignment is None and is_current:
             self._apply_assignment(frozenset(group.owners), start)
             self._assignment = group
@@ -621,7 +653,7 @@ class StreamSession:
         self._log_ends.recheck_deleted()
         self._positions = self._start_positions.check_topics(self._positions, start)
         begins = self._positions.begins(start)
-        readable = self._planner.readable(begins)
+        readable = self._log_ends.readable(begins, is_available_now=self._planner.is_available_now)
         self._positions = self._positions.with_acquired(readable.truncated)
         begins.update(readable.truncated)
         ends = self._planner.plan(Backlog(begins, readable.ends), limits)

@@ -464,7 +464,7 @@ def test_offsets_that_compaction_has_removed_do_not_count_as_last() -> None:
 def test_a_member_has_the_settings_of_the_properties_file(tmp_path: Path) -> None:
     path = tmp_path / "client.properties"
     path.write_text("session.timeout.ms=2000\nheartbeat.interval.ms=2000\n")
-    given = ["consume", "--topic", "t", "--bootstrap-server", "localhost:1", "--command-config", str(path), "--group", "g"]
-    rejected = CliRunner().invoke(main, given)
+    given = ["--bootstrap-server", "localhost:1", "--command-config", str(path), "--group", "g"]
+    rejected = CliRunner().invoke(main, ["consume", "--topic", "t", *given])
     assert rejected.exit_code == 1
     assert "Option heartbeat.interval.ms must be below session.timeout.ms (2000 ms)" in rejected.stderr

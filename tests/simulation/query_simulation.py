@@ -25,6 +25,7 @@ from spark_groupsource.errors import (
     RequestTimeoutError,
 )
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.source.group.ownership import GroupSnapshot
 from spark_groupsource.source.options.option_parser import parse_options
 from spark_groupsource.source.positions.batch_planner import Limits
 from spark_groupsource.source.positions.offset_json import decode_offset
@@ -262,14 +263,11 @@ class Member:
         if is_revoked:
             self._group.begin()
 
-    def owners(self) -> dict[TopicPartition, int]:
-        return {} if self.has_left else dict(self.owned)
-
-    def members(self) -> dict[int, TaskMembership]:
-        if self.has_left or self.owned_since < 0:
-            return {}
+    def snapshot(self) -> GroupSnapshot:
+        if self.has_left:
+            return GroupSnapshot(self.owned_since)
         membership = TaskMembership("g", str(self.id), self.owned_since, None, 3000, self._group.is_cooperative)
-        return {0: membership}
+        return GroupSnapshot(self.owned_since, dict(self.owned), {0: membership} if self.owned_since >= 0 else {})
 
     def committed(
         self, partitions: Sequence[TopicPartition], topic_ids: Mapping[str, str] = NO_IDS
@@ -387,7 +385,7 @@ class Application:
             return False
         # positions of an assignment that was received between two batches are not resolved
         is_resolved = session.status()["generation"] == member.generation_id
-        return p in member.owners() and is_resolved and not member.rejoin_needed
+        return p in member.snapshot().owners and is_resolved and not member.rejoin_needed
 
     def _revoked(self, partitions: set[TopicPartition]) -> None:
         lost = {p: commit.offset for p, commit in self.lost.items() if p in partitions}

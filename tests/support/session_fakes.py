@@ -22,6 +22,7 @@ from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.common.net import Address
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import Node, OffsetAndMetadata, TopicPartition
+from spark_groupsource.source.group.ownership import GroupSnapshot
 from spark_groupsource.source.options.option_parser import parse_options
 from spark_groupsource.source.options.source_options import SourceOptions
 from spark_groupsource.source.positions.batch_planner import Limits
@@ -128,8 +129,10 @@ class FakeGroup:
     def owners(self) -> dict[TopicPartition, int]:
         return dict(self.assigned) if self.joined else {}
 
-    def members(self) -> dict[int, TaskMembership]:
-        return {m: TaskMembership("g", f"m{m}", self.generation_id, None, 3000) for m in set(self.owners().values())}
+    def snapshot(self) -> GroupSnapshot:
+        owners = self.owners()
+        members = {m: TaskMembership("g", f"m{m}", self.generation_id, None, 3000) for m in set(owners.values())}
+        return GroupSnapshot(self.generation_id, owners, members)
 
     def committed(
         self, partitions: Sequence[TopicPartition], topic_ids: Mapping[str, str] = NO_IDS

@@ -14,12 +14,16 @@ from spark_groupsource.assign import load_assignor
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import NO_IDS, TopicIds
 from spark_groupsource.client.membership.assignment import metadata_snapshot
-from spark_groupsource.client.membership.group_view import GroupView, MemberView, view_member
 from spark_groupsource.client.membership.member_commits import MemberCommits
 from spark_groupsource.client.membership.member_thread import MemberThread
 from spark_groupsource.client.membership.membership_values import MemberConfig, ReleasedPartitions
 from spark_groupsource.client.membership.rebalance_log import RebalanceEvent, describe_rebalance
-from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
+from spark_groupsource.client.membership.shared_membership import (
+    GroupView,
+    LocalMember,
+    MemberView,
+    SharedMembership,
+)
 from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.common.clock import Clock
@@ -143,11 +147,8 @@ class GroupClient:
     @property
     def view(self) -> GroupView:
         """The members now; their partitions change in `poll` only."""
-        shared = self.shared
-        with shared.changed:
-            members = tuple(view_member(m.index, m.client_id, m.membership) for m in shared.members)
-            is_settled = shared.is_settled()
-            return GroupView(members, is_settled, is_settled or shared.retains_partitions())
+        with self.shared.changed:
+            return self.shared.view()
 
     @property
     def rejoin_needed(self) -> bool:
@@ -183,7 +184,7 @@ class GroupClient:
             REBALANCE_IN_PROGRESS after `max_rebalance_wait_ms`. NetworkError. ValueError for a partition that no
             member of this client owns.
         """
-        unowned = set(offsets) - set(self.view.partitions)
+        unowned = offsets.keys() - {tp for member in self.shared.members for tp in member.membership.owned}
         if unowned:
             raise ValueError(f"partitions are not owned by members of this client: {bounded_names(sorted(unowned))}")
         failure: GroupSourceError | None = None

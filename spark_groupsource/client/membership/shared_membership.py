@@ -1,4 +1,4 @@
-"""State that the members of one process and group share.
+"""State that the members of one process and group share, and views of it.
 
 `client.membership` states which thread may use which field under which lock.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Mapping
+from typing import Mapping, NamedTuple
 
 from spark_groupsource.assign import Assignor
 from spark_groupsource.client.cluster.group_offsets import TopicIds
@@ -20,6 +20,48 @@ from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.common.clock import Instant
 from spark_groupsource.model import Assignment, OffsetAndMetadata, TopicPartition
 from spark_groupsource.wire.group_events import Cause
+
+
+@dataclass(frozen=True)
+class MemberView:
+    """One member; `generation_id` is -1 and `member_id` empty while it is in no group.
+
+    A fenced member keeps the generation and the member id of its assignment until `GroupClient.poll` releases the
+    partitions, so that the coordinator rejects requests for them with the right error. So does a member that retains
+    its partitions during a rebalance, see `Membership.retains_partitions`.
+    """
+
+    index: int
+    member_id: str
+    client_id: str
+    group_instance_id: str | None
+    generation_id: int
+    partitions: tuple[TopicPartition, ...]
+    retains_partitions: bool = False
+
+
+class GroupView(NamedTuple):
+    """The members of one client.
+
+    Attributes:
+        is_stable: every member owns its assignment of the group's generation, and none has to rejoin.
+        retains_partitions: no rebalance revokes a partition before the next `poll`; false for eager members during a
+            rebalance.
+    """
+
+    members: tuple[MemberView, ...]
+    is_stable: bool
+    retains_partitions: bool = False
+
+    @property
+    def generation_id(self) -> int:
+        """The highest generation of the members, -1 when none is in the group."""
+        return max((member.generation_id for member in self.members), default=NO_GENERATION)
+
+    @property
+    def partitions(self) -> tuple[TopicPartition, ...]:
+        """The partitions of all members, sorted."""
+        return tuple(sorted(tp for member in self.members for tp in member.partitions))
 
 
 @dataclass
@@ -47,6 +89,16 @@ class LocalMember:
         """Start of every log line about this member."""
         group_id, generation_id = self.membership.config.group_id, self.membership.generation.generation_id
         return f"[group={group_id} member={self.client_id} generation={generation_id}]"
+
+    def view(self) -> MemberView:
+        """Returns the member as it is now."""
+        membership = self.membership
+        is_retaining = membership.retains_partitions
+        known = membership.owned_since if membership.is_fenced or is_retaining else membership.generation
+        instance_id, owned = membership.config.group_instance_id, membership.owned
+        return MemberView(
+            self.index, known.member_id, self.client_id, instance_id, known.generation_id, owned, is_retaining
+        )
 
     def keep_owned_commits(self) -> None:
         """Removes the last offsets of partitions that are no longer owned: their next owner commits others."""
@@ -118,14 +170,16 @@ class SharedMembership:
             member.membership.is_settled and member.failure is None for member in self.members
         )
 
-    def retains_partitions(self) -> bool:
-        """True while partitions are owned that no rebalance revokes before the next `poll`."""
+    def view(self) -> GroupView:
+        """Returns the members as they are now."""
         memberships = [member.membership for member in self.members]
-        return (
+        is_settled = self.is_settled()
+        retains_partitions = is_settled or (
             any(m.owned for m in memberships)
             and all(m.config.cooperative and not m.is_fenced for m in memberships)
             and all(member.failure is None for member in self.members)
         )
+        return GroupView(tuple(member.view() for member in self.members), is_settled, retains_partitions)
 
     def needs_owner(self) -> bool:
         """True while a member cannot continue before the owner's thread acts."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Protocol, Sequence
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import NO_IDS, TopicIds
 from spark_groupsource.client.membership.commit_repetition import CommitRepetition
-from spark_groupsource.client.membership.group_client import GroupClient, MemberView
+from spark_groupsource.client.membership.group_client import GroupClient
 from spark_groupsource.common.clock import Clock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
@@ -23,12 +24,23 @@ _log = logging.getLogger(__name__)
 Commits = dict[TopicPartition, OffsetAndMetadata | None]
 
 
+@dataclass(frozen=True)
+class GroupSnapshot:
+    """The assignment at one moment.
+
+    Attributes:
+        generation_id: generation of the group, -1 without a group.
+        owners: owned partition -> index of the member that owns it, -1 without a group.
+        members: index -> membership for read tasks; empty without a group.
+    """
+
+    generation_id: int = -1
+    owners: Mapping[TopicPartition, int] = field(default_factory=dict)
+    members: Mapping[int, TaskMembership] = field(default_factory=dict)
+
+
 class Ownership(Protocol):
     """Interface of both kinds; used by one thread at a time."""
-
-    @property
-    def generation_id(self) -> int:
-        """Generation of the group at the last `poll`, -1 without a group."""
 
     @property
     def rejoin_needed(self) -> bool:
@@ -47,11 +59,8 @@ class Ownership(Protocol):
     def poll(self, timeout_ms: int) -> bool:
         """Joins or rejoins the group if needed; returns True once the assignment is stable."""
 
-    def owners(self) -> dict[TopicPartition, int]:
-        """Owned partition -> index of the member that owns it, -1 without a group."""
-
-    def members(self) -> dict[int, TaskMembership]:
-        """Index -> membership for read tasks."""
+    def snapshot(self) -> GroupSnapshot:
+        """Returns the assignment now; partitions change in `poll` and `leave` only."""
 
     def committed(self, partitions: Sequence[TopicPartition], topic_ids: TopicIds = NO_IDS) -> Commits:
         """Fetches the group's committed offsets; None where there is none; see `ClusterClient.fetch_committed`."""
@@ -80,7 +89,6 @@ class Ownership(Protocol):
 class AssignedPartitions:
     """The partitions of option assign; offsets are committed without membership if the query has a group."""
 
-    generation_id = -1
     rejoin_needed = False
     retains_partitions = True
 
@@ -101,11 +109,8 @@ class AssignedPartitions:
     def poll(self, timeout_ms: int) -> bool:
         return True
 
-    def owners(self) -> dict[TopicPartition, int]:
-        return dict.fromkeys(self._partitions, -1)
-
-    def members(self) -> dict[int, TaskMembership]:
-        return {}
+    def snapshot(self) -> GroupSnapshot:
+        return GroupSnapshot(owners=dict.fromkeys(self._partitions, -1))
 
     def committed(self, partitions: Sequence[TopicPartition], topic_ids: TopicIds = NO_IDS) -> Commits:
         if self._group_id is None:
@@ -176,10 +181,6 @@ class GroupPartitions:
         self._has_left = False
 
     @property
-    def generation_id(self) -> int:
-        return max((member.generation_id for member in self._views()), default=-1)
-
-    @property
     def rejoin_needed(self) -> bool:
         return self._group.rejoin_needed
 
@@ -195,21 +196,25 @@ class GroupPartitions:
         self.reports.append_to_file()
         return view.is_stable
 
-    def owners(self) -> dict[TopicPartition, int]:
-        return {p: member.index for member in self._views() for p in member.partitions}
-
-    def members(self) -> dict[int, TaskMembership]:
-        return {
-            member.index: TaskMembership(
-                group_id=self._settings.group_id,
-                member_id=member.member_id,
-                generation_id=member.generation_id,
-                group_instance_id=member.group_instance_id,
-                heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
-                retains_partitions=member.retains_partitions,
-            )
-            for member in self._views()
-        }
+    def snapshot(self) -> GroupSnapshot:
+        if self._has_left:
+            return GroupSnapshot()
+        view = self._group.view
+        return GroupSnapshot(
+            view.generation_id,
+            {p: member.index for member in view.members for p in member.partitions},
+            {
+                member.index: TaskMembership(
+                    group_id=self._settings.group_id,
+                    member_id=member.member_id,
+                    generation_id=member.generation_id,
+                    group_instance_id=member.group_instance_id,
+                    heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
+                    retains_partitions=member.retains_partitions,
+                )
+                for member in view.members
+            },
+        )
 
     def committed(self, partitions: Sequence[TopicPartition], topic_ids: TopicIds = NO_IDS) -> Commits:
         return dict(self._group.committed(list(partitions), topic_ids))
@@ -234,9 +239,6 @@ class GroupPartitions:
                 # raised by the user's rebalance listener after the members have left; the query has ended
                 _log.error("[group=%s] %s", self._settings.group_id, error)
             self.reports.close()
-
-    def _views(self) -> Sequence[MemberView]:
-        return () if self._has_left else self._group.view.members
 
 
 def _last_commits(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Mapping
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.common.clock import Clock
-from spark_groupsource.model import TopicPartition
 from spark_groupsource.source.options.source_options import SourceOptions
-from spark_groupsource.source.positions.log_end_offsets import LogEndOffsets, ReadableOffsets
 from spark_groupsource.source.positions.offset_lookup import Offsets
 from spark_groupsource.source.positions.planning import Backlog, limit_bytes, limit_ends, should_plan_batch
 
@@ -26,20 +23,12 @@ class Limits:
 class BatchPlanner:
     """Plans the batches of one query."""
 
-    def __init__(self, cluster: ClusterClient, options: SourceOptions, log_ends: LogEndOffsets, clock: Clock) -> None:
+    def __init__(self, cluster: ClusterClient, options: SourceOptions, clock: Clock) -> None:
         self._cluster = cluster
         self._max_trigger_delay_ms = options.max_trigger_delay_ms
-        self._log_ends = log_ends
         self._clock = clock
         self._planned_ms: int | None = None
         self.is_available_now = False
-
-    def readable(self, begins: Mapping[TopicPartition, int]) -> ReadableOffsets:
-        """Returns the offsets that the partitions may be read to.
-
-        Raises: DataLossError, BrokerError, NetworkError.
-        """
-        return self._log_ends.readable(dict(begins), is_available_now=self.is_available_now)
 
     def plan(self, backlog: Backlog, limits: Limits) -> Offsets | None:
         """Returns the end offsets of the next batch; None if the backlog is empty or below minOffsetsPerTrigger.
