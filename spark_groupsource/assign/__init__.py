@@ -1,4 +1,27 @@
-"""Partition assignors; the group leader runs them."""
+"""Partition assignors; the group leader runs them (pure).
+
+It knows members, subscriptions, partition counts and racks. It knows no request, generation of its own or clock: the
+leader in `client/membership/assignment.py` passes all of it in, and sends what is returned.
+
+An assignment
+=============
+
+1. Each member names its assignors in JoinGroup, each with user data (`Assignor.user_data`): the sticky assignors encode
+   the partitions owned last (`user_data.py`). The coordinator chooses one that all members have.
+2. The leader calls `Assignor.assign` with the members in the order of the JoinGroup response and gets the partitions of
+   each: range and round-robin (`range_roundrobin.py`), or the sticky ones (`sticky.py`), by the faster way if all
+   subscriptions are equal (`constrained_assignment.py`), else by the general one (`general_assignment.py`).
+3. Each member gets its own partitions with the SyncGroup response, and `Assignor.on_assignment` is called.
+
+A cooperative assignor assigns no partition while another member owns it: that member revokes it first, and a second
+rebalance assigns it.
+
+Foreign members lead the same groups, so an assignment must be the one that a Java leader computes, down to the order in
+which ties are broken: `java_order.py` has the iteration orders of Java's collections, `rack_info.py` Kafka's rules for
+racks. Vectors of Java's assignors are the tests.
+
+Users supply their own with ``module:Class`` (`load_assignor`).
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ _UNKNOWN_TOPIC = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKN
 
 
 class FollowResult(Enum):
-    """Why `GroupFollower.follow` has returned."""
+    """Why polling the group has ended."""
 
     SETTLED = "the assignment is stable"
     REBALANCING = "a rebalance is in progress and retained partitions may be read"

@@ -79,5 +79,5 @@ OFFSET_FETCH = ErrorRules(
 )
 """Errors of the group and of its partitions, except those of `routing.COORDINATOR_MOVED`."""
 
-OFFSET_COMMIT = ErrorRules({ErrorCode.REBALANCE_IN_PROGRESS: Action.RAISE})
-"""Errors of partitions, except those of `routing.COORDINATOR_MOVED`. A member retries in its next generation."""
+OFFSET_COMMIT = ErrorRules({})
+"""Errors of partitions, except those of `routing.COORDINATOR_MOVED`."""

@@ -1,4 +1,4 @@
-"""State that the members of one process and group share, and views of it.
+"""Shared state of the members of one process and group; views.
 
 `client.membership` states which thread may use which field under which lock.
 """
