@@ -131,7 +131,7 @@ def _produce(cluster: ClusterClient, topic: Topic, batches: Iterator[bytes]) -> 
     """Appends each batch to every partition, with several requests in flight."""
     view = cluster.metadata([topic.name])
     leader = view.leader(TopicPartition(topic.name, 0))
-    connection = cluster.acquire_connection(cluster.node_address(leader))
+    connection = cluster.pool.acquire(cluster.node_address(leader))
     sent: list[InFlight[ProduceResponse]] = []
     for data in batches:
         if len(sent) == _IN_FLIGHT:
@@ -139,7 +139,7 @@ def _produce(cluster: ClusterClient, topic: Topic, batches: Iterator[bytes]) -> 
         sent.append(connection.send(_request(topic, data)))
     for each in sent:
         _check(connection, each)
-    cluster.release_connection(connection)
+    cluster.pool.release(connection)
 
 
 def _request(topic: Topic, data: bytes) -> ProduceRequest:

@@ -255,12 +255,12 @@ def test_idle_connections_are_closed(cluster: Any) -> None:
     settings = client_settings(cluster.bootstrap_servers)
     clock = ManualClock(1)
     with ClusterClient(settings.bootstrap, settings, clock) as client:
-        first = client.acquire_connection(settings.bootstrap[0])
+        first = client.pool.acquire(settings.bootstrap[0])
         first.open()
-        client.release_connection(first)
-        assert client.acquire_connection(settings.bootstrap[0]) is first
-        client.release_connection(first)
+        client.pool.release(first)
+        assert client.pool.acquire(settings.bootstrap[0]) is first
+        client.pool.release(first)
         clock.advance_ms(settings.connections_max_idle_ms + 1)
-        second = client.acquire_connection(settings.bootstrap[0])
+        second = client.pool.acquire(settings.bootstrap[0])
         assert second is not first and first.is_closed
         second.close()

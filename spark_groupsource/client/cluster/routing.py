@@ -65,7 +65,11 @@ def top_level_error(response: Any) -> tuple[int, ...]:
 
 
 class Router:
-    """Sends requests to the right broker."""
+    """Sends requests to the right broker.
+
+    Attributes:
+        pool: connections for callers that send requests of their own, as the fetcher; `connection_lost` reports errors.
+    """
 
     def __init__(
         self,
@@ -86,7 +90,7 @@ class Router:
         self._bootstrap = parse_addresses(bootstrap) if isinstance(bootstrap, str) else tuple(bootstrap)
         self._lock = threading.Lock()
         self._known_brokers: tuple[Address, ...] = ()
-        self._pool = ConnectionPool(self.connect, self.clock, settings.connections_max_idle_ms)
+        self.pool = ConnectionPool(self.connect, self.clock, settings.connections_max_idle_ms)
         self._reached_once = False
         self._nodes: dict[int, Node] = {}
         self._controller_id = -1
@@ -108,7 +112,7 @@ class Router:
 
     def close(self) -> None:
         """Closes the idle connections; connections in use are closed when they are released."""
-        self._pool.close()
+        self.pool.close()
 
     def __enter__(self) -> Router:
         return self
@@ -190,15 +194,15 @@ class Router:
         min_version: int = 0,
     ) -> R:
         """Sends one request to one address over a pooled connection, without retries."""
-        connection = self.acquire_connection(address)
+        connection = self.pool.acquire(address)
         try:
             response = connection.call(request, timeout_ms, max_version=max_version, min_version=min_version)
         except NetworkError:
             self.connection_lost(address)
             raise
         finally:
-            self.release_connection(connection)
-        self._pool.responded(address)
+            self.pool.release(connection)
+        self.pool.responded(address)
         return response
 
     def call_any(
@@ -574,15 +578,7 @@ class Router:
         self.rng.shuffle(nodes)
         self.rng.shuffle(known)
         nodes.sort(key=lambda address: address == self._responded_last)
-        return self._pool.reachable_first([*nodes, *known, *self._bootstrap])
-
-    def acquire_connection(self, address: Address) -> BrokerConnection:
-        """Returns a pooled or new connection; the caller must pass it to `release_connection`, or close it."""
-        return self._pool.acquire(address)
-
-    def release_connection(self, connection: BrokerConnection) -> None:
-        """Returns a connection to the pool; it must have no request without a response."""
-        self._pool.release(connection)
+        return self.pool.reachable_first([*nodes, *known, *self._bootstrap])
 
     def connection_lost(self, address: Address) -> None:
         """Closes the idle connections to a broker and prefers other brokers.
@@ -591,7 +587,7 @@ class Router:
         """
         with self._lock:
             self._lost_ms = self.clock.now_ms()
-        self._pool.connection_lost(address)
+        self.pool.connection_lost(address)
 
 
 def _is_among(node: Node, others: Collection[Node]) -> bool:

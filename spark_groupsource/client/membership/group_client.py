@@ -114,10 +114,24 @@ class GroupClient:
         """
         if self._is_closed:
             raise RuntimeError("The group client is closed.")
-        deadline_ms = self._clock.now_ms() + timeout_ms
+        shared, deadline_ms = self.shared, self._clock.now_ms() + timeout_ms
         self._expect_pauses()
         try:
-            return self._poll_until(deadline_ms)
+            self._complete_rebalances()
+            self._check_metadata()
+            if not self._is_started:
+                self._is_started = True
+                for thread in self.threads:
+                    thread.start()
+            while not self._advance():
+                with shared.changed:
+                    left_ms = deadline_ms - self._clock.now_ms()
+                    if left_ms <= 0:
+                        break
+                    if not shared.needs_owner() and not shared.is_settled():
+                        self._trigger_heartbeats()
+                        shared.changed.wait(min(left_ms, _MAX_WAIT_MS) / 1000)
+            return self.view
         finally:
             self._polled_ms = self._clock.now_ms()
 
@@ -128,21 +142,6 @@ class GroupClient:
             with self.shared.changed:
                 for member in self.shared.members:
                     member.membership.expect_pause(_PAUSE_FACTOR * pause_ms)
-
-    def _poll_until(self, deadline_ms: int) -> GroupView:
-        shared = self.shared
-        self._complete_rebalances()
-        self._check_metadata()
-        self._start()
-        while not self._advance():
-            with shared.changed:
-                left_ms = deadline_ms - self._clock.now_ms()
-                if left_ms <= 0:
-                    break
-                if not shared.needs_owner() and not shared.is_settled():
-                    self._trigger_heartbeats()
-                    shared.changed.wait(min(left_ms, _MAX_WAIT_MS) / 1000)
-        return self.view
 
     @property
     def view(self) -> GroupView:
@@ -275,12 +274,6 @@ class GroupClient:
             _log.warning("[group=%s] The coordinator rejected LeaveGroup: %s.", group_id, bounded_names(failed))
 
     # -- the owner's part of a rebalance -----------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        if not self._is_started:
-            self._is_started = True
-            for thread in self.threads:
-                thread.start()
 
     def _advance(self) -> bool:
         """Performs the owner's part of pending rebalances; returns True once all members are settled."""

@@ -330,7 +330,7 @@ class PartitionFetcher:
             if leader.connection is not None and leader.connection.is_expired:
                 self._release(leader)
             if leader.connection is None:
-                leader.connection = self._cluster.acquire_connection(leader.address)
+                leader.connection = self._cluster.pool.acquire(leader.address)
                 # the other leaders wait meanwhile, and a leader that does not respond may have been replaced
                 leader.connection.open(self._open_timeout_ms(leader.address))
             leader.sent = leader.connection.send(
@@ -521,7 +521,7 @@ class PartitionFetcher:
         if connection is None:
             return
         if leader.sent is None:
-            self._cluster.release_connection(connection)
+            self._cluster.pool.release(connection)
         else:
             # the response would be read as that of the next request
             connection.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Callable, Iterable, Mapping, TypeVar
+from typing import Iterable, Mapping
 from uuid import UUID
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
@@ -13,8 +13,6 @@ from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode,
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
 from spark_groupsource.source.options.position_spec import PositionSpec
 from spark_groupsource.source.options.source_options import SourceOptions
-
-_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -143,39 +141,34 @@ class OffsetLookup:
 
     def log_end_offsets(self, partitions: Iterable[TopicPartition]) -> Offsets:
         """Returns the end offset of each partition, records of open transactions included."""
-        requested = {p: LATEST for p in partitions}
-        if not requested:
-            return {}
-        found = self._retry(lambda: self._cluster.list_offsets(requested, read_committed=False))
-        return {p: found[p].offset for p in requested}
+        return self._list_offsets({p: LATEST for p in partitions}, read_committed=False)
 
     def at_time(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
         """Returns the offset of the first record at or after each timestamp, None where there is none."""
         return {p: None if found < 0 else found for p, found in self._list_offsets(timestamps).items()}
 
-    def _list_offsets(self, requested: Mapping[TopicPartition, int]) -> Offsets:
+    def _list_offsets(
+        self, requested: Mapping[TopicPartition, int], *, read_committed: bool | None = None
+    ) -> Offsets:
         if not requested:
             return {}
-        found = self._retry(lambda: self._cluster.list_offsets(requested))
-        return {p: found[p].offset for p in requested}
-
-    def _retry(self, call: Callable[[], _T]) -> _T:
         # the client retries until default.api.timeout.ms; these retries are for a leader or topic that appears later
-        for _ in range(self._options.fetch_offset_num_retries):
+        for left in range(self._options.fetch_offset_num_retries, -1, -1):
             try:
-                return call()
+                found = self._cluster.list_offsets(requested, read_committed=read_committed)
+                break
             except NetworkError as error:
-                if self._cluster.call_timeout_ms is not None:
+                if not left or self._cluster.call_timeout_ms is not None:
                     raise  # `LockedCalls` retries
                 # the client has retried for default.api.timeout.ms; each of these attempts takes as long
                 servers = self._options.bootstrap_servers
                 _log.debug("[bootstrap.servers=%s] Offset lookup failed, retrying: %s", servers, error)
             except BrokerError as error:
                 # the client has waited for unknown topics already
-                if not error.retriable or error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                if not left or not error.retriable or error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise
             self._clock.sleep_ms(self._options.fetch_offset_retry_interval_ms)
-        return call()
+        return {p: found[p].offset for p in requested}
 
     def resolve(
         self,

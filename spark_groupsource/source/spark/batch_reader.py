@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -16,13 +16,12 @@ from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names
 from spark_groupsource.source.options.position_spec import PositionSpec
-from spark_groupsource.source.options.schema import SelectedColumns
 from spark_groupsource.source.options.source_options import EARLIEST, SourceOptions
 from spark_groupsource.source.positions.data_loss import DataLossPolicy
 from spark_groupsource.source.positions.offset_lookup import OffsetLookup, Offsets, check_listed
 from spark_groupsource.source.positions.planning import pack_tasks, split_tasks
 from spark_groupsource.source.positions.schema_changes import SchemaChanges
-from spark_groupsource.source.spark.worker_connection import acknowledge_task
+from spark_groupsource.source.spark.worker_connection import PickledReader
 from spark_groupsource.source.tasks.task_partition import GroupInputPartition
 from spark_groupsource.source.tracebacks import without_traceback
 
@@ -32,20 +31,8 @@ _log = logging.getLogger(__name__)
 _TASKS_PER_PROCESSOR = 4
 
 
-class GroupBatchReader(DataSourceReader):
-    """Reader of one batch query; Spark pickles it to the executors."""
-
-    def __init__(
-        self, options: SourceOptions, columns: SelectedColumns, driver: int, parallelism: int | None = None
-    ) -> None:
-        self._options = options
-        self._columns = columns
-        self._driver = driver
-        self._parallelism = parallelism
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        acknowledge_task()
-        self.__dict__.update(state)
+class GroupBatchReader(PickledReader, DataSourceReader):
+    """Reader of one batch query."""
 
     @without_traceback
     def partitions(self) -> Sequence[InputPartition]:

@@ -28,7 +28,7 @@ from spark_groupsource.source.spark.admission_control import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-from spark_groupsource.source.spark.worker_connection import acknowledge_task
+from spark_groupsource.source.spark.worker_connection import PickledReader
 from spark_groupsource.source.tasks.task_partition import GroupInputPartition
 from spark_groupsource.source.tracebacks import strip_traceback, without_traceback
 
@@ -68,24 +68,13 @@ class InvalidStreamReader(DataSourceStreamReader):
         raise strip_traceback(self._error) from None
 
 
-class BaseStreamReader(DataSourceStreamReader):
+class BaseStreamReader(PickledReader, DataSourceStreamReader):
     """Reader of one streaming query, without the calls that depend on admission control."""
 
-    def __init__(
-        self, options: SourceOptions, columns: SelectedColumns, driver: int, parallelism: int | None = None
-    ) -> None:
-        self._options = options
-        self._columns = columns
-        self._driver = driver
-        self._parallelism = parallelism
-        self._process: ReaderProcess | None = None
+    _process: ReaderProcess | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_process": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        acknowledge_task()
-        self.__dict__.update(state)
 
     def initialOffset(self) -> dict[str, Any]:
         # no partition: the first end offset contains the start of each partition, so batch 0 can be replayed

@@ -10,11 +10,30 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
+from typing import Any
 
 from spark_groupsource.common.net import Socket, acknowledge_now, first_loopback_connection, send_without_delay
+from spark_groupsource.source.options.schema import SelectedColumns
+from spark_groupsource.source.options.source_options import SourceOptions
 
 
-def acknowledge_task() -> None:
+class PickledReader:
+    """Reader of records; Spark pickles it to the executors, where it acknowledges its task."""
+
+    def __init__(
+        self, options: SourceOptions, columns: SelectedColumns, driver: int, parallelism: int | None = None
+    ) -> None:
+        self._options = options
+        self._columns = columns
+        self._driver = driver
+        self._parallelism = parallelism
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        _acknowledge_task()
+        self.__dict__.update(state)
+
+
+def _acknowledge_task() -> None:
     """Acknowledges the part of a task that has been received; to be called when a reader is unpickled.
 
     Does nothing outside a worker that is connected by TCP.
