@@ -10,8 +10,8 @@ from spark_groupsource.client.settings import ClientSettings, check_names
 from spark_groupsource.common.net import parse_addresses
 from spark_groupsource.errors import ConfigurationError
 
-# placeholder for the address of an embedded broker that is not started yet
-_UNRESOLVED = "localhost:9092"
+UNRESOLVED = "localhost:9092"
+"""Placeholder for the address of an embedded broker that is not started yet."""
 
 
 def is_embedded(bootstrap_servers: str) -> bool:
@@ -28,7 +28,7 @@ class ClusterOptions:
     """
 
     bootstrap_servers: str = ""
-    client: ClientSettings = field(default=ClientSettings(parse_addresses(_UNRESOLVED)), repr=False)
+    client: ClientSettings = field(default=ClientSettings(parse_addresses(UNRESOLVED)), repr=False)
 
     @property
     def is_embedded(self) -> bool:
@@ -51,5 +51,5 @@ def parse_cluster(kafka: Mapping[str, str], *, is_required: bool = True) -> tupl
         raise ConfigurationError(
             "Option kafka.bootstrap.servers is missing. Give host:port of a broker, or embedded for an embedded broker."
         )
-    usable = _UNRESOLVED if is_embedded(address) or not address else address
+    usable = UNRESOLVED if is_embedded(address) or not address else address
     return address, ClientSettings.parse({**kafka, "bootstrap.servers": usable})
