@@ -9,8 +9,8 @@ Processes
 
 * Spark looks the source up and plans batch reads in Python processes of its own (`spark/datasource.py`).
 * One **reader process** for each source of a query runs on the driver's machine (`process/reader_process.py`). It
-  has the members of the group, and answers Spark's callbacks on one thread. A control socket lets the driver drain
-  it.
+  has the members of the group, and answers Spark's callbacks on one thread. Over its control socket
+  (`process/control_socket.py`, client `control_client.py`) the driver drains it, and readers of one group coordinate.
 * **Read tasks** run on executors (`tasks/task_reader.py`). They share nothing with the reader process but what
   their input partition carries (`tasks/task_partition.py`).
 

@@ -579,6 +579,7 @@ class StreamSession:
     def _follow_group(self, start: SourceOffset) -> FollowResult:
         """Polls the group and resolves the positions of a new assignment."""
         if self._is_before_rebalance():
+            # noticed during the commit before
             self._commit(start, repeated=True)
         if self._positions.uncommitted:
             # a rebalance waits for the commit, also one that starts now: the next owner would repeat the batch
