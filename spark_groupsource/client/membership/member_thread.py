@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import Future, wait
-from typing import Any, Callable, Collection, Mapping, TypeVar
+from typing import Any, Collection, Mapping, TypeVar
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.assignment import GroupAssignment, compute_assignment, unassigned
@@ -142,7 +142,7 @@ class MemberThread:
         request, sent, reason = prepared
         started = self._clock.instant()
         is_static = membership.config.group_instance_id is not None
-        response = self._end_rebalance_if_failed(lambda: self._call(request, 5 if is_static else 0, _JOIN_ANSWERED))
+        response = self._call(request, 5 if is_static else 0, _JOIN_ANSWERED)
         if response is None:
             return
         with self._shared.changed:
@@ -225,7 +225,7 @@ class MemberThread:
                 return False
             request = membership.sync_request(computed.assignments if computed else {})
         is_static = membership.config.group_instance_id is not None
-        response = self._end_rebalance_if_failed(lambda: self._call(request, 3 if is_static else 0, _SYNC_ANSWERED))
+        response = self._call(request, 3 if is_static else 0, _SYNC_ANSWERED)
         if response is None:
             return False
         with shared.changed:
@@ -335,21 +335,19 @@ class MemberThread:
                 self._fail(fatal_error(self.membership.config.group_id, request, code))
             self._shared.changed.notify_all()
 
-    def _call(self, request: Request[R], min_version: int, answered_in: Collection[str]) -> R:
+    def _call(self, request: Request[R], min_version: int, answered_in: Collection[str]) -> R | None:
         """Sends JoinGroup or SyncGroup; the coordinator may respond as late as after the rebalance timeout.
 
         Kafka's client limits SyncGroup to request.timeout.ms, so an assignor that takes longer never ends a rebalance
         there.
+
+        Returns: None if there is no response, which ends the rebalance of this member.
         """
+        config = self.membership.config
         rebalance_ms = self.membership.rebalance_timeout_ms + _JOIN_GRACE_MS
         timeout_ms = max(self._cluster.settings.request_timeout_ms, rebalance_ms)
-        return self._coordinator.call_delayed(request, timeout_ms, min_version, answered_in)
-
-    def _end_rebalance_if_failed(self, call: Callable[[], R]) -> R | None:
-        """Returns the response; None if none was received, which ends the rebalance of this member."""
-        config = self.membership.config
         try:
-            return call()
+            return self._coordinator.call_delayed(request, timeout_ms, min_version, answered_in)
         except (NetworkError, BrokerError) as error:
             if isinstance(error, BrokerError) and not error.retriable:
                 with self._shared.changed:
