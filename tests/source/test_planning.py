@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.source.positions.planning import (
     Backlog,
-    PositionSource,
     SizeEstimate,
     SizeSample,
-    StartPosition,
     TaskPlan,
-    decide_position,
     limit_bytes,
     limit_ends,
     pack_tasks,
@@ -23,6 +20,7 @@ from spark_groupsource.source.positions.planning import (
     should_plan_batch,
     split_tasks,
 )
+from spark_groupsource.source.positions.position_decisions import PositionSource, StartPosition, decide_position
 
 P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
 

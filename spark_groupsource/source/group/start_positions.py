@@ -15,9 +15,10 @@ from spark_groupsource.source.positions.data_loss import DataLossPolicy
 from spark_groupsource.source.positions.log_end_offsets import RECHECK_MS, LogEndOffsets
 from spark_groupsource.source.positions.offset_json import SourceOffset
 from spark_groupsource.source.positions.offset_lookup import OffsetLookup, Offsets
-from spark_groupsource.source.positions.planning import PositionSource, StartPosition
 from spark_groupsource.source.positions.position_decisions import (
     Commits,
+    PositionSource,
+    StartPosition,
     checkpointed_positions,
     committed_offset,
     decide_positions,

@@ -19,8 +19,11 @@ from spark_groupsource.monitor.offsets.cluster_reads import committed_offsets, l
 from spark_groupsource.monitor.offsets.offset_reset import RestartPosition
 from spark_groupsource.source.options.option_values import local_path
 from spark_groupsource.source.positions.offset_json import GROUP_KEY, SourceOffset, decode_offset, logged_ranges
-from spark_groupsource.source.positions.planning import PositionSource
-from spark_groupsource.source.positions.position_decisions import checkpointed_positions, decide_positions
+from spark_groupsource.source.positions.position_decisions import (
+    PositionSource,
+    checkpointed_positions,
+    decide_positions,
+)
 from spark_groupsource.source.positions.stream_positions import StreamPositions
 from spark_groupsource.values.registry.subjects import ReaderSchema
 

@@ -4,59 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Iterable, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.model import OffsetRange, TopicPartition
 
 # assumed size of a record in a partition without samples
 _UNMEASURED_BYTES = 1024.0
-
-
-class PositionSource(Enum):
-    """Origin of a partition's position."""
-
-    RUNNING = "position of the running query"
-    CHECKPOINT = "checkpoint"
-    COMMIT = "committed offset"
-    COMMIT_AHEAD = "committed offset ahead of the checkpoint"
-    COMMIT_RESET = "committed offset reset by an operator"
-    STARTING = "startingOffsets"
-
-
-class StartPosition(NamedTuple):
-    """Start offset of an owned partition; None where `startingOffsets` decides."""
-
-    source: PositionSource
-    offset: int | None
-
-
-def decide_position(
-    *, checkpoint: int | None, committed: int | None, last_committed: int | None, is_retained: bool
-) -> StartPosition:
-    """Decides the position of one owned partition after the assignment has changed.
-
-    Args:
-        checkpoint: next offset of the last checkpointed batch; None if the batch did not contain the partition.
-        committed: the group's committed offset.
-        last_committed: the last offset that this query committed; None if it committed none.
-        is_retained: this run of the query owned the partition before, so `checkpoint` is its own position.
-
-    A committed offset ahead of the checkpoint was processed by another member and is followed. One before the last
-    commit of this query is an operator's reset; a running query does not follow it. One between the two is the
-    progress of another member over records that this query has delivered.
-    """
-    if checkpoint is None:
-        if committed is None:
-            return StartPosition(PositionSource.STARTING, None)
-        return StartPosition(PositionSource.COMMIT, committed)
-    if committed is not None and committed > checkpoint:
-        return StartPosition(PositionSource.COMMIT_AHEAD, committed)
-    if is_retained:
-        return StartPosition(PositionSource.RUNNING, checkpoint)
-    if committed is not None and last_committed is not None and committed < last_committed:
-        return StartPosition(PositionSource.COMMIT_RESET, committed)
-    return StartPosition(PositionSource.CHECKPOINT, checkpoint)
 
 
 @dataclass(frozen=True)
