@@ -276,18 +276,16 @@ class Router:
                 "advertised.listeners of the broker."
             ) from error
 
-    def call_controller(
-        self, request: Request[R], timeout_ms: int | None = None, *, max_version: int | None = None
-    ) -> R:
+    def call_controller(self, request: Request[R], timeout_ms: int | None = None) -> R:
         """Sends a request to the controller; a KRaft broker that is named instead forwards it."""
         retry = self.retry(timeout_ms)
         while True:
             view = self.metadata((), refresh=retry.attempt > 0, timeout_ms=retry.remaining_ms)
             try:
                 if view.controller_id not in view.nodes:
-                    return self.call_any(request, retry.remaining_ms, max_version=max_version)
+                    return self.call_any(request, retry.remaining_ms)
                 bound_ms = min(retry.remaining_ms, self.settings.request_timeout_ms)
-                return self.call_node(view.controller_id, request, bound_ms, max_version=max_version)
+                return self.call_node(view.controller_id, request, bound_ms)
             except NetworkError as error:
                 retry.backoff_or_raise(error)
 
