@@ -1,4 +1,4 @@
-"""Client of the control socket against readers that reply, end or send something else."""
+"""Client of the control socket: requests, replies, readers that end."""
 
 from __future__ import annotations
 
