@@ -73,7 +73,8 @@ class RebalanceLog:
             before, self._owned = self._owned, frozenset(owned)
             gained, lost = tuple(sorted(self._owned - before)), tuple(sorted(before - self._owned))
             recorded[-1] = recorded[-1]._replace(gained=gained, lost=lost)
-        self.rebalances = [*self.rebalances, *recorded][-_MAX_REBALANCES:]
+            self.rebalances += recorded
+            del self.rebalances[:-_MAX_REBALANCES]
         return recorded
 
     def _rebalance(self, generation_id: int, events: Sequence[GroupEvent], is_first: bool) -> RebalanceEvent:
