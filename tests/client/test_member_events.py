@@ -232,3 +232,12 @@ def test_rebalances_of_the_log_are_those_in_which_a_member_got_an_assignment() -
     assert (third.generation_id, third.cause, third.lost) == (3, "why", ())
     assert (fourth.generation_id, fourth.cause, fourth.lost) == (4, "group is rebalancing", (p1,))
     assert log.record(events.ended(4), [p0]) == [] and log.rebalances == [first, third, fourth]
+
+
+def test_rebalance_that_ends_a_storm_is_in_the_log() -> None:
+    events, log, owned = MemberEvents("g"), RebalanceLog(), TopicPartition("t", 0)
+    for generation in range(1, 1_001):
+        rebalance(events, generation, generation * 100, is_settled=False)
+    last = log.record(events.ended(1_000), [owned])[-1]
+    assert (last.generation_id, last.gained, last.join_ms, last.sync_ms) == (1_000, (owned,), 30, 10)
+    assert len(events.recorded) <= 5_000

@@ -32,7 +32,8 @@ class MemberEvents:
 
     def __init__(self, group_id: str) -> None:
         self._group_id = group_id
-        self._pending: list[GroupEvent] = []
+        # the oldest are dropped: the last rebalance of a storm is that in which the members are settled
+        self._pending: deque[GroupEvent] = deque(maxlen=_MAX_PENDING)
         self._noticed: set[str] = set()
         self._last_contact_ms: dict[str, int] = {}
         self.recorded: deque[GroupEvent] = deque(maxlen=_MAX_EVENTS)
@@ -132,7 +133,8 @@ class MemberEvents:
 
     def ended(self, generation_id: int) -> list[GroupEvent]:
         """Records the pending events as those of a generation, in which all members are settled; returns them."""
-        pending, self._pending = self._pending, []
+        pending = list(self._pending)
+        self._pending.clear()
         recorded = []
         # a notice of the next rebalance stays pending
         for event in pending:
@@ -162,8 +164,7 @@ class MemberEvents:
         self.recorded_count += 1
 
     def _add(self, kind: EventKind, at_ms: int, client_id: str | None, member_id: str | None, **detail: Any) -> None:
-        if len(self._pending) < _MAX_PENDING:
-            self._pending.append(self._event(kind, at_ms, client_id, member_id, detail, None))
+        self._pending.append(self._event(kind, at_ms, client_id, member_id, detail, None))
 
     def _event(
         self,
