@@ -18,6 +18,7 @@ from spark_groupsource.records.header import (
     CRC_AT,
     CREATE_TIME,
     EPOCH_AT,
+    HEADER_BYTES,
     LOG_APPEND_TIME,
     LOG_APPEND_TIME_FLAG,
     LOG_OVERHEAD_BYTES,
@@ -144,9 +145,11 @@ def _assemble(
     checked = _CHECKED_HEADER.pack(
         attributes, last_offset_delta, base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence,
         record_count,
-    ) + body  # fmt: skip
-    length = ATTRIBUTES_AT + len(checked) - LOG_OVERHEAD_BYTES
-    return _UNCHECKED_HEADER.pack(base_offset, length, leader_epoch, MAGIC, google_crc32c.value(checked)) + checked
+    )  # fmt: skip
+    # the library takes only bytes; a large body is copied once
+    crc = google_crc32c.extend(google_crc32c.value(checked), bytes(body))
+    length = HEADER_BYTES + len(body) - LOG_OVERHEAD_BYTES
+    return b"".join((_UNCHECKED_HEADER.pack(base_offset, length, leader_epoch, MAGIC, crc), checked, body))
 
 
 def _encode_record(payload: bytearray, record: Record, timestamp_delta: int, offset_delta: int) -> None:

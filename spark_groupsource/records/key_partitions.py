@@ -1,30 +1,49 @@
-"""Partitions of a column of keys, as computed by Kafka's Java producer."""
+"""Hashes and partitions of a column of keys, as computed by Kafka's Java producer."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from spark_groupsource.records.partitioner import partition_of_key
+from spark_groupsource.records.partitioner import murmur2
+
+Bytes = npt.NDArray[np.uint8]
+Numbers = npt.NDArray[np.int64]
 
 _MULTIPLIER = np.uint32(0x5BD1E995)
 _SEED = np.uint32(0x9747B28C)
+_POSITIVE = 0x7FFFFFFF
 # longer keys are hashed one by one
 _MAX_LENGTH = 256
+# of the matrix of keys and their bytes
+_MAX_CELLS = 1 << 19
 
 
-def partitions_of_keys(
-    data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], partition_count: int
-) -> npt.NDArray[np.int64]:
-    """Returns `partition_of_key` of each key, which is `data` from a start."""
-    if len(lengths) and int(lengths.max()) > _MAX_LENGTH:
-        keys = (data[start : start + length].tobytes() for start, length in zip(starts, lengths))
-        return np.fromiter((partition_of_key(key, partition_count) for key in keys), np.int64, len(lengths))
+def hashes_of_keys(data: Bytes, starts: Numbers, lengths: Numbers) -> Numbers:
+    """Returns the hash of each key, which is `data` from a start: its remainder by a partition count is the partition.
+
+    Source: Kafka `BuiltInPartitioner.partitionForKey`.
+    """
+    found = np.empty(len(lengths), np.int64)
+    is_long = lengths > _MAX_LENGTH
+    if is_long.any():
+        long_keys = zip(starts[is_long].tolist(), lengths[is_long].tolist())
+        found[is_long] = [murmur2(data[start : start + length].tobytes()) & _POSITIVE for start, length in long_keys]
+        found[~is_long] = hashes_of_keys(data, starts[~is_long], lengths[~is_long])
+        return found
+    step = max(1, _MAX_CELLS // max(1, int(lengths.max(initial=0))))
+    for first in range(0, len(lengths), step):
+        part = slice(first, first + step)
+        found[part] = _hashes(data, starts[part], lengths[part])
+    return found
+
+
+def _hashes(data: Bytes, starts: Numbers, lengths: Numbers) -> Numbers:
     # the words of every key, zeros after its end
     width = -(-int(lengths.max(initial=0)) // 4) * 4
     at = np.arange(width)
-    padded = np.concatenate((data, np.zeros(width, np.uint8)))
-    words = np.where(at < lengths[:, None], padded[starts[:, None] + at], np.uint8(0)).view("<u4")
+    places = np.minimum(starts[:, None] + at, max(0, len(data) - 1))
+    words = np.where(at < lengths[:, None], data[places] if len(data) else np.uint8(0), np.uint8(0)).view("<u4")
     value = _SEED ^ lengths.astype(np.uint32)
     whole = lengths // 4
     for number in range(width // 4):
@@ -36,4 +55,9 @@ def partitions_of_keys(
         value = np.where(is_rest, (value ^ word) * _MULTIPLIER, value)
     value = (value ^ value >> np.uint32(13)) * _MULTIPLIER
     value ^= value >> np.uint32(15)
-    return (value & np.uint32(0x7FFFFFFF)).astype(np.int64) % partition_count
+    return (value & np.uint32(_POSITIVE)).astype(np.int64)
+
+
+def partitions_of_keys(data: Bytes, starts: Numbers, lengths: Numbers, partition_count: int) -> Numbers:
+    """Returns `partition_of_key` of each key, which is `data` from a start."""
+    return hashes_of_keys(data, starts, lengths) % partition_count

@@ -1,0 +1,295 @@
+"""Batches encoded from columns are those of the encoder of records."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.records.columns import batch_encoder
+from spark_groupsource.records.columns.batch_encoder import BatchEncoder, EncodedBatch, stamped
+from spark_groupsource.records.columns.record_payloads import NUMPY_WRITER
+from spark_groupsource.records.compression import CODECS
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.header import HEADER_BYTES, check_crc, iter_batches
+from spark_groupsource.records.partitioner import murmur2, partition_of_key
+
+NOW = 1_700_000_000_000
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+COUNTS = {"t": 3, "flights": 1, "ü": 7}
+WRITERS = [pytest.param(lambda: NUMPY_WRITER, id="numpy")]
+BYTES = [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int8(), pa.binary())]
+TEXTS = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+
+
+@pytest.fixture(params=WRITERS)
+def writer(request, monkeypatch):
+    """The functions that write records, used from the first record on."""
+
+    class Selector:
+        def next(self, _rows: int) -> Any:
+            return request.param()
+
+    monkeypatch.setattr(batch_encoder, "_selector", Selector())
+    return request.param()
+
+
+def encoder(**given: Any) -> BatchEncoder:
+    settings = {
+        "topic": "t", "codec": 0, "level": None, "batch_bytes": 16_384, "max_record_bytes": 1 << 20,
+        "buffer_bytes": 32 << 20, "timestamp_ms": lambda: NOW, **given,
+    }  # fmt: skip
+    return BatchEncoder(COUNTS.__getitem__, **settings)
+
+
+def column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Returns an array, which PyArrow cannot create of Python objects for each type."""
+    if pa.types.is_dictionary(kind):
+        return pa.array(values, kind.value_type).dictionary_encode()
+    return pa.array(values, kind)
+
+
+def table(**columns: Any) -> pa.RecordBatch:
+    """Returns columns of binary values, or the given arrays."""
+    arrays = [each if isinstance(each, pa.Array) else pa.array(each, pa.binary()) for each in columns.values()]
+    return pa.RecordBatch.from_arrays(arrays, list(columns))
+
+
+def written(used: BatchEncoder, *batches: pa.RecordBatch) -> list[EncodedBatch]:
+    return [each for batch in batches for each in used.add(batch)] + list(used.finish())
+
+
+def records_of(batch: EncodedBatch) -> list[Record]:
+    (header,) = iter_batches(batch.data)
+    check_crc(batch.data, header)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (-1, -1, -1)
+    found = [Record(r.key, r.value, r.timestamp_ms, tuple(r.headers)) for r in decode_records(batch.data, header)]
+    assert len(found) == batch.record_count
+    return found
+
+
+def by_partition(batches: list[EncodedBatch]) -> dict[TopicPartition, list[EncodedBatch]]:
+    found = defaultdict(list)
+    for batch in batches:
+        found[batch.topic_partition].append(batch)
+    return found
+
+
+class Reference:
+    """The encoder, record by record."""
+
+    def __init__(self, batch_bytes: int) -> None:
+        self._limit = batch_bytes
+        self._sticky: dict[str, list[int]] = {}
+        self.batches: dict[TopicPartition, list[list[Record]]] = defaultdict(list)
+
+    def add(self, topic: str, partition: int | None, record: Record) -> None:
+        if partition is None and record.key is not None:
+            partition = partition_of_key(record.key, COUNTS[topic])
+        elif partition is None:
+            place = self._sticky.setdefault(topic, [0, 0])
+            partition = place[0]
+            place[1] += content_bytes(record) + 5
+            if place[1] >= self._limit:
+                place[:] = (place[0] + 1) % COUNTS[topic], 0
+        batches = self.batches[TopicPartition(topic, partition)]
+        if not batches or len(encode_batch([*batches[-1], record])) > self._limit:
+            batches.append([])
+        batches[-1].append(record)
+
+
+def content_bytes(record: Record) -> int:
+    """Returns the bytes of key, value and headers with their lengths and number."""
+    size = len(encode_batch([record._replace(timestamp_ms=0)])) - HEADER_BYTES
+    # length, attributes, timestamp delta and offset delta
+    return size - 3 - next(width for width in range(1, 6) if size - width < 1 << 7 * width - 1)
+
+
+payloads = st.one_of(
+    st.none(), st.just(b""), st.binary(max_size=20), st.sampled_from([62, 63, 64, 65, 200, 300]).map(bytes),
+    st.integers(8_185, 8_200).map(bytes),
+)  # fmt: skip
+header_lists = st.one_of(
+    st.none(), st.lists(st.tuples(st.sampled_from(["", "a", "ü" * 40]), st.one_of(st.none(), st.binary(max_size=5))))
+)
+times = st.one_of(st.none(), st.integers(NOW - 70, NOW + 70), st.integers(-(2**62) // 1_000, 2**62 // 1_000))
+rows = st.tuples(
+    payloads, payloads, header_lists, times, st.sampled_from(list(COUNTS)), st.sampled_from([None, None, 0])
+)
+
+
+@st.composite
+def inputs(draw: Any) -> tuple[list[list[Any]], list[pa.RecordBatch]]:
+    """Returns rows, and the same rows as sliced record batches with some of the columns."""
+    found, batches = [], []
+    names = {"value"} | set(draw(st.lists(st.sampled_from(["key", "headers", "timestamp", "topic", "partition"]))))
+    for _ in range(draw(st.integers(1, 3))):
+        given_rows = draw(st.lists(rows, max_size=15))
+        if draw(st.booleans()):
+            given_rows = [(None if draw(st.booleans()) else b"k", *each[1:]) for each in given_rows]
+        kinds = {
+            "key": draw(st.sampled_from(BYTES)),
+            "value": draw(st.sampled_from(BYTES)),
+            "headers": draw(st.sampled_from([HEADERS, pa.large_list(HEADERS.value_type)])),
+            "timestamp": draw(st.sampled_from([pa.timestamp("us"), pa.timestamp("us", "UTC")])),
+            "topic": draw(st.sampled_from(TEXTS)),
+            "partition": draw(st.sampled_from([pa.int32(), pa.int64()])),
+        }
+        before = draw(st.integers(0, 3))
+        padded = [rows_before] * before + given_rows + [rows_before] if before else given_rows
+        values = dict(zip(kinds, zip(*padded) if padded else [()] * len(kinds)))
+        values["timestamp"] = [None if ms is None else ms * 1_000 + 999 for ms in values["timestamp"]]
+        arrays = {name: column(list(values[name]), kinds[name]) for name in kinds if name in names}
+        batches.append(pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))[before:][: len(given_rows)])
+        found += [[value if name in names else None for name, value in zip(kinds, row)] for row in given_rows]
+    return found, batches
+
+
+rows_before = (b"before", b"before", [("before", b"1")], 5, "t", 0)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(inputs(), st.sampled_from([80, 200, 600, 16_384]), st.integers(0, len(CODECS) - 1))
+def test_batches_are_those_of_single_records(writer: Any, given: Any, batch_bytes: int, codec: int) -> None:
+    records, batches = given
+    reference = Reference(batch_bytes)
+    for key, value, headers, time_ms, topic, partition in records:
+        record = Record(key, value, NOW if time_ms is None else time_ms, tuple(headers or ()))
+        reference.add(topic or "t", partition, record)
+    has_topics = "topic" in batches[0].schema.names
+    used = encoder(topic=None if has_topics else "t", batch_bytes=batch_bytes, codec=codec)
+    found = by_partition(written(used, *batches))
+    encoded = {tp: [(batch.data, batch.record_count) for batch in each] for tp, each in found.items()}
+    assert encoded == {
+        tp: [(encode_batch(chosen, codec=codec), len(chosen)) for chosen in each]
+        for tp, each in reference.batches.items()
+    }
+
+
+def test_records_without_key_fill_one_batch_after_the_other(writer: Any) -> None:
+    used = encoder(batch_bytes=1_000, first_partition=5)
+    row = table(value=[bytes(90)])
+    found = written(used, *[row] * 100)
+    # of 1,000 bytes: 9 records of 97 with the header; the partition changes after 11 records
+    assert [(batch.topic_partition.partition, batch.record_count) for batch in found] == [
+        *[(number % 3, 9) for number in (2, 3, 4, 5, 6, 7, 8, 9, 10)], (0, 6), (1, 6), (2, 7)
+    ]  # fmt: skip
+
+
+def test_a_batch_waits_until_the_next_record_does_not_fit(writer: Any) -> None:
+    used = encoder(batch_bytes=1_000)
+    row = table(key=[b"k"], value=[bytes(400)])
+    assert [list(used.add(row)) for _ in range(2)] == [[], []]
+    (full,) = used.add(row)
+    assert full.record_count == 2 and len(full.data) <= 1_000
+    (rest,) = used.finish()
+    assert rest.record_count == 1 and list(used.finish()) == []
+    assert [each.record_count for each in written(used, row)] == [1], "used again after finish"
+
+
+def test_partitions_that_do_not_exist_are_named(writer: Any) -> None:
+    for number in (-1, 3, 2**31 - 1):
+        batch = table(value=[b"", b""], partition=pa.array([0, number], pa.int32()))
+        message = f"Column partition is {number} in a row of topic t, which has 3 partitions. It must be from 0 to 2,"
+        with pytest.raises(ConfigurationError, match=message):
+            list(encoder().add(batch))
+    topics = pa.array(["t", "flights"])
+    batch = table(value=[b"", b""], topic=topics, partition=pa.array([2, 1], pa.int32()))
+    with pytest.raises(ConfigurationError, match="is 1 in a row of topic flights, which has 1 partitions"):
+        list(encoder(topic=None).add(batch))
+
+
+def test_records_above_the_limit_are_rejected(writer: Any) -> None:
+    # 61 bytes of the batch, 21 of the record, and the lengths of key (1 + 1), value (3) and headers (1)
+    fits = table(key=[b"k"], value=[bytes(10_000 - 82 - 6)])
+    assert len(written(encoder(max_record_bytes=10_000, batch_bytes=200), fits)) == 1
+    larger = table(key=[b"small", b"k"], value=[b"", bytes(10_000 - 82 - 5)])
+    message = "A record of topic t is 10001 bytes when serialized, which is larger than 10000, the value of max.request"
+    with pytest.raises(ConfigurationError, match=message):
+        list(encoder(max_record_bytes=10_000).add(larger))
+
+
+@pytest.mark.parametrize(
+    "columns, message",
+    [
+        ({"value": [b""], "topic": pa.array([None], pa.string())}, "^null topic present in the data. Use the topic"),
+        ({"value": [b""], "topic": pa.array([None])}, "^null topic present in the data. Use the topic option"),
+        ({"value": [b""]}, "Column topic is missing. Add it, or use the topic option"),
+        ({"topic": pa.array(["t"])}, "Column value is missing: the columns are topic. Add it."),
+        ({"topic": pa.array(["t"]), "value": pa.array([1])},
+         "Column value is int64; it must be binary or string, or set value.format."),
+        ({"topic": pa.array(["t"]), "value": [b""], "key": pa.array([1.5])}, "Column key is double; it must be binary"),
+        ({"topic": pa.array([b"t"]), "value": [b""]}, "Column topic is binary; it must be string."),
+        ({"topic": pa.array(["t"]), "value": [b""], "partition": pa.array(["0"])}, "Column partition is string; it"),
+        ({"topic": pa.array(["t"]), "value": [b""], "headers": pa.array([[b"a"]])}, "Column headers is list<item: bin"),
+        ({"topic": pa.array(["t"]), "value": [b""], "timestamp": pa.array([1])}, "Column timestamp is int64; it must"),
+        ({"topic": pa.array(["t"]), "value": [b""], "headers": pa.array([[(None, b"a")]], HEADERS)},
+         "Column headers has a header without key. Null header keys are not permitted."),
+        ({"topic": pa.array(["t"]), "value": [b""], "headers": pa.array([[None]], HEADERS)}, "Column headers has a"),
+    ],
+)  # fmt: skip
+def test_invalid_columns_are_named(columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        list(encoder(topic=None).add(table(**columns)))
+
+
+def test_other_columns_are_ignored_and_the_option_topic_wins() -> None:
+    batch = table(value=pa.array(["a"]), topic=pa.array([5]), other=pa.array([{"a": 1}]), headers=pa.array([None]))
+    (found,) = written(encoder(), batch)
+    assert (found.topic_partition.topic, records_of(found)) == ("t", [Record(None, b"a", NOW)])
+    assert written(encoder(), batch[:0]) == []
+
+
+def test_headers_of_a_null_are_not_written(writer: Any) -> None:
+    """Arrow permits a null list to refer to elements."""
+    items = pa.array([{"key": "hidden", "value": b"1"}, {"key": "a", "value": b"2"}], HEADERS.value_type)
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2]), items, mask=pa.array([True, False]))
+    (found,) = written(encoder(), table(key=[b"k", b"k"], value=[b"v", b"w"], headers=lists))
+    assert [record.headers for record in records_of(found)] == [(), (("a", b"2"),)]
+
+
+@pytest.mark.parametrize("codec", range(len(CODECS)))
+@pytest.mark.parametrize("is_transactional", [False, True])
+def test_stamped_batches_are_those_of_the_producer(codec: int, is_transactional: bool) -> None:
+    (found,) = written(encoder(codec=codec), table(key=[b"k"] * 50, value=[b"v" * 20] * 50))
+    given = stamped(found.data, 2**40, 7, 2**31 - 1, is_transactional=is_transactional)
+    identity = {"producer_id": 2**40, "producer_epoch": 7, "base_sequence": 2**31 - 1}
+    records = [Record(b"k", b"v" * 20, NOW)] * 50
+    expected = encode_batch(records, codec=codec, transactional=is_transactional, **identity)
+    assert given == expected
+    # another transaction of the same batch
+    again = stamped(given, 5, 0, 0, is_transactional=False)
+    assert again == stamped(found.data, 5, 0, 0, is_transactional=False)
+
+
+@pytest.mark.parametrize("codec, levels", [("gzip", (1, 9)), ("lz4", (1, 12)), ("zstd", (1, 19))])
+def test_levels_of_codecs(codec: str, levels: tuple[int, int]) -> None:
+    rng = random.Random(1)
+    values = [bytes(rng.choices(b"abcdefgh  ", k=200)) for _ in range(200)]
+    sizes = []
+    for level in levels:
+        (found,) = written(
+            encoder(codec=CODECS.index(codec), level=level, batch_bytes=1 << 20), table(key=[b"k"] * 200, value=values)
+        )
+        assert [record.value for record in records_of(found)] == values
+        sizes.append(len(found.data))
+    assert sizes[1] < sizes[0]
+
+
+@pytest.mark.parametrize("longest", [0, 1, 3, 4, 40, 300])
+def test_hashes_are_those_of_single_keys(writer: Any, longest: int) -> None:
+    rng = random.Random(longest)
+    keys = [rng.randbytes(rng.randint(0, longest)) for _ in range(300)]
+    lengths = np.array([len(key) for key in keys])
+    data = np.frombuffer(b"".join(keys), np.uint8)
+    found = writer.hashes(data, np.cumsum(lengths) - lengths, lengths)
+    assert found.tolist() == [murmur2(key) & 0x7FFFFFFF for key in keys]
