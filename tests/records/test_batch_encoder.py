@@ -3,44 +3,63 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections import defaultdict
 from typing import Any
 
+import numba
 import numpy as np
 import pyarrow as pa
 import pytest
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as ConfluentPartition
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.record_strategies import PARSERS, decode
+from support.record_strategies import table as decoded_table
 
+from spark_groupsource.broker.direct_produce import append
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.columns import batch_encoder
+from spark_groupsource.records.columns import batch_encoder, compiled_payloads
 from spark_groupsource.records.columns.batch_encoder import BatchEncoder, EncodedBatch, stamped
-from spark_groupsource.records.columns.record_payloads import NUMPY_WRITER
+from spark_groupsource.records.columns.compiled_payloads import COMPILED_WRITER
+from spark_groupsource.records.columns.record_payloads import NUMPY_WRITER, RecordWriter
 from spark_groupsource.records.compression import CODECS
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import HEADER_BYTES, check_crc, iter_batches
 from spark_groupsource.records.partitioner import murmur2, partition_of_key
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kafka.record.memory_records import MemoryRecords as KafkaPythonRecords
+
 NOW = 1_700_000_000_000
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 COUNTS = {"t": 3, "flights": 1, "ü": 7}
-WRITERS = [pytest.param(lambda: NUMPY_WRITER, id="numpy")]
+WRITERS = {"numpy": NUMPY_WRITER, "numba": COMPILED_WRITER}
 BYTES = [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int8(), pa.binary())]
 TEXTS = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
 
 
-@pytest.fixture(params=WRITERS)
+class Selector:
+    """Selects given functions for any number of rows."""
+
+    def __init__(self, used: RecordWriter) -> None:
+        self._used = used
+
+    def next(self, _rows: int) -> RecordWriter:
+        return self._used
+
+
+@pytest.fixture(params=list(WRITERS))
 def writer(request, monkeypatch):
     """The functions that write records, used from the first record on."""
 
-    class Selector:
-        def next(self, _rows: int) -> Any:
-            return request.param()
-
-    monkeypatch.setattr(batch_encoder, "_selector", Selector())
-    return request.param()
+    monkeypatch.setattr(batch_encoder, "_selector", Selector(WRITERS[request.param]))
+    return WRITERS[request.param]
 
 
 def encoder(**given: Any) -> BatchEncoder:
@@ -293,3 +312,118 @@ def test_hashes_are_those_of_single_keys(writer: Any, longest: int) -> None:
     data = np.frombuffer(b"".join(keys), np.uint8)
     found = writer.hashes(data, np.cumsum(lengths) - lengths, lengths)
     assert found.tolist() == [murmur2(key) & 0x7FFFFFFF for key in keys]
+
+
+def test_each_function_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call for another kind of array takes seconds."""
+    monkeypatch.setattr(batch_encoder, "_selector", Selector(COMPILED_WRITER))
+    array = pa.array([b"k", None, b"other"], pa.binary())
+    mutable, immutable = (
+        pa.Array.from_buffers(pa.binary(), 3, [pa.py_buffer(kind(each.to_pybytes())) for each in array.buffers()])
+        for kind in (bytearray, bytes)
+    )
+    headers = pa.array([[("a", b"b")], None, []], HEADERS)
+    partitions = pa.array([0, None, 1], pa.int32())
+    for key, value in ((mutable, immutable), (immutable, mutable), (pa.nulls(3), array), (array[:0], array[:0])):
+        columns = {"key": key, "value": value}
+        for added in ({}, {"headers": headers[: len(key)]}, {"partition": partitions[: len(key)]}):
+            assert sum(batch.record_count for batch in written(encoder(), table(**columns, **added))) == len(key)
+    kind = numba.core.dispatcher.Dispatcher
+    functions = [each for each in vars(compiled_payloads).values() if isinstance(each, kind)]
+    assert len(functions) == 6 and {len(each.signatures) for each in functions} == {1}
+
+
+@pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
+def test_the_decoder_of_columns_returns_the_columns(writer: Any, parser: Any) -> None:
+    keys = pa.array([b"%d" % (n % 100) if n % 3 else None for n in range(5_000)])
+    values = pa.array([bytes(n % 300) if n % 7 else None for n in range(5_000)])
+    headers = pa.array([[("n", b"%d" % n)] if n % 5 else None for n in range(5_000)], HEADERS)
+    times = pa.array([(NOW + n) * 1_000 for n in range(5_000)], pa.timestamp("us", "UTC"))
+    batch = table(key=keys, value=values, headers=headers, timestamp=times)
+    rows = []
+    for encoded in written(encoder(codec=4), batch):
+        found = decoded_table(decode(encoded.data, parser=parser))
+        assert found.num_rows == encoded.record_count
+        rows += found.select(["key", "value", "headers", "timestamp"]).to_pylist()
+    assert sorted(rows, key=lambda row: row["timestamp"]) == batch.select(list(rows[0])).to_pylist()
+
+
+@pytest.mark.parametrize("codec", [0, 1, 3])  # other codecs of kafka-python need more libraries
+def test_kafka_python_decodes_the_batches(writer: Any, codec: int) -> None:
+    headers = pa.array([[("a", b"1"), ("a", None)], [], None], HEADERS)
+    (found,) = written(encoder(codec=codec), table(key=[b"k", b"k", b"k"], value=[b"v", None, b""], headers=headers))
+    rows = KafkaPythonRecords(found.data).next_batch()
+    assert rows.validate_crc()
+    assert [(row.key, row.value, row.timestamp, row.headers) for row in rows] == [
+        (b"k", b"v", NOW, [("a", b"1"), ("a", None)]), (b"k", None, NOW, []), (b"k", b"", NOW, []),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("codec", range(len(CODECS)), ids=CODECS)
+def test_librdkafka_reads_what_the_embedded_broker_accepts(writer: Any, codec: int) -> None:
+    headers = pa.array([[("a", b"1"), ("a", None)], [], None] * 50, HEADERS)
+    values = [b"%d" % n * 30 if n % 4 else None for n in range(150)]
+    found = written(encoder(codec=codec, batch_bytes=1_000), table(key=[b"k"] * 150, value=values, headers=headers))
+    (tp,) = by_partition(found)
+    with EmbeddedBroker(topics={"t": 3}) as broker:
+        broker.call(lambda node: append(node, [(batch.topic_partition, batch.data) for batch in found]))
+        settings = {"bootstrap.servers": broker.bootstrap_servers, "group.id": "unused", "check.crcs": True}
+        consumer = Consumer({**settings, "enable.auto.commit": False})
+        consumer.assign([ConfluentPartition(tp.topic, tp.partition, 0)])
+        messages = consumer.consume(150, timeout=30)
+        consumer.close()
+    assert [(each.key(), each.value(), each.headers()) for each in messages] == [
+        (b"k", value, [("a", b"1"), ("a", None)] if n % 3 == 0 else None) for n, value in enumerate(values)
+    ]
+
+
+def repeated(kind: str, size: int, count: int) -> pa.Array:
+    """Returns `count` values of `size` bytes in a few megabytes of memory."""
+    if kind == "dictionary":
+        dictionary = pa.array([b"x" * size], pa.binary())
+        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), dictionary)
+    if kind == "view":
+        views = np.zeros((count, 4), np.int32)
+        views[:, 0], views[:, 1] = size, int.from_bytes(b"xxxx", "little")
+        buffers = [None, pa.py_buffer(views), pa.py_buffer(b"x" * size)]
+        return pa.Array.from_buffers(pa.binary_view(), count, buffers)
+    # pages that were never written to take no memory
+    data = np.zeros(size * count, np.uint8)
+    bounds = np.arange(count + 1, dtype=np.int64) * size
+    return pa.Array.from_buffers(pa.large_binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["large", "view", "dictionary"])
+def test_values_above_2_gib_in_one_record_batch(writer: Any, kind: str) -> None:
+    size, count = 8_000_000, 280
+    batch = table(key=repeated("dictionary", 1, count), value=repeated(kind, size, count))
+    used = encoder(batch_bytes=900_000, max_record_bytes=10_000_000)
+    total = number = 0
+    for found in (*used.add(batch[:-1]), *used.add(batch[-1:]), *used.finish()):
+        total, number = total + len(found.data), number + found.record_count
+    assert number == count and size * count > 1 << 31
+    # length, attributes, deltas, key with its length, length of the value, number of headers
+    assert total == count * (HEADER_BYTES + 4 + 3 + 2 + 4 + size + 1)
+
+
+@pytest.mark.parametrize(
+    "partitions, rows, value_bytes", [(10_000, 10_000, 10), (1, 50_000, 100), (3, 60, 1_000_000), (10_000, 60_000, 500)]
+)
+def test_memory_of_what_waits_is_bounded(
+    writer: Any, monkeypatch: pytest.MonkeyPatch, partitions: int, rows: int, value_bytes: int
+) -> None:
+    monkeypatch.setitem(COUNTS, "t", partitions)
+    limit = 4_000_000
+    used = encoder(buffer_bytes=limit, batch_bytes=900_000, max_record_bytes=2_000_000)
+    value = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([bytes(value_bytes)]))
+    numbers = pa.array((np.arange(rows) % partitions).astype(np.int32))
+    waiting, smallest = 0, value_bytes + 7
+    step = max(1, rows // 20)
+    for first in range(0, rows, step):
+        batch = table(value=value, partition=numbers)[first : first + step]
+        waiting += batch.num_rows * smallest
+        for found in used.add(batch):
+            waiting -= found.record_count * smallest
+        assert waiting <= limit
+    assert sum(batch.record_count for batch in used.finish()) * smallest == waiting > 0

@@ -441,7 +441,12 @@ class _WriterSelector:
 @lru_cache(maxsize=1)
 def compiled_writer() -> RecordWriter | None:
     """Returns the compiled functions if numba (extra `fast`) is installed."""
-    return None
+    try:
+        from spark_groupsource.records.columns.compiled_payloads import COMPILED_WRITER
+    except (ImportError, RuntimeError):
+        # RuntimeError: numba has no writable cache directory, and compiling in each process takes longer than it saves
+        return None
+    return COMPILED_WRITER
 
 
 _selector = _WriterSelector()

@@ -97,9 +97,11 @@ def to_binary(column: pa.Array) -> pa.Array:
 
 
 def binary_bounds(column: pa.Array) -> tuple[npt.NDArray[np.uint8], Lengths]:
-    """Returns the bytes of a binary array, and the bound before the first value and after each."""
-    data = column.buffers()[2]
-    return np.frombuffer(b"" if data is None else data, np.uint8), _offsets(column).astype(np.int64)
+    """Returns the bytes of a binary array, read-only, and the bound before the first value and after each."""
+    data = np.frombuffer(column.buffers()[2] or b"", np.uint8)
+    # numba compiles a function for each kind of array
+    data.setflags(write=False)
+    return data, _offsets(column).astype(np.int64)
 
 
 def between(data: npt.NDArray[np.uint8], bounds: Lengths) -> pa.Array:
