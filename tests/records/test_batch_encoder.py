@@ -23,12 +23,13 @@ from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.columns import batch_encoder, compiled_payloads
-from spark_groupsource.records.columns.batch_encoder import BatchEncoder, EncodedBatch, stamped
+from spark_groupsource.records.columns.batch_encoder import BatchEncoder
 from spark_groupsource.records.columns.compiled_payloads import COMPILED_WRITER
 from spark_groupsource.records.columns.record_payloads import NUMPY_WRITER, RecordWriter
 from spark_groupsource.records.compression import CODECS
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.encoded_batch import EncodedBatch, stamped
 from spark_groupsource.records.header import HEADER_BYTES, check_crc, iter_batches
 from spark_groupsource.records.partitioner import murmur2, partition_of_key
 
@@ -192,6 +193,20 @@ def test_batches_are_those_of_single_records(writer: Any, given: Any, batch_byte
         tp: [(encode_batch(chosen, codec=codec), len(chosen)) for chosen in each]
         for tp, each in reference.batches.items()
     }
+
+
+def test_batches_of_any_limit_are_those_of_single_records(writer: Any) -> None:
+    rng = random.Random(1)
+    values = [bytes(rng.choice((0, 1, 5, 70))) for _ in range(60)]
+    times = [NOW + rng.choice((0, 0, 70, -9_000)) for _ in values]
+    batch = table(key=[b"k"] * 60, value=values, timestamp=pa.array([ms * 1_000 for ms in times], pa.timestamp("us")))
+    for limit in range(70, 330, 3):
+        reference = Reference(limit)
+        for value, time_ms in zip(values, times):
+            reference.add("t", None, Record(b"k", value, time_ms))
+        found = written(encoder(batch_bytes=limit), batch[:7], batch[7:])
+        (expected,) = reference.batches.values()
+        assert [each.data for each in found] == [encode_batch(records) for records in expected]
 
 
 def test_records_without_key_fill_one_batch_after_the_other(writer: Any) -> None:

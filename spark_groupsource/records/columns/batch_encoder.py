@@ -34,13 +34,8 @@ from spark_groupsource.records.columns.record_payloads import (
 )
 from spark_groupsource.records.compression import compress
 from spark_groupsource.records.encode import with_body
-from spark_groupsource.records.header import (
-    HEADER_BYTES,
-    HEADER_LAYOUT,
-    MAGIC,
-    TRANSACTIONAL_FLAG,
-    BatchHeader,
-)
+from spark_groupsource.records.encoded_batch import EncodedBatch
+from spark_groupsource.records.header import HEADER_BYTES, MAGIC, BatchHeader
 from spark_groupsource.records.key_partitions import Numbers
 
 # Kafka's upper bound of the length, attributes and deltas of a record
@@ -50,33 +45,6 @@ _SPARE_BYTES = _RECORD_OVERHEAD_BYTES - 5
 _CHUNK_ROWS = 1 << 14
 _CHUNK_BYTES = 4 << 20
 _NO_KEY = -1
-
-
-class EncodedBatch(NamedTuple):
-    """A record batch.
-
-    Attributes:
-        data: record batch v2, complete with checksum; producer id, producer epoch and base sequence are -1.
-    """
-
-    topic_partition: TopicPartition
-    data: bytes
-    record_count: int
-
-
-def stamped(
-    data: bytes, producer_id: int, producer_epoch: int, base_sequence: int, *, is_transactional: bool
-) -> bytes:
-    """Returns a record batch with the identity of its producer, the sequence of its first record, and a new checksum.
-
-    Source: KIP-98.
-    """
-    header = BatchHeader._make((*HEADER_LAYOUT.unpack_from(data), 0, len(data)))
-    attributes = header.attributes | TRANSACTIONAL_FLAG if is_transactional else header.attributes & ~TRANSACTIONAL_FLAG
-    changed = header._replace(
-        attributes=attributes, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence
-    )
-    return with_body(changed, data[HEADER_BYTES:])
 
 
 class BatchEncoder:
