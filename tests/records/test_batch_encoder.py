@@ -345,7 +345,8 @@ def test_each_function_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
             assert sum(batch.record_count for batch in written(encoder(), table(**columns, **added))) == len(key)
     kind = numba.core.dispatcher.Dispatcher
     functions = [each for each in vars(compiled_payloads).values() if isinstance(each, kind)]
-    assert len(functions) == 6 and {len(each.signatures) for each in functions} == {1}
+    # those that only compiled functions call have none if the others are in the cache
+    assert max(len(each.signatures) for each in functions) == 1
 
 
 @pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
