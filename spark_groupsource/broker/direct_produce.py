@@ -1,78 +1,174 @@
-"""Records from Python objects, appended by the process of the broker.
-
-Source: Kafka `BuiltInPartitioner` (records with a key; those without one are distributed round-robin).
-"""
+"""Records from Python objects and tables, appended by the process of the broker."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Iterable, Iterator, Mapping, Sequence
+from datetime import date, datetime, time
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence, Union
 
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.common.arguments import shown
+from spark_groupsource.common.config_def import INT32_MAX
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.encode import Record, encode_batch
-from spark_groupsource.records.partitioner import partition_of_key
+from spark_groupsource.records.columns.column_types import SOURCE_COLUMNS
+from spark_groupsource.records.encoded_batch import EncodedBatch
 
-_BATCH_RECORDS, _BATCH_BYTES = 1_000, 500_000
-# a tuple is one record: (key, value)
-_SINGLE = (str, bytes, bytearray, memoryview, Mapping, tuple)
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_BATCH_BYTES, _BUFFER_BYTES = 500_000, 32 << 20
+_CHUNK_RECORDS, _CHUNK_BYTES = 10_000, 64 << 20
+# one record, whose characters or fields are not records
+_SINGLE = (str, bytes, bytearray, memoryview, Mapping)
+_RECORD_COLUMNS = frozenset(column.name for column in SOURCE_COLUMNS)
+_WRITTEN_COLUMNS = ("key", "value", "headers", "partition")
+
+Records = Union[Sequence[Any], "pa.Table"]
+"""Objects, or a table whose rows are the records."""
 
 
-def check_records(name: str, records: Any) -> None:
-    """Checks that an argument is a list or another iterable of records.
+def records_of(name: str, given: Any) -> Records:
+    """Returns the records of an argument: one record, an iterable of records, or a data frame or table of Arrow.
 
-    Raises: ConfigurationError for one record, whose characters, fields or elements would be the records; and for a data
-        frame, whose iteration gives names of columns.
+    Raises: ConfigurationError for another object, and for a tuple, which is one record and a sequence of records.
     """
-    if hasattr(records, "columns"):
-        remedy = 'Give its rows, for example frame.to_dict("records") of pandas or table.to_pylist() of Arrow.'
+    check_records(name, given)
+    if _is_table(given):
+        return _table(given)
+    return [given] if isinstance(given, _SINGLE) else list(given)
+
+
+def check_records(name: str, given: Any) -> None:
+    """Raises: as `records_of`."""
+    if _is_table(given) or isinstance(given, _SINGLE):
+        return
+    if hasattr(given, "columns"):
         raise ConfigurationError(
-            f"Argument {name} must be a list of records, got a table ({type(records).__name__}). {remedy}"
+            f"Argument {name} must be a list of records or a table that PyArrow reads, got {shown(given)}. "
+            "Give its rows as a list."
         )
-    if isinstance(records, _SINGLE) or not isinstance(records, Iterable):
+    if isinstance(given, tuple) or not isinstance(given, Iterable):
         raise ConfigurationError(
-            f"Argument {name} must be a list of records, got {shown(records)}. Put one record into a list: [record]."
+            f"Argument {name} must be a list of records, got {shown(given)}. Put one record into a list: [record]."
         )
 
 
-def record_of(value: Any, timestamp_ms: int) -> Record:
-    """Returns the record of an object; a tuple is ``(key, value)``.
+def _is_table(given: Any) -> bool:
+    # `toArrow` of Spark; pandas, Arrow and others have the interface of Arrow
+    return hasattr(given, "columns") and (hasattr(given, "toArrow") or hasattr(given, "__arrow_c_stream__"))
+
+
+def _table(given: Any) -> pa.Table:
+    """Returns a data frame as an Arrow table, without an index of pandas."""
+    import pyarrow as pa
+
+    if hasattr(given, "toArrow"):
+        given = given.toArrow()
+    if hasattr(given, "reset_index"):
+        return pa.Table.from_pandas(given, preserve_index=False)
+    return given if isinstance(given, pa.Table) else pa.table(given)
+
+
+def key_and_value(record: Any) -> tuple[bytes | None, bytes | None]:
+    """Returns the key and the value of an object; a tuple is ``(key, value)``.
 
     Bytes are used as they are, None is null, text is encoded as UTF-8, and everything else as JSON.
 
     Raises: ConfigurationError for a tuple of another length and for objects that JSON cannot express.
     """
-    if isinstance(value, tuple):
-        if len(value) != 2:
-            raise ConfigurationError(f"A record must be a value or a tuple (key, value), got {len(value)} elements.")
-        return Record(_bytes(value[0]), _bytes(value[1]), timestamp_ms)
-    return Record(None, _bytes(value), timestamp_ms)
+    if isinstance(record, tuple):
+        if len(record) != 2:
+            raise ConfigurationError(f"A record must be a value or a tuple (key, value), got {len(record)} elements.")
+        return _bytes(record[0]), _bytes(record[1])
+    return None, _bytes(record)
 
 
-def record_batches(
-    topic: str, objects: Iterable[Any], partition: int | None, partition_count: int, timestamp_ms: int
-) -> Iterator[tuple[TopicPartition, bytes]]:
-    """Yields encoded batches; records of one partition keep their order."""
-    pending: dict[int, tuple[list[Record], int]] = {}
-    without_key = 0
-    for value in objects:
-        record = record_of(value, timestamp_ms)
-        number = partition
-        if number is None and record.key is not None:
-            number = partition_of_key(record.key, partition_count)
-        elif number is None:
-            number, without_key = without_key % partition_count, without_key + 1
-        records, size = pending.setdefault(number, ([], 0))
-        added = len(record.key or b"") + len(record.value or b"")
-        if records and (len(records) >= _BATCH_RECORDS or size + added > _BATCH_BYTES):
-            yield TopicPartition(topic, number), encode_batch(records)
-            records, size = [], 0
-        records.append(record)
-        pending[number] = records, size + added
-    for number, (records, _) in pending.items():
-        yield TopicPartition(topic, number), encode_batch(records)
+def encoded_records(
+    topic: str, records: Records, partition: int | None, partition_count: int, timestamp_ms: int
+) -> Iterator[EncodedBatch]:
+    """Yields the record batches of records; those of one partition keep their order.
+
+    Records without a key are written to one partition after the other.
+
+    Raises: ConfigurationError as `key_and_value`, and for a partition that does not exist.
+    """
+    # an application that starts a broker need not produce, and PyArrow takes 100 ms to import
+    from spark_groupsource.records.columns.batch_encoder import BatchEncoder
+
+    if partition is not None and partition >= partition_count:
+        raise ConfigurationError(
+            f"Argument partition must be from 0 to {partition_count - 1} for topic {topic}, got {partition}."
+        )
+    encoder = BatchEncoder(
+        lambda _: partition_count,
+        topic=topic,
+        codec=0,
+        level=None,
+        batch_bytes=_BATCH_BYTES,
+        # the topic decides
+        max_record_bytes=INT32_MAX,
+        buffer_bytes=_BUFFER_BYTES,
+        timestamp_ms=lambda: timestamp_ms,
+        sticky_bytes=0,
+    )
+    objects = isinstance(records, Sequence)
+    for batch in _columns(map(key_and_value, records)) if objects else _table_columns(records):
+        yield from encoder.add(batch if partition is None else _with_partition(batch, partition))
+    yield from encoder.finish()
+
+
+def _columns(pairs: Iterable[tuple[bytes | None, bytes | None]]) -> Iterator[pa.RecordBatch]:
+    """Yields keys and values as columns."""
+    keys: list[bytes | None] = []
+    values: list[bytes | None] = []
+    size = 0
+    for key, value in pairs:
+        keys.append(key)
+        values.append(value)
+        size += len(key or b"") + len(value or b"")
+        if len(keys) == _CHUNK_RECORDS or size > _CHUNK_BYTES:
+            yield _record_batch(key=keys, value=values)
+            keys, values, size = [], [], 0
+    if keys:
+        yield _record_batch(key=keys, value=values)
+
+
+def _table_columns(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Yields keys, values, headers and partitions of rows: columns with these names, else each row is a JSON object."""
+    names = table.column_names
+    if "value" not in names or not _RECORD_COLUMNS.issuperset(names):
+        yield from _columns(
+            (None, _bytes(row)) for batch in table.to_batches(_CHUNK_RECORDS) for row in batch.to_pylist()
+        )
+        return
+    for batch in table.to_batches(_CHUNK_RECORDS):
+        columns = {name: batch.column(name) for name in _WRITTEN_COLUMNS if name in names}
+        columns.update({name: _bytes_column(each) for name, each in columns.items() if name in ("key", "value")})
+        yield _record_batch(**columns)
+
+
+def _bytes_column(column: pa.Array) -> pa.Array | list[bytes | None]:
+    """Returns a column of bytes or text as it is, each other value as JSON."""
+    from spark_groupsource.records.columns.binary_columns import is_bytes
+
+    return column if is_bytes(column.type) else [_bytes(each) for each in column.to_pylist()]
+
+
+def _record_batch(**columns: pa.Array | list[bytes | None]) -> pa.RecordBatch:
+    """Returns a record batch of arrays and lists of byte strings."""
+    import pyarrow as pa
+
+    from spark_groupsource.records.columns.arrow_arrays import byte_strings
+
+    arrays = [byte_strings(each) if isinstance(each, list) else each for each in columns.values()]
+    return pa.RecordBatch.from_arrays(arrays, list(columns))
+
+
+def _with_partition(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
+    from spark_groupsource.records.columns.arrow_arrays import integers
+
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    return _record_batch(**{**columns, "partition": integers([partition] * batch.num_rows)})
 
 
 def topic_partitions(broker: Broker, topic: str, new_count: int | None = None) -> int:
@@ -85,11 +181,11 @@ def topic_partitions(broker: Broker, topic: str, new_count: int | None = None) -
     return broker.partitions.topic(topic).partition_count
 
 
-def append(broker: Broker, batches: Sequence[tuple[TopicPartition, bytes]]) -> None:
+def append(broker: Broker, batches: Iterable[EncodedBatch]) -> None:
     """Appends batches. Raises: ApiError."""
-    for topic_partition, batch in batches:
-        result = broker.partitions.partition(*topic_partition).append(batch, broker.clock.timestamp_ms())
-        broker.on_append(topic_partition, result.size)
+    for batch in batches:
+        result = broker.partitions.partition(*batch.topic_partition).append(batch.data, broker.clock.timestamp_ms())
+        broker.on_append(batch.topic_partition, result.size)
 
 
 def _bytes(value: Any) -> bytes | None:
@@ -100,8 +196,14 @@ def _bytes(value: Any) -> bytes | None:
     if isinstance(value, str):
         return value.encode()
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_iso_text).encode()
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
             f"A record of type {type(value).__name__} cannot be encoded as JSON: {error}. Give bytes or text."
         ) from error
+
+
+def _iso_text(value: Any) -> str:
+    if isinstance(value, (date, datetime, time)):
+        return value.isoformat()
+    raise TypeError(f"type {type(value).__name__} has no form in JSON")

@@ -12,10 +12,10 @@ import threading
 from collections import deque
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Callable, Collection, Coroutine, Iterable, Mapping, TypeVar
+from typing import Any, Callable, Collection, Coroutine, Mapping, TypeVar
 
 from spark_groupsource.broker.config import broker_config
-from spark_groupsource.broker.direct_produce import append, check_records, record_batches, topic_partitions
+from spark_groupsource.broker.direct_produce import append, check_records, encoded_records, records_of, topic_partitions
 from spark_groupsource.broker.leaders import Leader
 from spark_groupsource.broker.network import event_loop
 from spark_groupsource.broker.node import Broker
@@ -31,7 +31,7 @@ from spark_groupsource.model import TopicPartition
 _LOGGER = logging.getLogger(__name__)
 _EMBEDDED_DEFAULTS = {"group.initial.rebalance.delay.ms": "0"}
 _NOT_STARTED = "The embedded broker is not running. Call start(), or use it as a context manager (with)."
-_TOPICS = "a mapping from names of topics to numbers of partitions or lists of records"
+_TOPICS = "a mapping from names of topics to numbers of partitions or records"
 Result = TypeVar("Result")
 
 
@@ -71,7 +71,7 @@ class EmbeddedBroker:
         config: Mapping[str, str] | None = None,
         brokers: int = 1,
         add_scram: Collection[str] = (),
-        topics: Mapping[str, int | Iterable[Any]] | None = None,
+        topics: Mapping[str, Any] | None = None,
     ) -> None:
         check_integer("brokers", brokers, 1)
         check_integer("port", port, 0, 65_535)
@@ -150,27 +150,30 @@ class EmbeddedBroker:
             )
         return self._addresses[protocol]
 
-    def produce(self, topic: str, records: Iterable[Any], partition: int | None = None) -> int:
+    def produce(self, topic: str, records: Any, partition: int | None = None) -> int:
         """Appends records made from Python objects and returns their number.
 
         An object is the value, a tuple is ``(key, value)``. Bytes are used as they are, None is null, text is encoded
         as UTF-8, and everything else as JSON. A missing topic is created with ``num.partitions``, as for Kafka's
         producers, and a warning in the log names it; with ``auto.create.topics.enable=false`` it is an error.
 
+        A data frame of Spark or pandas, or another table that PyArrow reads: each row is a JSON object. If it has a
+        column `value` and no column that the source does not have, then `key`, `value`, `headers` and `partition` are
+        those of the record.
+
         Args:
-            records: a list or another iterable of objects; one record is a list with one element.
+            records: a list or another iterable of objects, or a table. A text, byte string or mapping is one record.
             partition: None for the partition of the key, as Kafka's producer computes it, and round-robin without one.
-        Raises: ConfigurationError for an invalid argument, a missing topic that is not created, and an object that
-            cannot be encoded; ApiError for an unknown partition and records that the topic rejects; NotStartedError.
+        Raises: ConfigurationError for an invalid argument, a missing topic that is not created, an unknown partition,
+            and an object that cannot be encoded; ApiError for records that the topic rejects; NotStartedError.
         """
         check_text("topic", topic, meaning="the name of a topic")
-        check_records("records", records)
+        given = records_of("records", records)
         check_integer("partition", partition, 0, optional=True)
-        objects = list(records)
         count = self._partition_count(topic)
-        for batch in record_batches(topic, objects, partition, count, SystemClock().timestamp_ms()):
+        for batch in encoded_records(topic, given, partition, count, SystemClock().timestamp_ms()):
             self.call(lambda broker, batch=batch: append(broker, [batch]))  # type: ignore[misc]
-        return len(objects)
+        return len(given)
 
     def _partition_count(self, topic: str) -> int:
         """Returns the number of partitions of a topic; creates a missing topic, unless the configuration forbids it."""
@@ -188,7 +191,7 @@ class EmbeddedBroker:
         _LOGGER.warning("%s", text.rstrip())
         return count
 
-    def _create_topic(self, topic: str, content: int | Iterable[Any]) -> None:
+    def _create_topic(self, topic: str, content: Any) -> None:
         count = content if isinstance(content, int) else 1
         is_new = self.call(lambda broker: topic not in broker.partitions.topics)
         self.call(lambda broker: topic_partitions(broker, topic, count))

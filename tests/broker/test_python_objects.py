@@ -6,6 +6,7 @@ import inspect
 import logging
 import rlcompleter
 import threading
+from datetime import date, datetime
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,12 @@ import pyarrow as pa
 import pytest
 
 import spark_groupsource as gs
-from spark_groupsource.broker.direct_produce import check_records, record_of
-from spark_groupsource.errors import ApiError, ConfigurationError, GroupSourceError
+from spark_groupsource.broker.direct_produce import key_and_value, records_of
+from spark_groupsource.broker.node import Broker
+from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.records.decode import decode_records
+from spark_groupsource.records.header import iter_batches
 from spark_groupsource.records.partitioner import partition_of_key
 
 
@@ -47,7 +51,8 @@ def test_large_and_many_records_are_divided_into_batches() -> None:
         assert broker.produce("big", ["x" * 400_000] * 3 + ["y"] * 2_500, partition=0) == 2_503
         end = broker.call(lambda node: node.partitions.partition(*TopicPartition("big", 0)).log.log_end_offset)
         assert end == 2_503
-        with pytest.raises(ApiError):
+        message = "Argument partition must be from 0 to 0 for topic big, got 7."
+        with pytest.raises(ConfigurationError, match=message):
             broker.produce("big", ["x"], partition=7)
 
 
@@ -59,13 +64,14 @@ def test_existing_topics_are_not_filled_again(tmp_path) -> None:
 
 
 def test_objects_as_keys_and_values() -> None:
-    assert record_of((1, "ä"), 5)[:3] == (b"1", "ä".encode(), 5)
-    assert record_of({"a": None}, 5).value == b'{"a":null}'
-    assert record_of(bytearray(b"x"), 5).value == b"x" and record_of(None, 5).value is None
+    assert key_and_value((1, "ä")) == (b"1", "ä".encode())
+    assert key_and_value({"a": None}) == (None, b'{"a":null}')
+    assert key_and_value(bytearray(b"x")) == (None, b"x") and key_and_value(None) == (None, None)
+    assert key_and_value([date(2020, 1, 2), datetime(2020, 1, 2, 3)]) == (None, b'["2020-01-02","2020-01-02T03:00:00"]')
     with pytest.raises(ConfigurationError, match="A record must be a value or a tuple"):
-        record_of((1, 2, 3), 5)
+        key_and_value((1, 2, 3))
     with pytest.raises(ConfigurationError, match="type object cannot be encoded as JSON"):
-        record_of(object(), 5)
+        key_and_value(object())
 
 
 def test_only_start_and_with_start_a_broker() -> None:
@@ -108,25 +114,106 @@ def test_a_misspelled_topic_is_named(caplog: pytest.LogCaptureFixture) -> None:
             broker.produce("fligths", [1])
 
 
-@pytest.mark.parametrize(
-    "records",
-    ["text", b"bytes", bytearray(b"b"), memoryview(b"m"), {"delay": 3}, ("key", "value"), None, 3, 2.5, True, object()],
-    ids=lambda value: type(value).__name__,
-)
-def test_one_record_is_not_a_list_of_records(records: Any) -> None:
+@pytest.mark.parametrize("records", [("key", "value"), None, 3, 2.5, True, object()], ids=type)
+def test_what_is_not_a_list_of_records(records: Any) -> None:
     message = "^Argument records must be a list of records, got [^\n]*. Put one record into a list: .record..$"
     with pytest.raises(ConfigurationError, match=message):
-        check_records("records", records)
-    check_records("records", [records])
+        records_of("records", records)
+    assert records_of("records", [records]) == [records]
     if not isinstance(records, int) or records is True:
         with pytest.raises(ConfigurationError, match=r"^Argument topics\['t'\] must be a list of records"):
             gs.EmbeddedBroker(topics={"t": records})
 
 
-@pytest.mark.parametrize("table", [pandas.DataFrame({"a": [1]}), pa.table({"a": [1]})], ids=["pandas", "arrow"])
-def test_a_table_is_not_a_list_of_records(table: Any) -> None:
-    with pytest.raises(ConfigurationError, match="Argument records must be a list of records, got a table"):
-        check_records("records", table)
+def written(broker: gs.EmbeddedBroker, topic: str) -> list[tuple[int, bytes | None, bytes | None, Any]]:
+    """Returns partition, key, value and headers of all records."""
+
+    def read(node: Broker) -> list[tuple[int, bytes | None, bytes | None, Any]]:
+        found = []
+        for number in range(node.partitions.topic(topic).partition_count):
+            data = node.partitions.partition(topic, number).log.read(0, 1 << 30)
+            records = (record for header in iter_batches(data) for record in decode_records(data, header))
+            found += [(number, record.key, record.value, record.headers) for record in records]
+        return found
+
+    return broker.call(read)
+
+
+@pytest.mark.parametrize("record", ["text", b"text", bytearray(b"text"), memoryview(b"text")], ids=type)
+def test_one_text_is_one_record(record: Any) -> None:
+    with gs.EmbeddedBroker(topics={"given": record}) as broker:
+        assert broker.produce("t", record) == 1
+        assert written(broker, "t") == written(broker, "given") == [(0, None, b"text", ())]
+
+
+def test_one_mapping_is_one_record() -> None:
+    with gs.EmbeddedBroker(topics={"given": {"delay": 3}}) as broker:
+        assert broker.produce("t", {"delay": 3}) == 1
+        assert written(broker, "t") == written(broker, "given") == [(0, None, b'{"delay":3}', ())]
+
+
+class SparkFrame:
+    """What Spark's data frame, of a classic or a Connect session, has."""
+
+    columns = ["a"]
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def toArrow(self) -> pa.Table:  # noqa: N802
+        return self._table
+
+
+TABLES = {
+    "pandas": lambda columns: pandas.DataFrame(columns),
+    "index": lambda columns: pandas.DataFrame(columns, index=["x", "y"]),
+    "arrow": pa.table,
+    "batch": pa.record_batch,
+    "spark": lambda columns: SparkFrame(pa.table(columns)),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_rows_of_a_table_are_json_objects(kind: str) -> None:
+    table = TABLES[kind]({"a": [1, 2], "when": ["x", None]})
+    with gs.EmbeddedBroker(topics={"given": table}) as broker:
+        assert broker.produce("t", table) == 2
+        expected = [(0, None, b'{"a":1,"when":"x"}', ()), (0, None, b'{"a":2,"when":null}', ())]
+        assert written(broker, "t") == written(broker, "given") == expected
+
+
+def test_columns_of_records_in_a_table() -> None:
+    kind = pa.list_(pa.struct({"key": "string", "value": "binary"}))
+    headers = pa.array([[("h", b"1"), ("h", None)], None, []], kind)
+    columns = {
+        "key": ["k", None, "other"], "value": [b"v", None, b""], "headers": headers,
+        "partition": pa.array([2, 0, None], pa.int32()), "offset": [7, 8, 9],
+    }  # fmt: skip
+    keyed = partition_of_key(b"other", 3)
+    with gs.EmbeddedBroker(topics={"t": 3, "given": 3}) as broker:
+        assert broker.produce("t", pa.table(columns)) == 3
+        expected = [(2, b"k", b"v", (("h", b"1"), ("h", None))), (0, None, None, ()), (keyed, b"other", b"", ())]
+        assert sorted(written(broker, "t"), key=str) == sorted(expected, key=str)
+        broker.produce("given", pa.table(columns), partition=1)
+        assert [row[0] for row in written(broker, "given")] == [1] * 3
+        with pytest.raises(ConfigurationError, match="Column partition is 3 in a row of topic t, which has 3"):
+            broker.produce("t", pa.table({"value": ["v"], "partition": [3]}))
+        assert broker.produce("json", pa.table({"key": [1, None], "value": [{"a": 1}, None]})) == 2
+        assert written(broker, "json") == [(0, b"1", b'{"a":1}', ()), (0, None, None, ())]
+        # a column that records do not have: it would be lost
+        broker.produce("rows", pandas.DataFrame({"value": [0.5], "sensor": ["s"], "when": [datetime(2020, 1, 2)]}))
+        assert written(broker, "rows") == [(0, None, b'{"value":0.5,"sensor":"s","when":"2020-01-02T00:00:00"}', ())]
+        assert broker.produce("none", pa.table({"value": pa.array([], pa.string())})) == 0
+        assert broker.produce("many", pa.table({"n": range(25_000)})) == 25_000
+        assert len(written(broker, "many")) == 25_000
+
+
+def test_a_table_without_an_interface_of_arrow_is_named() -> None:
+    class Frame:
+        columns = ["a"]
+
+    with pytest.raises(ConfigurationError, match="must be a list of records or a table that PyArrow reads, got a"):
+        records_of("records", Frame())
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,8 @@ class BatchEncoder:
         timestamp_ms: returns the timestamp of records without one; called once per `add`.
         first_partition: where records without a key begin, modulo the number of partitions. Encoders that begin at
             random partitions distribute small inputs evenly.
+        sticky_bytes: of records without a key that one partition receives before the next, None for `batch_bytes`; with
+            0 each record is for the next partition.
     """
 
     def __init__(
@@ -83,10 +85,13 @@ class BatchEncoder:
         buffer_bytes: int,
         timestamp_ms: Callable[[], int],
         first_partition: int = 0,
+        sticky_bytes: int | None = None,
     ) -> None:
         self._codec, self._level, self._timestamp_ms = codec, level, timestamp_ms
         self._batch_bytes, self._max_record_bytes, self._buffer_bytes = batch_bytes, max_record_bytes, buffer_bytes
-        self._targets = _Targets(partition_count, topic, batch_bytes, first_partition)
+        self._targets = _Targets(
+            partition_count, topic, batch_bytes if sticky_bytes is None else sticky_bytes, first_partition
+        )
         self._open = OpenBatches(*(np.zeros(0, np.int64) for _ in OpenBatches._fields))
         self._waiting: dict[int, _Waiting] = {}
 
@@ -251,8 +256,11 @@ class _HeaderLists:
             # a null may refer to headers
             items = items.filter(booleans(np.repeat(valid, np.diff(offsets))))
         self._names, self._values = items.field(0), items.field(1)
-        if items.null_count or self._names.null_count:
-            raise ConfigurationError("Column headers has a header without key. Null header keys are not permitted.")
+        without = len(items) - int((is_valid(items) & is_valid(self._names)).sum())
+        if without:
+            raise ConfigurationError(
+                f"Column headers has {without} headers without a key. Null header keys are not permitted."
+            )
 
     def sizes(self) -> Numbers:
         """Returns the bytes of the headers of each row, without those of an empty list."""
@@ -275,9 +283,9 @@ class _Targets:
     """
 
     def __init__(
-        self, partition_count: Callable[[str], int], topic: str | None, batch_bytes: int, first_partition: int
+        self, partition_count: Callable[[str], int], topic: str | None, sticky_bytes: int, first_partition: int
     ) -> None:
-        self._partition_count, self._topic, self._batch_bytes = partition_count, topic, batch_bytes
+        self._partition_count, self._topic, self._sticky_bytes = partition_count, topic, sticky_bytes
         self._first_partition = first_partition
         self.partitions: list[TopicPartition] = []
         self._topics: dict[str, _Topic] = {}
@@ -324,7 +332,7 @@ class _Targets:
             sticky = ~(has_number | by_key)[at]
             if sticky.any():
                 found = numbers[at]
-                found[sticky] = topic.sticky_partitions(sizes[at][sticky], self._batch_bytes)
+                found[sticky] = topic.sticky_partitions(sizes[at][sticky], self._sticky_bytes)
                 numbers[at] = found
             numbers[at] += topic.first_slot
         return numbers
@@ -337,7 +345,7 @@ class _Targets:
         column = rows.binary("topic")
         if column is None or column.null_count:
             raise ConfigurationError(
-                "null topic present in the data. Use the topic option for setting a topic, or fill column topic."
+                "Column topic: null topic present in the data. Use the topic option for setting a topic."
             )
         names = column.dictionary_encode()
         indices = to_numbers(names.indices)
@@ -371,13 +379,17 @@ class _Topic:
         self.name, self.count, self.first_slot = name, count, first_slot
         self._partition, self._written = first_partition, 0
 
-    def sticky_partitions(self, sizes: Numbers, batch_bytes: int) -> Numbers:
-        """Returns the partition of each record without a key: the next one after `batch_bytes`."""
+    def sticky_partitions(self, sizes: Numbers, sticky_bytes: int) -> Numbers:
+        """Returns the partition of each record without a key: the next one after `sticky_bytes`."""
+        if not sticky_bytes:
+            found = (self._partition + np.arange(len(sizes))) % self.count
+            self._partition = (self._partition + len(sizes)) % self.count
+            return found
         ends = np.cumsum(sizes)
         found = np.empty(len(sizes), np.int64)
         first, before = 0, -self._written
         while True:
-            after = int(np.searchsorted(ends, before + batch_bytes)) + 1
+            after = int(np.searchsorted(ends, before + sticky_bytes)) + 1
             found[first:after] = self._partition
             if after > len(sizes):
                 self._written = int(ends[-1]) - before
