@@ -19,7 +19,7 @@ from real_kafka import RealKafka
 
 from spark_groupsource.client.admin import NewTopic, create_partitions, create_topics
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
-from spark_groupsource.client.records.producer import BatchProducer
+from spark_groupsource.client.records.producer import BatchProducer, encoded
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import BrokerError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
@@ -59,8 +59,10 @@ def prepare(cluster: ClusterClient, topic: str, group: str, partitions: int) -> 
         wait_for_partitions(cluster, topic, count)
     producer = BatchProducer(cluster)
     timestamp_ms = int(time.time() * 1_000)
-    for number in range(partitions):
-        producer.send_batches(topic, number, [Record(None, b"x" * 100, timestamp_ms)] * 5)
+    records = [Record(None, b"x" * 100, timestamp_ms)] * 5
+    producer.send(
+        batch for number in range(partitions) for batch in encoded(TopicPartition(topic, number), records)
+    )
     for start in range(0, partitions, 1_000):
         numbers = range(start, min(partitions, start + 1_000))
         cluster.commit(group, {TopicPartition(topic, number): OffsetAndMetadata(1) for number in numbers})

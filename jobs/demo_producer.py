@@ -10,7 +10,7 @@ from itertools import islice
 from flights import Flight
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
-from spark_groupsource.client.records.producer import BatchProducer
+from spark_groupsource.client.records.producer import BatchProducer, encoded
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.model import TopicPartition
@@ -85,7 +85,7 @@ class FlightProducer:
 
     def _produce(self, cluster: ClusterClient) -> None:
         clock = SystemClock()
-        producer = BatchProducer(cluster, codec=LZ4)
+        producer = BatchProducer(cluster)
         due_ms = clock.now_ms()
         while self.produced < self.total:
             with self._condition:
@@ -105,5 +105,5 @@ class FlightProducer:
                 batches[TopicPartition(self._topic, partition)].append(
                     Record(flight.carrier, flight.value, timestamp_ms)
                 )
-            producer.send(batches)
+            producer.send(batch for tp, records in batches.items() for batch in encoded(tp, records, LZ4))
             self.produced = end

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 if TYPE_CHECKING:
-    from spark_groupsource.records.columns.record_columns import RecordColumns
+    import pyarrow as pa
 
 BLOCK_BYTES = 256 << 10
 # fewer lines are faster one by one, and a short input does not need PyArrow, whose import takes 100 ms
@@ -46,9 +46,9 @@ def lines_of(block: bytes, delimiter: bytes) -> list[bytes]:
 
 
 def columns_of(
-    block: bytes, form: LineForm, partition: int | None, count: int, number: int, timestamp_ms: int
-) -> dict[int, RecordColumns] | None:
-    """Returns partition -> records of a block; None for few lines, and for a block with a line without separator.
+    block: bytes, form: LineForm, partition: int | None, count: int, number: int
+) -> pa.RecordBatch | None:
+    """Returns the columns of a block's records; None for few lines, and for a block with a line without separator.
 
     Args:
         partition: of all records; None for that of the key, or round-robin.
@@ -61,8 +61,6 @@ def columns_of(
     import pyarrow as pa
 
     from spark_groupsource.records.columns.arrow_arrays import consecutive, integers
-    from spark_groupsource.records.columns.record_columns import RecordColumns
-    from spark_groupsource.records.key_partitions import partitions_of_keys
 
     while form.delimiter == b"\n" and b"\r\n" in block:
         block = block.replace(b"\r\n", b"\n")
@@ -70,7 +68,6 @@ def columns_of(
     ends = np.flatnonzero(data == form.delimiter[0])
     starts = np.concatenate(([0], ends[:-1] + 1))
     rows = np.arange(len(ends))
-    chosen = np.full(len(ends), partition) if partition is not None else (number + rows) % count
     if form.separator is None:
         lengths, places = ends - starts, ends
     else:
@@ -80,17 +77,15 @@ def columns_of(
             return None
         # the key and the value of each line
         lengths = np.stack((places - starts, ends - places - 1), axis=1)
-        if partition is None and count > 1:
-            chosen = partitions_of_keys(data, starts, lengths[:, 0], count)
     is_kept = np.ones(len(data), bool)
     is_kept[ends] = is_kept[places] = False
     pieces = consecutive(pa.binary(), lengths.reshape(-1), data[is_kept])
-    found = {}
-    for each in np.unique(chosen):
-        selected = rows[chosen == each]
-        if form.separator is None:
-            keys, values = None, pieces if len(selected) == len(rows) else pieces.take(integers(selected))
-        else:
-            keys, values = pieces.take(integers(2 * selected)), pieces.take(integers(2 * selected + 1))
-        found[int(each)] = RecordColumns(keys, values, timestamp_ms)
-    return found
+    if form.separator is None:
+        columns = {"value": pieces}
+    else:
+        columns = {"key": pieces.take(integers(2 * rows)), "value": pieces.take(integers(2 * rows + 1))}
+    if partition is not None:
+        columns["partition"] = integers(np.full(len(rows), partition))
+    elif form.separator is None:
+        columns["partition"] = integers((number + rows) % count)
+    return pa.RecordBatch.from_pydict(columns)

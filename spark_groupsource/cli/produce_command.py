@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import click
 
@@ -22,7 +22,7 @@ from spark_groupsource.cli.input_blocks import BLOCK_BYTES, LineForm, blocks_of,
 from spark_groupsource.cli.progress import Progress
 from spark_groupsource.cli.record_lines import unescaped
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
-from spark_groupsource.client.records.producer import BatchProducer
+from spark_groupsource.client.records.producer import MAX_BATCH_BYTES, BatchProducer, encoded
 from spark_groupsource.common.config_def import INT32_MAX, INT64_MAX, closest
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import TopicPartition
@@ -30,6 +30,11 @@ from spark_groupsource.monitor.near_names import suggests_topics
 from spark_groupsource.records.compression import CODECS, codec_number
 from spark_groupsource.records.encode import Record
 from spark_groupsource.records.partitioner import partition_of_key
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from spark_groupsource.records.encoded_batch import EncodedBatch
 
 _JSON_FIELDS = ("key", "value", "headers", "partition", "timestamp")
 # fields of consume --json that the broker decides
@@ -196,19 +201,39 @@ def _write(
         raise ConfigurationError(
             f"Option --partition must be between 0 and {count - 1} for topic {topic}, got {partition}."
         )
-    producer = BatchProducer(cluster, codec=codec)
+    producer = BatchProducer(cluster)
     written = 0
     with Progress("records written") as progress:
         for block in blocks_of(stream, lines.delimiter):
-            timestamp_ms = cluster.clock.timestamp_ms()
-            columns = lines.form and columns_of(block, lines.form, partition, count, written, timestamp_ms)
+            columns = lines.form and columns_of(block, lines.form, partition, count, written)
             if columns:
-                producer.send({TopicPartition(topic, number): records for number, records in columns.items()})
-                written += sum(map(len, columns.values()))
+                producer.send(_encoded_columns(cluster, topic, count, columns, codec))
+                written += len(columns)
             else:
-                written = _write_lines(producer, topic, partition, count, block, lines, written, timestamp_ms)
+                written = _write_lines(producer, topic, partition, count, block, lines, written, codec)
             progress.update(written)
     return written
+
+
+def _encoded_columns(
+    cluster: ClusterClient, topic: str, count: int, columns: pa.RecordBatch, codec: int
+) -> Iterator[EncodedBatch]:
+    # a short input does not need PyArrow, whose import takes 100 ms
+    from spark_groupsource.records.columns.batch_encoder import BatchEncoder
+
+    encoder = BatchEncoder(
+        lambda _: count,
+        topic=topic,
+        codec=codec,
+        level=None,
+        batch_bytes=MAX_BATCH_BYTES,
+        # the broker checks the size of a record
+        max_record_bytes=INT32_MAX,
+        buffer_bytes=BLOCK_BYTES * 64,
+        timestamp_ms=cluster.clock.timestamp_ms,
+    )
+    yield from encoder.add(columns)
+    yield from encoder.finish()
 
 
 def _write_lines(
@@ -219,10 +244,11 @@ def _write_lines(
     block: bytes,
     lines: _Lines,
     written: int,
-    timestamp_ms: int,
+    codec: int,
 ) -> int:
     """Writes a block line by line; returns the number of records with the `written` ones. Raises: as `_write`."""
     batches: dict[TopicPartition, list[Record]] = defaultdict(list)
+    timestamp_ms = producer.cluster.clock.timestamp_ms()
     invalid = None
     for text in lines_of(block, lines.delimiter):
         try:
@@ -235,7 +261,7 @@ def _write_lines(
         batches[TopicPartition(topic, chosen)].append(Record(line.key, line.value, record_ms, line.headers))
         written += 1
     if batches:
-        producer.send(batches)
+        producer.send(batch for tp, records in batches.items() for batch in encoded(tp, records, codec))
     if invalid is not None:
         raise ConfigurationError(
             f"Line {written + 1} of the input is invalid: {invalid} The {written} lines before it are written."

@@ -80,12 +80,47 @@ REJECTED_SETTINGS: Mapping[str, str] = {
 }
 """Settings that are rejected unless their value is accepted: name -> reason and what to do instead."""
 
+_OF_CONSUMERS = frozenset(
+    {
+        "auto.offset.reset",
+        "enable.auto.commit",
+        "auto.commit.interval.ms",
+        "enable.auto.offset.store",
+        "key.deserializer",
+        "value.deserializer",
+        "group.protocol",
+        "group.remote.assignor",
+        "max.poll.records",
+        "allow.auto.create.topics",
+        "internal.throw.on.fetch.stable.offset.unsupported",
+    }
+)
+
+PRODUCER_REJECTED_SETTINGS: Mapping[str, str] = {
+    **{name: reason for name, reason in REJECTED_SETTINGS.items() if name not in _OF_CONSUMERS},
+    "key.serializer": "the column key is binary or string, and is written as it is. Remove the option.",
+    "value.serializer": "the column value is binary or string, and is written as it is. Remove the option.",
+    "partitioner.class": (
+        "partitions are those that the default partitioner of Kafka's Java producer chooses. Set the column partition "
+        "to choose others, and remove the option."
+    ),
+    "partitioner.ignore.keys": "a key decides the partition. Set the column partition, and remove the option.",
+    "transaction.two.phase.commit.enable": "transactions end without an external coordinator. Remove the option.",
+}
+"""As `REJECTED_SETTINGS`, of producers."""
+
 _BINARY = ("org.apache.kafka.common.serialization.ByteArrayDeserializer",)
+_SERIALIZER = ("org.apache.kafka.common.serialization.ByteArraySerializer",)
 ACCEPTED_VALUES: Mapping[str, tuple[str, ...]] = {
     "enable.auto.commit": ("false",),
     "enable.auto.offset.store": ("false",),
     "key.deserializer": _BINARY,
     "value.deserializer": _BINARY,
+    "key.serializer": _SERIALIZER,
+    "value.serializer": _SERIALIZER,
+    "partitioner.class": ("",),
+    "partitioner.ignore.keys": ("false",),
+    "transaction.two.phase.commit.enable": ("false",),
     "interceptor.classes": ("",),
     "group.protocol": ("classic",),
     "receive.buffer.bytes": ("-1",),

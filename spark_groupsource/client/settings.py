@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any, Mapping
+from typing import Any, Collection, Mapping
 
 from spark_groupsource.client.network.security import OPTION_PREFIX, SECURITY_KEYS, SecuritySettings
 from spark_groupsource.client.rejected_settings import (
@@ -405,21 +405,27 @@ _PREFIXED = re.compile(
 )
 
 
-def check_names(settings: Mapping[str, str]) -> None:
+def check_names(
+    settings: Mapping[str, str],
+    known: Collection[str] = _KNOWN_NAMES,
+    rejected: Mapping[str, str] = REJECTED_SETTINGS,
+) -> None:
     """Rejects settings that are unknown or not supported.
 
+    Args:
+        known, rejected: names that have an effect, and those that have none, with the reason.
     Raises: ConfigurationError naming the setting and, where there is one, the alternative.
     """
     for name in settings:
-        if name in REJECTED_SETTINGS:
-            _check_rejected(name, settings)
-        elif name not in _KNOWN_NAMES and name not in UNUSED_SETTINGS:
-            near = closest(name, _KNOWN_NAMES)
+        if name in rejected:
+            _check_rejected(name, settings, rejected[name])
+        elif name not in known and name not in UNUSED_SETTINGS:
+            near = closest(name, known)
             remedy = "Remove it." if near is None else f"Did you mean {OPTION_PREFIX}{near}?"
             raise ConfigurationError(f"Option {OPTION_PREFIX}{name} is unknown. {remedy}")
 
 
-def _check_rejected(name: str, settings: Mapping[str, str]) -> None:
+def _check_rejected(name: str, settings: Mapping[str, str], reason: str) -> None:
     value = settings[name]
     if is_accepted_value(name, value) or is_unused(name, settings) or _equals_other(name, settings):
         return
@@ -427,7 +433,7 @@ def _check_rejected(name: str, settings: Mapping[str, str]) -> None:
     if name in EQUAL_SETTINGS:
         values = [f"the value of {OPTION_PREFIX}{EQUAL_SETTINGS[name]}"]
     accepted = f" Accepted is {' or '.join(values)}, got {trim(value)!r}." if values else ""
-    raise ConfigurationError(f"Option {OPTION_PREFIX}{name} is not supported: {REJECTED_SETTINGS[name]}{accepted}")
+    raise ConfigurationError(f"Option {OPTION_PREFIX}{name} is not supported: {reason}{accepted}")
 
 
 def _equals_other(name: str, settings: Mapping[str, str]) -> bool:

@@ -61,7 +61,7 @@ def strip_traceback(error: GroupSourceError, security: SecuritySettings | None =
 def _with_principal(error: GroupSourceError, security: SecuritySettings | None) -> GroupSourceError:
     if security is None or not isinstance(error, BrokerError) or error.code not in _AUTHORIZATION:
         return error
-    hint = error.hint or REMEDIES.get(error.code, "").replace("User:NAME", security.principal)
+    hint = (error.hint or REMEDIES.get(error.code, "")).replace("User:NAME", security.principal)
     named = BrokerError(error.code, f"{error.operation} as {security.principal}", hint)
     named.__cause__ = error.__cause__
     return named

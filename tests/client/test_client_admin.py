@@ -13,7 +13,7 @@ from support.waiting import wait_until
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.cluster_client import EARLIEST, ClusterClient
 from spark_groupsource.client.cluster.configs import TOPIC_RESOURCE, describe_config
-from spark_groupsource.client.records.producer import BatchProducer
+from spark_groupsource.client.records.producer import BatchProducer, encoded
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.records.encode import Record
@@ -104,7 +104,7 @@ def test_validate_only_creates_no_topic(client: ClusterClient, topic: str) -> No
 def test_records_are_deleted_before_an_offset(client: ClusterClient, topic: str) -> None:
     admin.create_topics(client, [admin.NewTopic(topic, 1)])
     tp = TopicPartition(topic, 0)
-    BatchProducer(client).send_batches(topic, 0, [Record(None, b"x", 1)] * 10)
+    BatchProducer(client).send(encoded(TopicPartition(topic, 0), [Record(None, b"x", 1)] * 10))
     assert admin.delete_records(client, {tp: 4}) == {tp: 4}
     assert client.list_offsets({tp: EARLIEST})[tp].offset == 4
     assert admin.delete_records(client, {tp: -1}) == {tp: 10}

@@ -15,7 +15,7 @@ from support.waiting import wait_until
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.cluster_client import LATEST, ClusterClient
 from spark_groupsource.client.records.fetcher import FetchedBlock, PartitionFetcher
-from spark_groupsource.client.records.producer import BatchProducer
+from spark_groupsource.client.records.producer import BatchProducer, encoded
 from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.columns.arrow import decode_fetched
@@ -101,7 +101,7 @@ def test_a_range_begins_and_ends_inside_batches(client: ClusterClient, cluster: 
     create_topic(cluster.bootstrap_servers, topic, 1)
     tp = TopicPartition(topic, 0)
     producer = BatchProducer(client)
-    producer.send_batches(topic, 0, [Record(None, b"%d" % n, n) for n in range(100)])
+    producer.send(encoded(tp, [Record(None, b"%d" % n, n) for n in range(100)]))
     assert [offset for offset, _ in read(client, OffsetRange(tp, 37, 61))[0]] == list(range(37, 61))
     (block,) = PartitionFetcher(client).fetch_blocks([OffsetRange(tp, 37, 61)])
     assert block.next_offset == 100 and (block.log_start_offset, block.high_watermark) == (0, 100)
@@ -111,8 +111,9 @@ def test_a_range_begins_and_ends_inside_batches(client: ClusterClient, cluster: 
 def test_records_above_the_fetch_limits_are_returned(cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     with open_cluster(cluster.bootstrap_servers, max_partition_fetch_bytes="100", fetch_max_bytes="100") as client:
-        BatchProducer(client).send_batches(topic, 0, [Record(None, b"x" * 50_000, 1), Record(None, b"y", 1)])
-        assert len(read(client, OffsetRange(TopicPartition(topic, 0), 0, 2))[0]) == 2
+        tp = TopicPartition(topic, 0)
+        BatchProducer(client).send(encoded(tp, [Record(None, b"x" * 50_000, 1), Record(None, b"y", 1)]))
+        assert len(read(client, OffsetRange(tp, 0, 2))[0]) == 2
 
 
 @pytest.mark.conformance("FT-044", "FT-045")
@@ -166,7 +167,7 @@ def test_cancelled_fetch_leaves_no_response_on_a_pooled_connection(
     tp = TopicPartition(topic, 0)
     producer = BatchProducer(client)
     for _ in range(3):
-        producer.send_batches(topic, 0, [Record(None, b"x" * 1_000, n) for n in range(2_000)])
+        producer.send(encoded(tp, [Record(None, b"x" * 1_000, n) for n in range(2_000)]))
     blocks = PartitionFetcher(client).fetch_blocks([OffsetRange(tp, 0, 6_000)])
     next(blocks)
     blocks.close()
@@ -198,12 +199,12 @@ def test_aborted_transactions_are_returned(cluster: Any, topic: str) -> None:
 def test_produced_records_are_fetched(client: ClusterClient, cluster: Any, topic: str, codec: int) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     tps = [TopicPartition(topic, n) for n in range(2)]
-    producer = BatchProducer(client, codec=codec)
+    producer = BatchProducer(client)
     records = [Record(b"k%d" % n, b"v%d" % n, 1_700_000_000_000 + n, (("h", None),)) for n in range(500)]
 
-    assert producer.send({tp: records for tp in tps}) == dict.fromkeys(tps, 0)
-    assert producer.send({tps[0]: records, tps[1]: []}) == {tps[0]: 500}
-    assert producer.send_batches(topic, 1, []) == -1
+    assert producer.send(batch for tp in tps for batch in encoded(tp, records, codec)) == dict.fromkeys(tps, 0)
+    assert producer.send(encoded(tps[0], records, codec)) == {tps[0]: 500}
+    assert producer.send(encoded(tps[1], [])) == {}
 
     found = read(client, OffsetRange(tps[0], 0, 1_000), OffsetRange(tps[1], 0, 500))
     assert [value for _, value in found[0]] == [b"v%d" % n for n in range(500)] * 2
@@ -213,13 +214,17 @@ def test_produced_records_are_fetched(client: ClusterClient, cluster: Any, topic
 def test_producer_splits_records_into_batches(client: ClusterClient, cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     records = [Record(None, b"x" * 10_000, n) for n in range(250)]
-    assert BatchProducer(client).send_batches(topic, 0, records) == 0
-    assert len(read(client, OffsetRange(TopicPartition(topic, 0), 0, 250))[0]) == 250
+    tp = TopicPartition(topic, 0)
+    batches = list(encoded(tp, records))
+    assert len(batches) == 3
+    assert BatchProducer(client).send(batches) == {tp: 0}
+    assert len(read(client, OffsetRange(tp, 0, 250))[0]) == 250
 
 
 def test_record_that_is_too_large_raises(client: ClusterClient, cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     producer = BatchProducer(client)
     with pytest.raises(BrokerError, match=f"Produce to {topic}-0.*MESSAGE_TOO_LARGE.*Increase max.message.bytes"):
-        producer.send_batches(topic, 0, [Record(None, b"x" * 2_000_000, 1)])
-    assert producer.send_batches(topic, 0, [Record(None, b"x", 1)]) == 0, "the next one is not held back"
+        producer.send(encoded(TopicPartition(topic, 0), [Record(None, b"x" * 2_000_000, 1)]))
+    tp = TopicPartition(topic, 0)
+    assert producer.send(encoded(tp, [Record(None, b"x", 1)])) == {tp: 0}, "the next one is not held back"

@@ -15,7 +15,7 @@ from support.waiting import wait_until
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.client.cluster.cluster_client import LATEST
 from spark_groupsource.client.records.fetcher import PartitionFetcher
-from spark_groupsource.client.records.producer import BatchProducer
+from spark_groupsource.client.records.producer import BatchProducer, encoded
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record
@@ -126,7 +126,7 @@ def test_fetcher_and_producer_follow_the_leader(broker: EmbeddedBroker, topic: s
     with open_cluster(broker.bootstrap_servers) as client:
         producer = BatchProducer(client)
         for number in range(6):
-            producer.send_batches(topic, 0, [Record(None, b"%d" % number, 1)])
+            producer.send(encoded(tp, [Record(None, b"%d" % number, 1)]))
             broker.move_leader(topic, 0, next_node(broker.leader(topic, 0).node_id))
         assert client.list_offsets({tp: LATEST})[tp].offset == 6
         found = []

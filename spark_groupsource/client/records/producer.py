@@ -1,191 +1,477 @@
-"""Idempotent producer of whole batches, for tools and tests.
+"""Producer of encoded record batches: pipelined to all leaders, idempotent or transactional.
 
-It has no linger, no partitioner and no transactions: the caller gives records by partition and waits for acks=all.
-
-Source: KIP-98 (idempotent producer).
+Source: Kafka `Sender`, `TransactionManager` (KIP-98, KIP-360), `RecordAccumulator`.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from functools import partial
-from typing import Iterator, Mapping, Protocol, Sequence, Union
+import logging
+from collections import defaultdict, deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Iterable, Iterator, Sequence
 
-from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import UNKNOWN_TOPIC_TIMEOUT_MS, ClusterClient
+from spark_groupsource.client.network.broker_connection import BrokerConnection, InFlight
+from spark_groupsource.client.network.retry import Retry, retry_level
+from spark_groupsource.client.records.producer_settings import ProducerSettings
 from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError, NetworkError, as_sentence
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
+from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.encoded_batch import EncodedBatch, stamped
+from spark_groupsource.records.header import first_header
 from spark_groupsource.wire.messages import InitProducerIdRequest, ProduceRequest, ProduceResponse
 
+_log = logging.getLogger(__name__)
+
+_SEQUENCE_MODULUS = 2**31
+_MAX_EPOCH = 2**15 - 1
+# later versions add partitions to the transaction themselves (KIP-890)
+_TRANSACTIONAL_VERSION = 11
+# version 6 is for two-phase commit (KIP-939)
+_INIT_PRODUCER_ID_VERSION = 5
+# the broker has no state of the producer, or not of the batch before this one
+_LOST_STATE = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
+_ACKNOWLEDGED = frozenset(
+    {
+        ErrorCode.NONE,
+        # the broker has the batch, only its response was lost
+        ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
+    }
+)
 MAX_BATCH_BYTES = 900_000
-"""Largest batch before compression; below Kafka's default message.max.bytes of 1,048,588."""
+"""Largest batch of several records before compression; below Kafka's default message.max.bytes of 1,048,588."""
 
 _RECORD_OVERHEAD_BYTES = 40
-_SEQUENCE_MODULUS = 2**31
 
 
-class EncodableRecords(Protocol):
-    """Records of one partition that encode themselves, as `records.columns.record_columns.RecordColumns`."""
-
-    def __len__(self) -> int: ...
-
-    def chunks(self, max_bytes: int) -> Iterator[EncodableRecords]:
-        """Yields parts in order, each for one batch."""
-
-    def encode(self, *, codec: int, producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:
-        """Encodes one batch."""
-
-
-_Records = Union[Sequence[Record], EncodableRecords]
-
-
-class BatchProducer:
-    """Idempotent producer of one thread; `codec` is a number of `records.compression` (0: none)."""
-
-    def __init__(self, cluster: ClusterClient, *, codec: int = 0) -> None:
-        self._cluster = cluster
-        self._codec = codec
-        self._producer_id_and_epoch: ProducerIdAndEpoch | None = None
-        self._sequences: dict[TopicPartition, int] = defaultdict(int)
-
-    def send_batches(self, topic: str, partition: int, records: Sequence[Record], timeout_ms: int | None = None) -> int:
-        """Appends `records` to one partition and returns the offset of the first, -1 when there are none."""
-        tp = TopicPartition(topic, partition)
-        return self.send({tp: records}, timeout_ms).get(tp, -1)
-
-    def send(
-        self, records: Mapping[TopicPartition, _Records], timeout_ms: int | None = None
-    ) -> dict[TopicPartition, int]:
-        """Appends records, waits for acks=all, and returns the offset of the first record of each partition.
-
-        Raises: BrokerError, NetworkError; retriable ones after `timeout_ms` (default: default.api.timeout.ms). Batches
-            that were acknowledged before remain in the log.
-        """
-        first: dict[TopicPartition, int] = {}
-        chunks = {tp: _chunks(chosen) for tp, chosen in records.items()}
-        while chunks:
-            batches: dict[TopicPartition, _Records] = {}
-            for tp, rest in list(chunks.items()):
-                batch = next(rest, None)
-                if batch is None:
-                    del chunks[tp]
-                else:
-                    batches[tp] = batch
-            for tp, offset in self._send_once_each(batches, timeout_ms).items():
-                first.setdefault(tp, offset)
-        return first
-
-    def _send_once_each(
-        self, batches: Mapping[TopicPartition, _Records], timeout_ms: int | None
-    ) -> dict[TopicPartition, int]:
-        pending = {tp: self._encode(tp, records) for tp, records in batches.items()}
-        try:
-            written = self._deliver(pending, timeout_ms)
-        except GroupSourceError:
-            # the broker may have the batch, so its sequence numbers must not be reused for other records
-            self._producer_id_and_epoch = None
-            self._sequences.clear()
-            raise
-        for tp, records in batches.items():
-            self._sequences[tp] = (self._sequences[tp] + len(records)) % _SEQUENCE_MODULUS
-        return written
-
-    def _deliver(self, pending: dict[TopicPartition, bytes], timeout_ms: int | None) -> dict[TopicPartition, int]:
-        """Sends encoded batches until all are acknowledged; empties `pending`."""
-        written: dict[TopicPartition, int] = {}
-        retry = self._cluster.retry(timeout_ms)
-        while pending:
-            failure: GroupSourceError | None = None
-            view = self._cluster.metadata({tp.topic for tp in pending}, refresh=retry.attempt > 0)
-            by_leader: dict[int, dict[TopicPartition, bytes]] = defaultdict(dict)
-            for tp, data in pending.items():
-                try:
-                    by_leader[view.leader(tp).node_id][tp] = data
-                except BrokerError as error:
-                    failure = error
-            for node_id, chosen in by_leader.items():
-                try:
-                    response = self._cluster.call_node(node_id, self._request(chosen))
-                    failure = self._take(response, pending, written) or failure
-                except NetworkError as error:
-                    failure = error
-            if failure is not None:
-                if isinstance(failure, BrokerError) and not failure.retriable:
-                    raise failure
-                retry.backoff_or_raise(failure)
-        return written
-
-    def _encode(self, tp: TopicPartition, records: _Records) -> bytes:
-        identity = self._init_producer_id()
-        encode = partial(encode_batch, records) if isinstance(records, Sequence) else records.encode
-        return encode(
-            codec=self._codec,
-            producer_id=identity.producer_id,
-            producer_epoch=identity.epoch,
-            base_sequence=self._sequences[tp],
-        )
-
-    def _init_producer_id(self) -> ProducerIdAndEpoch:
-        if self._producer_id_and_epoch is None:
-            retry = self._cluster.retry()
-            while True:
-                response = self._cluster.call_any(
-                    InitProducerIdRequest(
-                        transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
-                    ),
-                    # version 6 is for two-phase commit (KIP-939)
-                    max_version=5,
-                )
-                if not response.error_code:
-                    self._producer_id_and_epoch = ProducerIdAndEpoch(response.producer_id, response.producer_epoch)
-                    break
-                error = BrokerError(response.error_code, "InitProducerId")
-                if not error.retriable:
-                    raise error
-                retry.backoff_or_raise(error)
-        return self._producer_id_and_epoch
-
-    def _request(self, batches: Mapping[TopicPartition, bytes]) -> ProduceRequest:
-        row = ProduceRequest.TopicProduceData
-        topics: dict[str, list[ProduceRequest.TopicProduceData.PartitionProduceData]] = defaultdict(list)
-        for (topic, partition), data in batches.items():
-            topics[topic].append(row.PartitionProduceData(index=partition, records=data))
-        return ProduceRequest(
-            transactional_id=None,
-            acks=-1,
-            timeout_ms=self._cluster.settings.request_timeout_ms,
-            topic_data=[row(name=topic, partition_data=partitions) for topic, partitions in topics.items()],
-        )
-
-    @staticmethod
-    def _take(
-        response: ProduceResponse, pending: dict[TopicPartition, bytes], written: dict[TopicPartition, int]
-    ) -> BrokerError | None:
-        failure: BrokerError | None = None
-        for topic in response.responses:
-            for p in topic.partition_responses:
-                tp = TopicPartition(topic.name, p.index)
-                # DUPLICATE_SEQUENCE_NUMBER: the broker has the batch, only its response was lost
-                if p.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-                    pending.pop(tp, None)
-                    written[tp] = p.base_offset
-                else:
-                    failure = BrokerError(p.error_code, f"Produce to {tp}", as_sentence(p.error_message))
-        return failure
-
-
-def _chunks(records: _Records) -> Iterator[_Records]:
-    """Splits records into batches of about `MAX_BATCH_BYTES`; a larger record forms its own batch."""
-    if not isinstance(records, Sequence):
-        yield from records.chunks(MAX_BATCH_BYTES)
-        return
+def encoded(tp: TopicPartition, records: Sequence[Record], codec: int = 0) -> Iterator[EncodedBatch]:
+    """Encodes records of one partition in batches of about `MAX_BATCH_BYTES`; a larger record forms its own batch."""
     begin = size = 0
     for position, record in enumerate(records):
         needed = _RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
         needed += sum(len(name) + len(value or b"") + 10 for name, value in record.headers)
         if position > begin and size + needed > MAX_BATCH_BYTES:
-            yield records[begin:position]
+            yield EncodedBatch(tp, encode_batch(records[begin:position], codec=codec), position - begin)
             begin, size = position, 0
         size += needed
     if begin < len(records):
-        yield records[begin:]
+        yield EncodedBatch(tp, encode_batch(records[begin:], codec=codec), len(records) - begin)
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A batch that is not acknowledged; `sequence` is that of its first record."""
+
+    batch: EncodedBatch
+    sequence: int
+    attempts: int = 0
+    error: GroupSourceError | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.batch.data)
+
+
+@dataclass
+class _Position:
+    """Epoch and next sequence of the producer in one partition."""
+
+    epoch: int
+    sequence: int = 0
+
+
+class BatchProducer:
+    """Producer of one thread.
+
+    Args:
+        transactional_id, identity: of a transaction that has the partitions already; every error is raised then, and
+            the identity remains.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterClient,
+        settings: ProducerSettings = ProducerSettings(),
+        *,
+        transactional_id: str | None = None,
+        identity: ProducerIdAndEpoch | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self.settings = settings
+        self.transactional_id = transactional_id
+        self._identity = identity
+        self._positions: dict[TopicPartition, _Position] = {}
+
+    def send(self, batches: Iterable[EncodedBatch]) -> dict[TopicPartition, int]:
+        """Sends batches as they arrive, and returns when all are acknowledged.
+
+        Returns: the offset of the first record of each partition; -1 if the broker no longer knows it.
+        Raises: BrokerError, NetworkError; retriable ones after delivery.timeout.ms without an acknowledgment, unknown
+            topics after `UNKNOWN_TOPIC_TIMEOUT_MS`. Batches that were acknowledged before remain in the log.
+        """
+        delivery = _Delivery(self)
+        try:
+            for batch in batches:
+                delivery.add(batch)
+            delivery.finish()
+        except BaseException:
+            delivery.close()
+            if self.transactional_id is None:
+                # brokers may have batches that are not acknowledged: their sequences must not be used again
+                self._identity = None
+                self._positions.clear()
+            raise
+        return delivery.offsets
+
+    @property
+    def is_idempotent(self) -> bool:
+        """True if batches carry a producer id and sequences."""
+        return self.settings.idempotence or self.transactional_id is not None
+
+    def next_sequence(self, tp: TopicPartition, count: int) -> int:
+        """Returns the sequence of the first of `count` records, which are sent after all others of the partition."""
+        position = self._position(tp)
+        first, position.sequence = position.sequence, (position.sequence + count) % _SEQUENCE_MODULUS
+        return first
+
+    def stamp(self, pending: _Pending) -> bytes:
+        """Returns the data of a batch with producer id, epoch and sequence."""
+        batch = pending.batch
+        if not self.is_idempotent:
+            return batch.data
+        identity = self._init_producer_id()
+        return stamped(
+            batch.data,
+            identity.producer_id,
+            self._position(batch.topic_partition).epoch,
+            pending.sequence,
+            is_transactional=self.transactional_id is not None,
+        )
+
+    def restart(self, unacknowledged: Sequence[_Pending]) -> bool:
+        """Continues a partition in the next epoch, with the given batches; returns False if that is not possible.
+
+        Source: TransactionManager.bumpIdempotentProducerEpoch, per partition.
+        """
+        position = self._position(unacknowledged[0].batch.topic_partition)
+        if self.transactional_id is not None or position.epoch == _MAX_EPOCH:
+            return False
+        position.epoch, position.sequence = position.epoch + 1, 0
+        for pending in unacknowledged:
+            pending.sequence = self.next_sequence(pending.batch.topic_partition, pending.batch.record_count)
+        return True
+
+    def _position(self, tp: TopicPartition) -> _Position:
+        if tp not in self._positions:
+            epoch = self._init_producer_id().epoch if self.is_idempotent else -1
+            self._positions[tp] = _Position(epoch)
+        return self._positions[tp]
+
+    def _init_producer_id(self) -> ProducerIdAndEpoch:
+        if self._identity is None:
+            retry = self.cluster.retry()
+            request = InitProducerIdRequest(
+                transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
+            )
+            while self._identity is None:
+                response = self.cluster.call_any(request, retry.remaining_ms, max_version=_INIT_PRODUCER_ID_VERSION)
+                if response.error_code:
+                    error = BrokerError(response.error_code, "InitProducerId")
+                    if not error.retriable:
+                        raise error
+                    retry.backoff_or_raise(error)
+                else:
+                    self._identity = ProducerIdAndEpoch(response.producer_id, response.producer_epoch)
+        return self._identity
+
+
+class _Leader:
+    """What one broker has to receive, and what it was sent."""
+
+    def __init__(self, node_id: int) -> None:
+        self.node_id = node_id
+        self.queues: dict[TopicPartition, deque[_Pending]] = {}
+        self.queued_bytes = 0
+        self.connection: BrokerConnection | None = None
+        self.in_flight: deque[tuple[InFlight[ProduceResponse], list[_Pending]]] = deque()
+
+    def add(self, pending: _Pending) -> None:
+        self.queues.setdefault(pending.batch.topic_partition, deque()).append(pending)
+        self.queued_bytes += pending.size
+
+    def take(self, max_bytes: int) -> list[_Pending]:
+        """Removes the batches of the next request: one of each partition, as Kafka requires."""
+        taken: list[_Pending] = []
+        size = 0
+        for tp in list(self.queues):
+            queue = self.queues.pop(tp)
+            if not taken or size + queue[0].size <= max_bytes:
+                size += queue[0].size
+                taken.append(queue.popleft())
+            if queue:
+                # at the end, so that no partition waits for the others
+                self.queues[tp] = queue
+        self.queued_bytes -= size
+        return taken
+
+
+class _Delivery:
+    """One call of `send`.
+
+    A failed request stops the pipeline: all responses that are due are received, and everything that is not
+    acknowledged is sent again in order, after a pause and with new metadata.
+    """
+
+    def __init__(self, producer: BatchProducer) -> None:
+        self.offsets: dict[TopicPartition, int] = {}
+        self._producer = producer
+        self._cluster = producer.cluster
+        self._settings = producer.settings
+        self._leaders: dict[int, _Leader] = {}
+        # leaders of this call's partitions
+        self._leader_of: dict[TopicPartition, _Leader] = {}
+        # in the order of their sequences
+        self._pending: dict[TopicPartition, deque[_Pending]] = defaultdict(deque)
+        self._bytes = 0
+        self._failure: GroupSourceError | None = None
+        self._retry: Retry | None = None
+
+    def add(self, batch: EncodedBatch) -> None:
+        """Queues a batch; sends full requests, and waits for responses while buffer.memory is exceeded."""
+        tp = batch.topic_partition
+        sequence = self._producer.next_sequence(tp, batch.record_count) if self._producer.is_idempotent else -1
+        pending = _Pending(batch, sequence)
+        self._pending[tp].append(pending)
+        self._bytes += pending.size
+        self._queue(pending)
+        leader = self._leader_of.get(tp)
+        while leader is not None and self._is_full(leader, tp) and self._failure is None:
+            self._send(leader)
+        while self._failure is not None or self._bytes > self._settings.buffer_bytes:
+            self._advance()
+
+    def finish(self) -> None:
+        """Returns when all batches are acknowledged."""
+        while self._bytes:
+            self._advance()
+        for leader in self._leaders.values():
+            if leader.connection is not None:
+                self._cluster.release_connection(leader.connection)
+                leader.connection = None
+
+    def close(self) -> None:
+        """Closes the connections, which may have requests without a response."""
+        for leader in self._leaders.values():
+            if leader.connection is not None:
+                leader.connection.close()
+
+    def _is_full(self, leader: _Leader, tp: TopicPartition) -> bool:
+        return leader.queued_bytes >= self._settings.max_request_bytes or len(leader.queues.get(tp, ())) > 1
+
+    def _queue(self, pending: _Pending) -> None:
+        tp = pending.batch.topic_partition
+        leader = self._leader_of.get(tp)
+        if leader is None:
+            try:
+                node_id = self._cluster.metadata([tp.topic]).leader(tp).node_id
+            except (BrokerError, NetworkError) as error:
+                self._fail(error)
+                return
+            leader = self._leaders.setdefault(node_id, _Leader(node_id))
+            self._leader_of[tp] = leader
+        leader.add(pending)
+
+    def _advance(self) -> None:
+        """Sends a request or receives a response, or sends again after a failure."""
+        if self._failure is not None:
+            self._recover(self._failure)
+            return
+        queued = [leader for leader in self._leaders.values() if leader.queues]
+        free = [leader for leader in queued if len(leader.in_flight) < self._settings.max_in_flight]
+        if free:
+            self._send(max(free, key=lambda leader: leader.queued_bytes))
+            return
+        busy = [leader for leader in self._leaders.values() if leader.in_flight]
+        ready = (leader for leader in busy[1:] if leader.connection and leader.connection.has_response(0))
+        self._receive(next(ready, busy[0]))
+
+    def _send(self, leader: _Leader) -> None:
+        while len(leader.in_flight) >= self._settings.max_in_flight:
+            self._receive(leader)
+            if self._failure is not None:
+                return
+        taken = leader.take(self._settings.max_request_bytes)
+        for pending in taken:
+            pending.attempts += 1
+            pending.error = None
+        request = self._request(taken)
+        is_transactional = self._producer.transactional_id is not None
+        try:
+            if leader.connection is None:
+                leader.connection = self._connect(leader.node_id)
+            max_version = _TRANSACTIONAL_VERSION if is_transactional else None
+            leader.in_flight.append((leader.connection.send(request, max_version=max_version), taken))
+        except NetworkError as error:
+            self._lose(leader, error, taken)
+
+    def _connect(self, node_id: int) -> BrokerConnection:
+        node = self._cluster.metadata(()).nodes.get(node_id)
+        if node is None:
+            raise NetworkError(f"Produce request to broker {node_id} failed: the broker is not in the metadata.")
+        return self._cluster.acquire_connection(self._cluster.node_address(node))
+
+    def _receive(self, leader: _Leader) -> None:
+        """Receives the oldest response of a broker."""
+        sent, batches = leader.in_flight.popleft()
+        assert leader.connection is not None
+        try:
+            response = leader.connection.receive(sent)
+        except NetworkError as error:
+            self._lose(leader, error, batches)
+            return
+        results = {
+            TopicPartition(topic.name, p.index): p for topic in response.responses for p in topic.partition_responses
+        }
+        for pending in batches:
+            tp = pending.batch.topic_partition
+            found = results.get(tp)
+            if found is None:
+                self._fail(NetworkError(f"Produce to {tp} failed: the response of the leader lacks it."), pending)
+            elif found.error_code in _ACKNOWLEDGED:
+                self._acknowledge(pending, found.base_offset)
+            else:
+                self._fail(BrokerError(found.error_code, f"Produce to {tp}", as_sentence(found.error_message)), pending)
+
+    def _acknowledge(self, pending: _Pending, offset: int) -> None:
+        tp = pending.batch.topic_partition
+        self._pending[tp].remove(pending)
+        self._bytes -= pending.size
+        self.offsets.setdefault(tp, offset)
+        self._retry = None
+
+    def _lose(self, leader: _Leader, error: NetworkError, batches: Sequence[_Pending]) -> None:
+        """Marks the requests of a lost connection as failed; brokers may have their batches."""
+        connection, leader.connection = leader.connection, None
+        lost = [*batches, *(pending for _, taken in leader.in_flight for pending in taken)]
+        leader.in_flight.clear()
+        if connection is not None:
+            connection.close()
+            self._cluster.connection_lost(connection.address)
+        for pending in lost:
+            self._fail(error, pending)
+
+    def _fail(self, error: GroupSourceError, pending: _Pending | None = None) -> None:
+        if pending is not None:
+            pending.error = error
+        self._failure = self._failure or error
+
+    def _recover(self, failure: GroupSourceError) -> None:
+        """Sends everything again that is not acknowledged, in order.
+
+        Raises: an error that is not retriable; a retriable one after delivery.timeout.ms or `retries`.
+        """
+        for leader in self._leaders.values():
+            while leader.in_flight:
+                self._receive(leader)
+        self._failure = None
+        has_to_wait = self._resolve(failure)
+        if has_to_wait:
+            if self._retry is None:
+                self._retry = self._cluster.retry(self._settings.delivery_timeout_ms)
+            _log.log(retry_level(failure), "[producer] Sending again after %s", failure)
+            self._backoff(self._retry, failure)
+        self._leader_of.clear()
+        for leader in self._leaders.values():
+            leader.queues.clear()
+            leader.queued_bytes = 0
+        if has_to_wait:
+            with suppress(NetworkError):
+                # a failure appears at the partitions again
+                self._cluster.metadata({tp.topic for tp, pending in self._pending.items() if pending}, refresh=True)
+        for pending in [each for queue in self._pending.values() for each in queue]:
+            self._queue(pending)
+            if isinstance(self._failure, NetworkError):
+                # no broker is reachable; each partition would wait for it
+                return
+
+    def _backoff(self, retry: Retry, failure: GroupSourceError) -> None:
+        is_unknown = isinstance(failure, BrokerError) and failure.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if is_unknown and retry.elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS:
+            raise failure
+        retry.backoff_or_raise(failure)
+
+    def _resolve(self, failure: GroupSourceError) -> bool:
+        """Prepares the failed batches of each partition; returns True if they must wait before they are sent again.
+
+        Raises: the first error that is not retriable.
+        """
+        is_of_batch = any(pending.error for queue in self._pending.values() for pending in queue)
+        if not is_of_batch and isinstance(failure, BrokerError) and not failure.retriable:
+            raise failure
+        has_to_wait = not is_of_batch
+        for tp, queue in self._pending.items():
+            is_first = True
+            for pending in list(queue):
+                error = pending.error
+                if isinstance(error, BrokerError):
+                    code = error.code
+                    if code == ErrorCode.MESSAGE_TOO_LARGE and pending.batch.record_count > 1:
+                        self._split(queue, pending)
+                    elif code in _LOST_STATE and is_first:
+                        if not self._producer.restart(queue):
+                            raise error
+                        _log.warning("[partition=%s] The broker has lost the state of this producer: %s", tp, error)
+                        has_to_wait = True
+                    elif code in _LOST_STATE:
+                        # the batch before it has failed
+                        pass
+                    elif not error.retriable:
+                        raise error
+                    else:
+                        has_to_wait = True
+                elif error is not None:
+                    has_to_wait = True
+                if error is not None and pending.attempts > self._settings.retries:
+                    raise error
+                is_first = False
+        return has_to_wait
+
+    def _split(self, queue: deque[_Pending], pending: _Pending) -> None:
+        """Replaces a batch that is too large for its topic by two; they have its sequences.
+
+        Source: RecordAccumulator.splitAndReenqueue.
+        """
+        tp, data, count = pending.batch
+        header = first_header(data)
+        assert header is not None
+        records = [
+            Record(each.key, each.value, each.timestamp_ms, each.headers) for each in decode_records(data, header)
+        ]
+        half = count // 2
+        parts = []
+        for begin, end in ((0, half), (half, count)):
+            part = EncodedBatch(tp, encode_batch(records[begin:end], codec=header.codec), end - begin)
+            sequence = (pending.sequence + begin) % _SEQUENCE_MODULUS if pending.sequence >= 0 else -1
+            parts.append(_Pending(part, sequence))
+        position = queue.index(pending)
+        queue.remove(pending)
+        for part_pending in reversed(parts):
+            queue.insert(position, part_pending)
+        self._bytes += sum(each.size for each in parts) - pending.size
+
+    def _request(self, batches: Sequence[_Pending]) -> ProduceRequest:
+        row = ProduceRequest.TopicProduceData
+        topics: dict[str, list[ProduceRequest.TopicProduceData.PartitionProduceData]] = defaultdict(list)
+        for pending in batches:
+            topic, partition = pending.batch.topic_partition
+            topics[topic].append(row.PartitionProduceData(index=partition, records=self._producer.stamp(pending)))
+        return ProduceRequest(
+            transactional_id=self._producer.transactional_id,
+            acks=self._settings.acks,
+            timeout_ms=self._cluster.settings.request_timeout_ms,
+            topic_data=[row(name=topic, partition_data=partitions) for topic, partitions in topics.items()],
+        )
+
+

@@ -14,13 +14,13 @@ STREAM: frozenset[QueryKind] = frozenset({"stream"})
 BATCH: frozenset[QueryKind] = frozenset({"batch"})
 BOTH = STREAM | BATCH
 
-WRITING_HINT = 'groupsource only reads. Write with format("kafka"), the sink of Spark\'s Kafka connector.'
+WRITING_HINT = "To write, name the topic with option topic."
 
 _UNITY_CATALOG = "Databricks passes credentials of Unity Catalog to its own Kafka source only."
 
 UNSUPPORTED_OPTIONS: Mapping[str, str] = {
     "path": "The source reads topics, not paths: use subscribe, subscribePattern or assign.",
-    "topic": f"It selects rows of a table (option table); use subscribe to read topics. {WRITING_HINT}",
+    "topic": "It is for writes and tables (option table). To read topics, use subscribe; to write, remove subscribe.",
     "group": "It selects rows of a table (option table). Use kafka.group.id for the group of a query.",
     "grouppattern": "It selects rows of a table (option table). Use kafka.group.id for the group of a query.",
     "databricks.servicecredential": (

@@ -17,8 +17,10 @@ import subprocess
 import sys
 from pathlib import Path
 from types import FrameType
+from typing import Sequence
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import bounded_names
@@ -62,7 +64,19 @@ def create_subscribed(cluster: ClusterClient, options: SourceOptions) -> None:
 
     Raises: BrokerError for an invalid name.
     """
-    topics = (options.subscribe or ()) if options.creates_topics else ()
+    _create_missing(cluster, (options.subscribe or ()) if options.creates_topics else ())
+
+
+def create_missing(settings: ClientSettings, topics: Sequence[str]) -> None:
+    """Creates the topics that do not exist, as Kafka's producer does; for ``embedded`` alone.
+
+    Raises: BrokerError for an invalid name.
+    """
+    with ClusterClient(settings.bootstrap, settings) as cluster:
+        _create_missing(cluster, topics)
+
+
+def _create_missing(cluster: ClusterClient, topics: Sequence[str]) -> None:
     missing = sorted(set(topics) - cluster.metadata(topics, refresh=True).topics.keys())
     if missing:
         from spark_groupsource.client.admin import NewTopic, create_topics

@@ -32,9 +32,14 @@ def table_options(options: Mapping[str, str]) -> dict[str, str]:
     return {name.removeprefix(_OPTION): text for name, text in options.items() if name.startswith(_OPTION)}
 
 
-def with_options(schema: StructType | str, options: Mapping[str, str]) -> StructType:
+def with_options(
+    schema: StructType | str, options: Mapping[str, str], *, in_every_column: bool = False
+) -> StructType:
     """Returns the schema with the options in the metadata of its first column.
 
+    Args:
+        in_every_column: for a table that SQL writes to. Spark has the metadata of a column where it casts, renames or
+            fills it.
     Raises: ConfigurationError for a password, and for a schema as DDL, which has no metadata.
     """
     if isinstance(schema, str):
@@ -49,9 +54,12 @@ def with_options(schema: StructType | str, options: Mapping[str, str]) -> Struct
                 "(in SQL, Spark replaces ${env:NAME} by the value), create a temporary view, or give the option with "
                 "each read: spark.read.option(...).table(...)."
             )
-    first, *others = schema.fields
-    metadata = {**first.metadata, _METADATA: json.dumps(dict(options))}
-    return StructType([StructField(first.name, first.dataType, first.nullable, metadata), *others])
+    text, count = json.dumps(dict(options)), len(schema.fields) if in_every_column else 1
+    carriers = [
+        StructField(each.name, each.dataType, each.nullable, {**each.metadata, _METADATA: text})
+        for each in schema.fields[:count]
+    ]
+    return StructType([*carriers, *schema.fields[count:]])
 
 
 def stored_options(schema: StructType) -> dict[str, str]:

@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import gc
 import logging
-from typing import TYPE_CHECKING, Any, ClassVar, Mapping, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Mapping
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 
 from spark_groupsource.source.tracebacks import without_traceback
 
@@ -17,24 +23,30 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
+    from spark_groupsource.source.options.sink_options import SinkOptions
     from spark_groupsource.source.options.source_options import QueryKind, SourceOptions
     from spark_groupsource.source.options.table_options import TableOptions
     from spark_groupsource.values.registry.subjects import ReaderSchema
 
 _log = logging.getLogger(__name__)
 
-_ADDRESSES = ("table", "kafka.bootstrap.servers", "kafka.metadata.broker.list")
+# options that only reads have
+_SUBSCRIPTIONS = frozenset({"table", "subscribe", "subscribepattern", "assign"})
 
 
 class GroupDataSource(DataSource):
-    """Reads Kafka topics as a Kafka consumer group.
+    """Reads Kafka topics as a Kafka consumer group, and writes to topics.
 
-    Name: ``groupsource``. Options: those of Spark's Kafka source, Kafka client settings with the prefix ``kafka.``, and
-    the options of consumer groups; the table is `spark_groupsource.source.options.source_options.OPTIONS`.
+    Name: ``groupsource``. Options of reads: those of Spark's Kafka source, Kafka client settings with the prefix
+    ``kafka.``, and the options of consumer groups; the table is
+    `spark_groupsource.source.options.source_options.OPTIONS`.
 
     Schema: that of Spark's Kafka source. A schema given by the user selects columns, and only these are decoded:
     ``.schema("value binary")``. With the option ``table`` it reads a table of groups, lag and so on; see
     `spark_groupsource.monitor.tables.definitions.TABLES`.
+
+    Writes have the columns of Spark's Kafka sink and the options
+    `spark_groupsource.source.options.sink_options.SINK_OPTIONS`.
 
     Examples:
         >>> stream = (
@@ -60,8 +72,8 @@ class GroupDataSource(DataSource):
         self._driver = driver_pid()
         # schemas of a registry, which every copy of this object must use
         self._reader_schemas: Mapping[str, ReaderSchema] = {}
-        # a table of the catalog has no options yet; its schema completes them
-        if any(name.lower() in _ADDRESSES for name in self._options):
+        # a table of the catalog has no options yet; its schema completes them. A write has others.
+        if any(name.lower() in _SUBSCRIPTIONS for name in self._options):
             # checks what does not depend on the kind of query, so that load() fails and not the start of the query
             self._reader_schemas = _reader_schemas(self._parsed(self._options))
 
@@ -76,6 +88,13 @@ class GroupDataSource(DataSource):
         from spark_groupsource.source.options.table_options import TableOptions
         from spark_groupsource.source.spark.catalog_tables import with_options
 
+        names = {name.lower() for name in self._options}
+        if self._is_catalog_table and "topic" in names and not names & _SUBSCRIPTIONS:
+            from spark_groupsource.source.options.sink_columns import TABLE_SCHEMA
+            from spark_groupsource.source.options.sink_options import parse_sink_options
+
+            parse_sink_options(self._options, "batch")
+            return with_options(TABLE_SCHEMA, self._options, in_every_column=True)
         options = self._parsed(self._options, is_declared=False)
         self._reader_schemas = _reader_schemas(options)
         if isinstance(options, TableOptions):
@@ -130,12 +149,56 @@ class GroupDataSource(DataSource):
         return stream_reader_class()(options, columns, self._driver, self.parallelism)
 
     @without_traceback
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        _reject_writing()
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from spark_groupsource.source.spark.sink_writers import SinkBatchWriter
+
+        return SinkBatchWriter(self._sink_options(schema, overwrite, "batch"), self._driver)
 
     @without_traceback
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
-        _reject_writing()
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from spark_groupsource.source.spark.sink_writers import SinkStreamWriter
+
+        writer: DataSourceStreamWriter = SinkStreamWriter(
+            self._sink_options(schema, overwrite, "stream"), self._driver
+        )
+        return writer
+
+    def _sink_options(self, schema: StructType, overwrite: bool, kind: QueryKind) -> SinkOptions:
+        """Returns the options of a write, with the address of an embedded broker.
+
+        Raises: ConfigurationError also for columns that cannot be written.
+        """
+        from dataclasses import replace
+
+        from spark_groupsource.errors import ConfigurationError
+        from spark_groupsource.source.options.sink_columns import check_columns
+        from spark_groupsource.source.options.sink_options import parse_sink_options
+        from spark_groupsource.source.process.driver_process import application_label
+        from spark_groupsource.source.process.embedded_address import create_missing, resolve_bootstrap
+        from spark_groupsource.source.spark.catalog_tables import stored_options
+
+        if overwrite:
+            raise ConfigurationError(
+                "A topic cannot be overwritten. Use mode('append')."
+                if kind == "batch"
+                else "A topic cannot be overwritten. Use outputMode('append'), or foreachBatch for complete results."
+            )
+        given = {**stored_options(schema), **self._options}
+        if not given:
+            raise ConfigurationError(
+                "Writing failed: there are no options. Spark passes none when it writes to a table of the catalog: use "
+                "INSERT INTO table WITH (`kafka.bootstrap.servers`='...', topic='...'), or a temporary view with "
+                "columns."
+            )
+        options = parse_sink_options(given, kind)
+        check_columns(schema, options.topic)
+        label = application_label(self._driver)
+        if label and not any(name.lower() == "kafka.client.id" for name in given):
+            options = replace(options, client=replace(options.client, client_id=label))
+        options = options.with_address(resolve_bootstrap(options.bootstrap_servers, self._driver))
+        if options.is_embedded and options.topic is not None:
+            create_missing(options.client, [options.topic])
+        return options
 
     def _parsed(
         self, given: Mapping[str, str], query: QueryKind | None = None, is_declared: bool = True
@@ -211,13 +274,6 @@ def _exempt_from_collection() -> None:
     """
     if not gc.get_freeze_count():
         gc.freeze()
-
-
-def _reject_writing() -> NoReturn:
-    from spark_groupsource.errors import ConfigurationError
-    from spark_groupsource.source.options.source_options import WRITING_HINT
-
-    raise ConfigurationError(f"Writing failed: {WRITING_HINT}")
 
 
 def register(spark: SparkSession) -> None:

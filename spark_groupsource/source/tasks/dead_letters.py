@@ -9,7 +9,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
-from spark_groupsource.client.records.producer import BatchProducer
+from spark_groupsource.client.records.producer import BatchProducer, encoded
 from spark_groupsource.errors import BrokerError, ErrorCode, MalformedRecordError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import Record
@@ -90,7 +90,7 @@ class DeadLetterQueue:
         pending, self._pending, self._pending_bytes = self._pending, defaultdict(list), 0
         try:
             if pending:
-                self._producer.send(pending)
+                self._producer.send(batch for tp, records in pending.items() for batch in encoded(tp, records))
         except BrokerError as error:
             remedy = (
                 f"Check option deadLetterTopic={self._topic}, and that max.message.bytes of the topic is sufficient."

@@ -1,0 +1,177 @@
+"""Options of the sink: the table, parsed into a `SinkOptions`.
+
+``kafka.*`` settings are in `client.records.producer_settings`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Mapping
+
+from spark_groupsource.client.network.security import OPTION_PREFIX
+from spark_groupsource.client.records.producer_settings import (
+    PRODUCER_SETTINGS,
+    ProducerSettings,
+    check_producer_names,
+    producer_client_settings,
+)
+from spark_groupsource.client.settings import ACCEPTED_SETTINGS, ClientSettings
+from spark_groupsource.common.config_def import INT64_MAX, ConfigType, closest, config_keys, parse_given, setting
+from spark_groupsource.common.net import parse_addresses
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.source.options.option_row import (
+    BATCH,
+    STREAM,
+    QueryKind,
+    SourceOption,
+    bootstrap_text,
+    by_lower_name,
+    kafka_settings,
+)
+from spark_groupsource.source.options.option_values import parse_text
+from spark_groupsource.source.options.secret_options import resolve_references
+from spark_groupsource.source.options.source_options import OPTIONS, UNRESOLVED, is_embedded
+from spark_groupsource.source.options.table_options import TABLE_OPTIONS
+
+_GROUP_ID = ACCEPTED_SETTINGS["group.id"]
+_SUBSCRIPTION = frozenset({"subscribe", "subscribepattern", "assign"})
+UNSUPPORTED_SINK_OPTIONS: Mapping[str, str] = {
+    "path": "The sink writes to topics, not to paths: use option topic, and save() or start() without a path.",
+}
+"""Lower-case names of options that are rejected, each with the reason."""
+
+
+def _text(name: str, doc: str, **more: Any) -> Any:
+    return setting(SourceOption(name, ConfigType.STRING, None, doc, parser=parse_text, **more))
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """The options of one write, parsed.
+
+    `bootstrap_servers` is the address as given, possibly ``embedded`` or ``embedded:DIR``. `client` holds the settings
+    of connections, `producer` those of producers. `group_id` names the group of the source, for one transaction with
+    its offsets.
+    """
+
+    topic: str | None = _text("topic", "Topic of all records; without it, the column topic names the topic of each.")
+    txn_app_id: str | None = _text(
+        "txnAppId",
+        "With txnVersion and kafka.transactional.id: names the writer inside foreachBatch, whose versions are written "
+        "once each.",
+        queries=BATCH,
+    )
+    txn_version: int | None = setting(
+        SourceOption(
+            "txnVersion",
+            ConfigType.LONG,
+            None,
+            "Version of the write, for example the batch id of foreachBatch; one that is not larger than the last one "
+            "of txnAppId is skipped.",
+            low=0,
+            high=INT64_MAX,
+            queries=BATCH,
+        )
+    )
+    include_headers: bool = setting(
+        SourceOption(
+            "includeHeaders",
+            ConfigType.BOOLEAN,
+            False,
+            "Has no effect: the column headers is written if it exists.",
+        )
+    )
+    checkpoint: str | None = _text("checkpointLocation", "Spark's checkpoint.", queries=STREAM, elsewhere="ignored")
+    query_name: str | None = _text("queryName", "Spark's name of the query.", queries=STREAM, elsewhere="ignored")
+    group_id: str | None = None
+    bootstrap_servers: str = ""
+    client: ClientSettings = field(default=ClientSettings(parse_addresses(UNRESOLVED)), repr=False)
+    producer: ProducerSettings = ProducerSettings()
+
+    @property
+    def transactional_id(self) -> str | None:
+        return self.producer.transactional_id
+
+    @property
+    def transaction_timeout_ms(self) -> int:
+        return self.producer.transaction_timeout_ms
+
+    @property
+    def is_embedded(self) -> bool:
+        return is_embedded(self.bootstrap_servers)
+
+    def with_address(self, bootstrap_servers: str) -> SinkOptions:
+        """Returns the options with the address that `bootstrap_servers` was resolved to."""
+        return replace(self, client=replace(self.client, bootstrap=parse_addresses(bootstrap_servers)))
+
+
+SINK_OPTIONS: Mapping[str, SourceOption] = {key.name.lower(): key for key in config_keys(SinkOptions).values()}
+"""Lower-case name -> option, every option of the sink except ``kafka.*``."""
+
+_FIELDS = {key.name.lower(): name for name, key in config_keys(SinkOptions).items()}
+
+
+def parse_sink_options(options: Mapping[str, str], kind: QueryKind) -> SinkOptions:
+    """Parses the options of one write.
+
+    Args:
+        options: name in any case -> text.
+    Raises: ConfigurationError that names the option.
+    """
+    values: dict[str, Any] = {}
+    given = by_lower_name(resolve_references(options))
+    for key, (name, text) in given.items():
+        if key.startswith(OPTION_PREFIX):
+            continue
+        option = _find_option(key, name)
+        if kind in option.queries:
+            values[_FIELDS[key]] = option.parse(text)
+        elif option.elsewhere == "rejected":
+            raise ConfigurationError(f"Option {option.name} is not allowed in a {kind} query. Leave it out.")
+    kafka = kafka_settings(given)
+    address = bootstrap_text(kafka)
+    group = {name: kafka.pop(name) for name in (_GROUP_ID.name,) if name in kafka}
+    kafka.pop("metadata.broker.list", None)
+    check_producer_names(kafka)
+    if not address:
+        raise ConfigurationError(
+            "Option kafka.bootstrap.servers is missing. Give host:port of a broker, or embedded for an embedded broker."
+        )
+    producer = ProducerSettings.parse(kafka)
+    client = producer_client_settings(
+        {**kafka, "bootstrap.servers": UNRESOLVED if is_embedded(address) else address}, producer
+    )
+    parsed = SinkOptions(
+        **values,
+        **parse_given({"group_id": _GROUP_ID}, group, OPTION_PREFIX),
+        bootstrap_servers=address,
+        client=client,
+        producer=producer,
+    )
+    _check_transactions(parsed)
+    return parsed
+
+
+def _find_option(key: str, name: str) -> SourceOption:
+    if key in SINK_OPTIONS:
+        return SINK_OPTIONS[key]
+    if key in UNSUPPORTED_SINK_OPTIONS:
+        raise ConfigurationError(f"Option {name} is not supported. {UNSUPPORTED_SINK_OPTIONS[key]}")
+    if key in OPTIONS or key in TABLE_OPTIONS:
+        remedy = "Name the topic with option topic." if key in _SUBSCRIPTION else "Remove it."
+        raise ConfigurationError(f"Option {name} is not allowed when writing: it is an option of reads. {remedy}")
+    known = {key: option.name for key, option in SINK_OPTIONS.items()}
+    known |= {key: f"{OPTION_PREFIX}{key}" for key in PRODUCER_SETTINGS if key not in known}
+    near = closest(key, known)
+    hint = f"Did you mean {known[near]}?" if near else "Settings of the Kafka client need the prefix kafka."
+    raise ConfigurationError(f"Option {name} is unknown. {hint}")
+
+
+def _check_transactions(options: SinkOptions) -> None:
+    given = [options.txn_app_id is not None, options.txn_version is not None]
+    if any(given) and not all(given):
+        raise ConfigurationError("Options txnAppId and txnVersion need each other. Give both of them, or none.")
+    if any(given) and options.transactional_id is None:
+        raise ConfigurationError(
+            "Option txnAppId needs kafka.transactional.id. Give it, or remove txnAppId and txnVersion."
+        )

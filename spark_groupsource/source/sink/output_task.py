@@ -1,0 +1,150 @@
+"""Write task on an executor: encodes Arrow columns into record batches and sends them.
+
+A producer with its connections is kept per worker process: Spark runs the tasks of later micro-batches in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Iterable, Iterator
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from spark_groupsource.client.cluster.cluster_client import UNKNOWN_TOPIC_TIMEOUT_MS, ClusterClient
+from spark_groupsource.client.records.producer import BatchProducer
+from spark_groupsource.client.records.producer_settings import ProducerSettings
+from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
+from spark_groupsource.records.columns.batch_encoder import BatchEncoder
+from spark_groupsource.records.encoded_batch import EncodedBatch
+from spark_groupsource.source.options.sink_columns import SINK_COLUMNS
+from spark_groupsource.source.options.sink_options import SinkOptions
+
+_producers: dict[tuple[ClientSettings, ProducerSettings], BatchProducer] = {}
+
+
+@dataclass
+class TaskOutput(WriterCommitMessage):
+    """What a write task returns to the driver.
+
+    Attributes:
+        batches: the record batches to publish; none if the task has sent them.
+        query_id: of the streaming query, the same after a restart; None in a batch query.
+    """
+
+    batches: tuple[EncodedBatch, ...]
+    record_count: int
+    query_id: str | None
+
+
+def write_records(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> TaskOutput:
+    """Writes the records of a task, or encodes them for the driver if the query has a transactional id.
+
+    Returns: the output, when all records are acknowledged.
+    Raises: ConfigurationError for a topic that does not exist and for records that cannot be written; BrokerError and
+        NetworkError after delivery.timeout.ms.
+    """
+    producer = _producer(options)
+    counted = _Counted(batches)
+    try:
+        encoded = encoded_batches(options, producer.cluster, counted)
+        kept: tuple[EncodedBatch, ...] = ()
+        if options.transactional_id is None:
+            producer.send(encoded)
+        else:
+            kept = tuple(encoded)
+    except BaseException:
+        # a connection may have caused the error; the next task opens new ones
+        _discard(producer)
+        raise
+    return TaskOutput(kept, counted.record_count, _query_id())
+
+
+def encoded_batches(
+    options: SinkOptions, cluster: ClusterClient, batches: Iterable[pa.RecordBatch]
+) -> Iterator[EncodedBatch]:
+    """Yields the record batches of a task as they become full, without producer id and sequence.
+
+    Raises: ConfigurationError, BrokerError, NetworkError.
+    """
+    settings = options.producer
+    encoder = BatchEncoder(
+        lambda topic: partition_count(cluster, topic, options),
+        topic=options.topic,
+        codec=settings.codec,
+        level=settings.level,
+        batch_bytes=min(settings.batch_bytes, settings.max_request_bytes),
+        max_record_bytes=settings.max_request_bytes,
+        buffer_bytes=settings.buffer_bytes,
+        timestamp_ms=cluster.clock.timestamp_ms,
+        first_partition=cluster.rng.randrange(2**31),
+    )
+    for batch in batches:
+        yield from encoder.add(_written_columns(batch))
+    yield from encoder.finish()
+
+
+def partition_count(cluster: ClusterClient, topic: str, options: SinkOptions) -> int:
+    """Returns the number of partitions of a topic.
+
+    Raises: ConfigurationError if it does not exist for `UNKNOWN_TOPIC_TIMEOUT_MS`; BrokerError for a missing permission
+        or an invalid name; NetworkError after max.block.ms.
+    """
+    retry = cluster.retry()
+    while True:
+        view = cluster.metadata([topic], refresh=retry.attempt > 0, timeout_ms=retry.remaining_ms)
+        if topic in view.topics:
+            return len(view.topics[topic].partitions)
+        code = view.errors.get(topic, int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        hint = ""
+        if code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            hint = f"Grant the user WRITE on topic {topic}, which contains DESCRIBE."
+        error = BrokerError(code, f"Describing topic {topic}", hint)
+        if not error.retriable:
+            raise error
+        if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and retry.elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS:
+            named = "option topic" if options.topic is not None else "column topic"
+            raise ConfigurationError(f"Topic {topic} does not exist. Create it, or correct {named}.")
+        retry.backoff_or_raise(error)
+
+
+def _producer(options: SinkOptions) -> BatchProducer:
+    key = options.client, options.producer
+    if key not in _producers:
+        cluster = ClusterClient(options.client.bootstrap, options.client)
+        _producers[key] = BatchProducer(cluster, options.producer)
+    return _producers[key]
+
+
+def _discard(producer: BatchProducer) -> None:
+    key = producer.cluster.settings, producer.settings
+    if _producers.get(key) is producer:
+        del _producers[key]
+    producer.cluster.close()
+
+
+def _written_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns the columns of the sink; Spark's sink ignores further ones, and the second one of a name."""
+    names = batch.schema.names
+    return batch.select([names.index(name) for name in SINK_COLUMNS if name in names])
+
+
+class _Counted:
+    """Batches of records, and the number of records so far."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self.record_count = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._batches:
+            self.record_count += batch.num_rows
+            yield batch
+
+
+def _query_id() -> str | None:
+    context = TaskContext.get()
+    found: str | None = None if context is None else context.getLocalProperty("sql.streaming.queryId")
+    return found
