@@ -7,6 +7,7 @@ The class of an exception shows its cause:
 * a broker: `BrokerError`, `UnsupportedVersionError`, `RemoteProtocolError`;
 * a client of the embedded broker: `ApiError`, `RemoteProtocolError`;
 * a rebalance: `GenerationMismatchError`;
+* a rebalance, or another query with the same transactional id: `TransactionAbortedError`;
 * retention, deletion, damage: `DataLossError`, `CorruptRecordError`, `StorageError`;
 * a producer whose values are not of the format of the query: `MalformedRecordError`;
 * a newer schema in a schema registry: `SchemaChangedError`;
@@ -367,6 +368,13 @@ class DataLossError(GroupSourceError):
 
 class ApplicationEndedError(GroupSourceError):
     """The application stopped its SparkContext before the query; the members have left the group."""
+
+
+class TransactionAbortedError(GroupSourceError):
+    """The output of a batch was not committed, and none of it is visible to read_committed consumers.
+
+    A rebalance, another query with the same transactional id, or a transaction that took too long; the message says it.
+    """
 
 
 class CorruptRecordError(GroupSourceError):

@@ -57,6 +57,13 @@ def _parse_isolation_level(name: str, text: str) -> str:
     return level
 
 
+def parse_transactional_id(name: str, text: str) -> str:
+    """Returns a transactional id. Raises: ConfigurationError if it is empty."""
+    if not text:
+        raise ConfigurationError(f"Option {name} is empty. Give each query a name of its own, or remove the option.")
+    return text
+
+
 def _parse_assignors(name: str, text: str) -> tuple[str, ...]:
     names = tuple(_JAVA_ASSIGNORS.get(part, part) for part in comma_list(text))
     if not names:
@@ -211,6 +218,15 @@ class ClientSettings:
             "read_committed delivers records of committed transactions only.",
             choices=_ISOLATION_LEVELS,
             parser=_parse_isolation_level,
+        )
+    )
+    transactional_id: str | None = setting(
+        ConfigKey(
+            "transactional.id",
+            ConfigType.STRING,
+            None,
+            "Of a stream that writes to topics exactly once: the value of its sink; every query has its own.",
+            parser=parse_transactional_id,
         )
     )
 

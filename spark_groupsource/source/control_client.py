@@ -6,12 +6,14 @@ The requests and replies are those of `process/control_socket.py`; each request 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Callable, Mapping, TypeVar
 
 from spark_groupsource.common.net import LocalChannel, dial_local
 from spark_groupsource.errors import NetworkError
+from spark_groupsource.model import TopicPartition
 
 _Reply = TypeVar("_Reply")
 
@@ -27,6 +29,42 @@ class PeerReply(Enum):
     BUSY = "busy"
     REJOINED = "rejoined"
     BATCH_PLANNED = "batch_planned"
+
+
+@dataclass(frozen=True)
+class TransactionRequest:
+    """The transaction of the output of a batch, which the sink has begun.
+
+    Attributes:
+        query_id: id of the streaming query.
+        cluster_id: the cluster of the transaction.
+        producer_id: -1 asks for the batch alone, and adds nothing.
+    """
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    query_id: str
+    cluster_id: str
+
+
+@dataclass(frozen=True)
+class TransactionReply:
+    """What a reader has added to a transaction.
+
+    Attributes:
+        is_joined: False for a reader with another transactional id, which adds nothing.
+        ends: digest of the end offset of its batch, by the name of the reader; see `Progress`.
+        partition: one of the partitions whose offsets were added.
+        failure: message of the error; the transaction must be aborted then.
+        can_retry: whether another transaction for the batch may succeed.
+    """
+
+    is_joined: bool = False
+    ends: Mapping[str, str] = field(default_factory=dict)
+    partition: TopicPartition | None = None
+    failure: str = ""
+    can_retry: bool = False
 
 
 class ControlClient:
@@ -68,6 +106,12 @@ class ControlClient:
         request = {"group": group_id, "min_age_ms": min_age_ms}
         return self._reply(request, lambda reply: PeerReply(reply["reply"])) or PeerReply.BUSY
 
+    def transaction(self, request: TransactionRequest, timeout_ms: int) -> TransactionReply | None:
+        """Requests the offsets of the batch in flight for a transaction; None if the reader has ended meanwhile."""
+        return self._reply(
+            {"transaction": asdict(request)}, lambda reply: TransactionReply(**reply), timeout_ms=timeout_ms
+        )
+
     def batch_finished(self, end: Any) -> None:
         """Reports the end offset of a batch that Spark has checkpointed; there is no reply."""
         self._send({"finished": end})
@@ -86,9 +130,11 @@ class ControlClient:
     def _send(self, request: Mapping[str, Any]) -> None:
         self._channel.send(json.dumps(request))
 
-    def _reply(self, request: Mapping[str, Any], read: Callable[[Any], _Reply]) -> _Reply | None:
+    def _reply(
+        self, request: Mapping[str, Any], read: Callable[[Any], _Reply], timeout_ms: int = _REPLY_MS
+    ) -> _Reply | None:
         self._send(request)
-        line = self._channel.receive(_REPLY_MS)
+        line = self._channel.receive(timeout_ms)
         try:
             return None if line is None else read(json.loads(line))
         except (ValueError, KeyError, TypeError) as error:

@@ -25,12 +25,20 @@ from spark_groupsource.client.cluster.group_offsets import TopicIds
 from spark_groupsource.client.network.retry import retry_level
 from spark_groupsource.common.clock import Clock, SystemClock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, GenerationMismatchError, NetworkError
-from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition, bounded_names, topic_matches
+from spark_groupsource.model import (
+    OffsetAndMetadata,
+    OffsetRange,
+    ProducerIdAndEpoch,
+    TopicPartition,
+    bounded_names,
+    topic_matches,
+)
 from spark_groupsource.source.control_client import PeerReply
 from spark_groupsource.source.group.co_readers import CoReaders
 from spark_groupsource.source.group.ownership import Commits, GroupSnapshot, Ownership
 from spark_groupsource.source.group.rebalance_reports import NoReports, Reports
 from spark_groupsource.source.group.start_positions import StartPositions
+from spark_groupsource.source.group.transactional_commits import TransactionalCommits
 from spark_groupsource.source.locked_calls import LockedCalls
 from spark_groupsource.source.options.source_options import EARLIEST, SourceOptions
 from spark_groupsource.source.positions.batch_planner import BatchPlanner, Limits
@@ -48,6 +56,7 @@ from spark_groupsource.source.positions.offset_lookup import OffsetLookup, Offse
 from spark_groupsource.source.positions.planning import Backlog, plan_tasks
 from spark_groupsource.source.positions.position_decisions import committed_offset
 from spark_groupsource.source.positions.position_epochs import PositionEpochs
+from spark_groupsource.source.positions.published_progress import digest, reader_name
 from spark_groupsource.source.positions.schema_changes import SchemaChanges
 from spark_groupsource.source.positions.stream_positions import StreamPositions
 from spark_groupsource.source.tasks.task_partition import GroupInputPartition
@@ -136,6 +145,12 @@ class StreamSession:
         self._held_commits: Offsets = {}
         # the generation before whose end everything was committed again
         self._repeated_in: int | None = None
+        transactional_id = options.client.transactional_id
+        self._transactions = None if transactional_id is None else TransactionalCommits(cluster, transactional_id)
+        # of a query that writes exactly once: what the transaction of the batch in flight commits, and has committed
+        self._in_flight: Offsets = {}
+        self._in_flight_end: dict[str, Any] = {}
+        self._joined: Offsets | None = None
 
     # -- callbacks of Spark ------------------------------------------------------------------------------------------
 
@@ -160,6 +175,9 @@ class StreamSession:
         self._is_start_proven = given is not None
         start_json = given or {}
         start = self._offsets.decode(start_json)
+        if self._transactions is not None:
+            self._transactions.begin()
+            self._transaction_ended(start_json)
         self._checkpoint_cluster_id = start.cluster_id
         self._schemas.check_kept(start)
         if self._positions.checkpoint is None:
@@ -200,6 +218,11 @@ class StreamSession:
     def _input_partitions(self, start_json: dict[str, Any], end_json: dict[str, Any]) -> list[GroupInputPartition]:
         self._co_readers.batch_started()
         start, end = self._offsets.decode(start_json), self._offsets.decode(end_json)
+        self.reader = self.reader or end.reader
+        is_published = False
+        if self._transactions is not None:
+            self._transactions.begin()
+            is_published = self._transactions.is_published(end.reader, end_json)
         self._checkpoint_cluster_id = end.cluster_id
         self._schemas.check_kept(end)
         # the assignment for which the batch was planned; a task checks that it is still valid
@@ -213,8 +236,10 @@ class StreamSession:
         if is_planned and any(each.end > each.start for each in ranges):
             self._reports.batch_started()
         if not is_planned:
-            ranges, group = self._replayed(ranges, end)
+            ranges, group = self._replayed(ranges, end, is_published)
             self._replayed_in = group
+        self._in_flight_end = end_json
+        self._in_flight = {} if is_published else self._ends_in_flight(end, ranges, group, is_planned)
         settings = self._options.task_settings(self._cluster.settings)
         tasks = plan_tasks(
             ranges,
@@ -260,9 +285,12 @@ class StreamSession:
         )
 
     def _replayed(
-        self, ranges: Iterable[OffsetRange], end: SourceOffset
+        self, ranges: Iterable[OffsetRange], end: SourceOffset, is_published: bool
     ) -> tuple[list[OffsetRange], GroupSnapshot]:
         """Returns the ranges of a logged batch without what other members have committed since, and the assignment.
+
+        A batch that this query has published in a transaction is read in full, so that its state is right: it is not
+        written again, and nothing of it is committed.
 
         Raises: DataLossError for a topic that was recreated since; without failOnDataLoss its ranges are skipped.
         """
@@ -274,11 +302,17 @@ class StreamSession:
         recreated = {t for t, topic_id in found.items() if end.topic_ids.get(t, topic_id) != topic_id}
         self._data_loss.recreated({p: r.start for p, r in logged.items() if p.topic in recreated})
         existing = {p: r for p, r in logged.items() if p.topic not in recreated}
+        if is_published:
+            _log.info("%s Reading a published batch again for its state: %s.", self._entity, bounded_names(existing))
+            return [existing[p] for p in sorted(existing)], GroupSnapshot()
         group, commits = self._join_for_replay(existing, found)
         replayed = []
         for p, (_, start, stop) in existing.items():
             commit = commits.get(p)
             begin = start if commit is None else min(max(start, commit.offset), stop)
+            if self._transactions is not None and self._is_shared(p) and p not in group.owners:
+                # its owner publishes it from the committed offset on
+                begin = stop
             replayed.append(OffsetRange(p, begin, stop))
         self._log_processed(logged, replayed, commits, end.reader)
         names = bounded_names(sorted(r.topic_partition for r in replayed if r.end > r.start))
@@ -302,13 +336,16 @@ class StreamSession:
             return group, commits
         timeout_ms = self._options.group.session_timeout_ms
         # no member owns what does not exist, or what is no longer subscribed
-        shared = {p for p in logged.keys() - self._lookup.missing(logged) if self._is_subscribed(p.topic)}
+        shared = {p for p in logged.keys() - self._lookup.missing(logged) if self._is_shared(p)}
         awaited: Commits = {}
         since_ms = self._clock.now_ms()
         current: GroupSnapshot | None = None
         while self._poll_group(current, is_available_now=False) is not FollowResult.DRAINING:
             current = group = self._ownership.snapshot()
             commits = self._ownership.committed(sorted(logged), topic_ids)
+            if self._transactions is not None and group.owners:
+                # whoever owns a partition, or acquires it, publishes it from the committed offset on
+                break
             previous, awaited = awaited, {
                 p: commits.get(p)
                 for p in sorted(shared - group.owners.keys())
@@ -333,8 +370,9 @@ class StreamSession:
             self._clock.sleep_ms(_REFRESH_MS)
         return group, commits
 
-    def _is_subscribed(self, topic: str) -> bool:
-        pattern = self._options.subscribe_pattern
+    def _is_shared(self, topic_partition: TopicPartition) -> bool:
+        """Returns whether a partition of a logged batch is still subscribed, so that a member owns it if it exists."""
+        topic, pattern = topic_partition.topic, self._options.subscribe_pattern
         return topic in (self._options.subscribe or ()) or (pattern is not None and topic_matches(pattern, topic))
 
     def _log_processed(
@@ -496,23 +534,23 @@ class StreamSession:
         group = self._ownership.snapshot()
         # positions of an assignment that was received between two batches are not resolved yet
         is_resolved = self._assignment is not None and self._assignment.generation_id == group.generation_id
-        offsets = self._positions.to_commit(start, self._existing(group), repeated=repeated and is_resolved)
+        # an offset of a transaction is not repeated: a later one may be in a transaction meanwhile
+        is_repeated = repeated and is_resolved and self._transactions is None
+        offsets = self._positions.to_commit(start, self._existing(group), repeated=is_repeated)
         if offsets:
             self._commit_positions(offsets)
         else:
             self._positions = self._positions.commit_dropped()
 
     def _commit_positions(self, offsets: Offsets) -> None:
-        metadata, report = author_metadata(self.reader), self._reports.pending()
         # a later call can commit as well, except for the last one
         is_last = self._draining.is_set() or self._planner.is_available_now
-        epochs = self._epochs.of_records(offsets)
-        commits = {p: OffsetAndMetadata(offset, metadata, epochs.get(p, -1)) for p, offset in offsets.items()}
-        if report and commits:
-            first = min(commits)
-            commits[first] = commits[first]._replace(metadata=f"{metadata} {report}")
+        report, commits = self._commits_of(offsets)
         try:
-            self._ownership.commit(commits, None if is_last else _COMMIT_WAIT_MS, self._positions.topic_ids)
+            if self._transactions is not None:
+                self._transactions.commit(self._ownership, commits)
+            else:
+                self._ownership.commit(commits, None if is_last else _COMMIT_WAIT_MS, self._positions.topic_ids)
         except GenerationMismatchError as error:
             # this query is no longer the owner; its positions are checkpointed, and the new owner's commits apply
             known = self._positions.committed
@@ -529,6 +567,16 @@ class StreamSession:
         else:
             self._positions = self._positions.commit_succeeded(offsets)
             self._reports.committed()
+
+    def _commits_of(self, offsets: Offsets) -> tuple[str, dict[TopicPartition, OffsetAndMetadata]]:
+        """Returns the report of a rebalance that waits for a commit, and the offsets with their metadata."""
+        metadata, report = author_metadata(self.reader), self._reports.pending()
+        epochs = self._epochs.of_records(offsets)
+        commits = {p: OffsetAndMetadata(offset, metadata, epochs.get(p, -1)) for p, offset in offsets.items()}
+        if report and commits:
+            first = min(commits)
+            commits[first] = commits[first]._replace(metadata=f"{metadata} {report}")
+        return report, commits
 
     def _commit_failed(self, offsets: Offsets, error: BrokerError | NetworkError) -> None:
         """Schedules a retry; commits at once without partitions that do not exist.
@@ -554,6 +602,60 @@ class StreamSession:
         self._positions = self._positions.commit_dropped()
         if existing:
             self._commit_positions(existing)
+
+    # -- 1: commit in the transaction of the output -------------------------------------------------------------------
+
+    def _ends_in_flight(
+        self, end: SourceOffset, ranges: Sequence[OffsetRange], group: GroupSnapshot, is_planned: bool
+    ) -> Offsets:
+        """Returns the offsets that the transaction of a batch commits: of what it reads, and this query owns."""
+        if self._transactions is None:
+            return {}
+        if is_planned:
+            # a batch without records of a partition commits its first position, too
+            committed = self._positions.committed
+            return {p: at for p, at in end.positions.items() if p in group.owners and committed.get(p) != at}
+        is_assigned = self._options.group is None
+        return {
+            r.topic_partition: r.end
+            for r in ranges
+            if r.end > r.start and (is_assigned or r.topic_partition in group.owners)
+        }
+
+    def cluster_id(self) -> str:
+        """Returns the id of the cluster of the group."""
+        return self._lookup.cluster_id()
+
+    def end_in_flight(self) -> dict[str, str]:
+        """Returns the digest of the end offset of the batch in flight, by the name of this reader."""
+        return {reader_name(self.reader): digest(self._in_flight_end)} if self._in_flight_end else {}
+
+    def join_transaction(self, producer: ProducerIdAndEpoch) -> list[TopicPartition]:
+        """Adds the end offsets of the batch in flight to the transaction that the sink has begun.
+
+        Returns: the partitions of these offsets.
+        Raises: GenerationMismatchError, BrokerError, NetworkError; the transaction must be aborted then.
+        """
+        with self._lock:
+            assert self._transactions is not None, "the source has no transactional id"
+            _, commits = self._commits_of(self._in_flight)
+            self._transactions.join(self._ownership, commits, producer)
+            self._joined = self._in_flight
+            return list(commits)
+
+    def _transaction_ended(self, start_json: Mapping[str, Any]) -> None:
+        """Takes note of the transaction of the last batch: Spark calls after it has committed the batch."""
+        joined, self._joined = self._joined, None
+        if joined is not None:
+            self._positions = self._positions.commit_succeeded({**joined})
+            self._reports.committed()
+        elif self._in_flight and start_json == self._in_flight_end:
+            _log.warning(
+                "%s The batch was not in a transaction: its offsets are committed after it. kafka.transactional.id "
+                "needs a sink of format groupsource with the same value; remove it for another sink.",
+                self._entity,
+            )
+        self._in_flight = {}
 
     # -- 2: follow the group -----------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from support.session_fakes import NO_LIMITS, FakeCluster
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import NO_IDS
+from spark_groupsource.client.records.transactions import Transactions
 from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import (
     BrokerError,
@@ -301,6 +302,11 @@ class Member:
             raise RequestTimeoutError("commit")
         self._group.store(offsets)
         self._on_committed({p: commit.offset for p, commit in offsets.items()})
+
+    def commit_in_transaction(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], transactions: Transactions
+    ) -> None:
+        raise NotImplementedError("the simulated queries write nothing")
 
     def leave(self, reason: str) -> None:
         if not self.has_left:

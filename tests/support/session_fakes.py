@@ -17,6 +17,7 @@ from spark_groupsource.client.cluster.metadata import (
     PartitionInfo,
     TopicInfo,
 )
+from spark_groupsource.client.records.transactions import Transactions
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.common.net import Address
@@ -160,6 +161,15 @@ class FakeGroup:
         self.history += existing.items()
         if len(existing) < len(offsets):
             raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "commit")
+
+    def commit_in_transaction(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], transactions: Transactions
+    ) -> None:
+        self.calls.append(("transaction", {p: o.offset for p, o in offsets.items()}))
+        if self.commit_error is not None:
+            raise self.commit_error
+        assert set(offsets) <= set(self.owners())
+        self.commits.update(offsets)
 
     def _check_topic_ids(self, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, str]) -> None:
         known = self.topic_ids

@@ -17,17 +17,20 @@ _READER = """
 import json, os, sys
 from spark_groupsource.common.net import dial_local
 from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.options.schema import select_columns, spark_schema
 from spark_groupsource.source.spark.stream_reader import GroupStreamReader
 
 spark = dial_local(os.environ["PYTHON_WORKER_FACTORY_SOCK_PATH"], 10_000)
-reader = GroupStreamReader(parse_options(json.loads(sys.argv[1]), "stream"), None, int(sys.argv[2]), 1)
+columns = select_columns(spark_schema(False), False)
+reader = GroupStreamReader(parse_options(json.loads(sys.argv[1]), "stream"), columns, int(sys.argv[2]), 1)
 try:
     limit = reader.getDefaultReadLimit()
     while (line := spark.receive(600_000)) is not None:
         call = json.loads(line)
         if "end" in call:
-            reader.partitions(call["start"], call["end"])
-            spark.send("null")
+            tasks = reader.partitions(call["start"], call["end"])
+            rows = [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+            spark.send(json.dumps([[row["partition"], row["offset"], (row["value"] or b"").decode()] for row in rows]))
         else:
             spark.send(json.dumps(reader.latestOffset(call["start"], limit)))
 finally:
@@ -61,7 +64,7 @@ class SourceProcess:
         return self._log.read_text()
 
     def call(self, start: Mapping[str, Any] | None = None, end: Mapping[str, Any] | None = None) -> None:
-        """Calls latestOffset, or partitions if `end` is given, without waiting for the result."""
+        """Calls latestOffset, or reads the batch to `end` if it is given, without waiting for the result."""
         self._spark.send(json.dumps({"start": start or {}} if end is None else {"start": start or {}, "end": end}))
 
     def result(self, timeout_ms: int = 60_000) -> Any:
@@ -75,6 +78,17 @@ class SourceProcess:
     def latest_offset(self, start: Mapping[str, Any] | None = None) -> Any:
         self.call(start)
         return self.result()
+
+    def read(self, start: Mapping[str, Any] | None, end: Mapping[str, Any]) -> list[tuple[int, int, str]]:
+        """Reads a batch; returns partition, offset and value of each record.
+
+        Raises: AssertionError with the log of a process that has ended.
+        """
+        self.call(start, end)
+        rows = self.result()
+        if rows is None:
+            raise AssertionError(self.log)
+        return [tuple(row) for row in rows]
 
     def signal_group(self) -> None:
         """Sends SIGTERM to the process group, as ``timeout`` and service managers do."""

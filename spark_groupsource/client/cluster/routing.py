@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from random import Random
-from typing import Any, Callable, Collection, Iterable, Mapping, Sequence, TypeVar
+from typing import Any, Callable, Collection, Iterable, Mapping, NamedTuple, Sequence, TypeVar, Union
 from uuid import UUID
 
 from spark_groupsource.client.cluster.metadata import (
@@ -59,6 +59,19 @@ _CONFIRMED_MS = 1_000
 _LARGEST_BATCH_BYTES = 128 * 1024 * 1024
 
 
+class TransactionalId(NamedTuple):
+    """Key of a transaction coordinator; the key of a group coordinator is the group id as text."""
+
+    name: str
+
+
+CoordinatorKey = Union[str, TransactionalId]
+
+
+def _described(key: CoordinatorKey) -> str:
+    return f"transactional id '{key.name}'" if isinstance(key, TransactionalId) else f"group '{key}'"
+
+
 def top_level_error(response: Any) -> tuple[int, ...]:
     """Returns the error code of a response as a whole."""
     return (response.error_code,)
@@ -100,13 +113,13 @@ class Router:
         self._all_topics_ms: int | None = None
         # a lost connection may be that of a leader that is no longer one
         self._lost_ms = -1
-        self._coordinators: dict[str, Node] = {}
+        self._coordinators: dict[CoordinatorKey, Node] = {}
         # group -> coordinator that other brokers have named after it rejected a member, and when
         self._confirmed_coordinators: dict[str, tuple[Node | None, int]] = {}
         # the next lookup prefers another broker: this one may have older metadata than the others
         self._responded_last: Address | None = None
         # members of one process look up the same coordinator at once; one of them sends the request
-        self._lookups: set[str] = set()
+        self._lookups: set[CoordinatorKey] = set()
         self._lookup_ended = threading.Condition(self._lock)
         self.add_known_brokers(known_brokers)
 
@@ -291,7 +304,7 @@ class Router:
 
     def call_coordinator(
         self,
-        group_id: str,
+        key: CoordinatorKey,
         request: Request[R],
         timeout_ms: int | None = None,
         *,
@@ -300,8 +313,9 @@ class Router:
         max_version: int | None = None,
         min_version: int = 0,
     ) -> R:
-        """Sends a request to the coordinator of a group; retries while the coordinator moves, loads or is unreachable.
+        """Sends a request to the coordinator of a group or of a transactional id.
 
+        Retries while the coordinator moves, loads or is unreachable.
         A coordinator that is cut off from its controller does not know that another one has the group since. So a
         request that it rejects because of the member is sent to the coordinator that the other brokers name, if any.
 
@@ -313,10 +327,10 @@ class Router:
         retry = self.retry(timeout_ms)
         rejected_by: set[Node] = set()
         while True:
-            node = self.find_coordinator(group_id, retry.remaining_ms)
+            node = self.find_coordinator(key, retry.remaining_ms)
             if retry.is_expired:
                 raise RequestTimeoutError(
-                    f"Request to the coordinator of group '{group_id}' failed: the lookup took {retry.elapsed_ms} ms."
+                    f"Request to the coordinator of {_described(key)} failed: the lookup took {retry.elapsed_ms} ms."
                 )
             try:
                 bound_ms = min(retry.remaining_ms, self.settings.request_timeout_ms)
@@ -324,7 +338,7 @@ class Router:
                     self.node_address(node), request, bound_ms, max_version=max_version, min_version=min_version
                 )
             except NetworkError as error:
-                self.invalidate_coordinator(group_id, node)
+                self.invalidate_coordinator(key, node)
                 if on_lost is not None:
                     on_lost()
                 retry.backoff_or_raise(error)
@@ -332,34 +346,35 @@ class Router:
             codes = list(errors(response))
             code = next((code for code in codes if code in _COORDINATOR_RETRIABLE), None)
             if code is None:
-                if getattr(request, "member_id", "") and not FENCING_ERRORS.keys().isdisjoint(codes):
+                is_of_member = bool(getattr(request, "member_id", ""))
+                if isinstance(key, str) and is_of_member and not FENCING_ERRORS.keys().isdisjoint(codes):
                     rejected_by.add(node)
-                    if self.find_other_coordinator(group_id, rejected_by, retry.remaining_ms):
+                    if self.find_other_coordinator(key, rejected_by, retry.remaining_ms):
                         continue
                 return response
             if code in COORDINATOR_MOVED:
-                self.invalidate_coordinator(group_id, node)
-            retry.backoff_or_raise(BrokerError(code, f"Request to coordinator {node} of group '{group_id}'"))
+                self.invalidate_coordinator(key, node)
+            retry.backoff_or_raise(BrokerError(code, f"Request to coordinator {node} of {_described(key)}"))
 
-    def find_coordinator(self, group_id: str, timeout_ms: int | None = None) -> Node:
-        """Returns the coordinator of a group, from the cache or by FindCoordinator.
+    def find_coordinator(self, key: CoordinatorKey, timeout_ms: int | None = None) -> Node:
+        """Returns the coordinator of a group or of a transactional id, from the cache or by FindCoordinator.
 
         Raises: BrokerError, for retriable codes after the timeout; NetworkError.
         """
         retry = self.retry(timeout_ms)
         with self._lookup_ended:
-            while group_id not in self._coordinators and group_id in self._lookups:
+            while key not in self._coordinators and key in self._lookups:
                 if not self._lookup_ended.wait(retry.remaining_ms / 1000):
-                    raise NetworkError(f"Coordinator lookup of group '{group_id}' failed: a lookup is in progress.")
-            known = self._coordinators.get(group_id)
+                    raise NetworkError(f"Coordinator lookup of {_described(key)} failed: a lookup is in progress.")
+            known = self._coordinators.get(key)
             if known is not None:
                 return known
-            self._lookups.add(group_id)
+            self._lookups.add(key)
         try:
-            return self._request_coordinator(group_id, retry)
+            return self._request_coordinator(key, retry)
         finally:
             with self._lookup_ended:
-                self._lookups.discard(group_id)
+                self._lookups.discard(key)
                 self._lookup_ended.notify_all()
 
     def find_other_coordinator(self, group_id: str, rejected_by: Collection[Node], timeout_ms: int) -> bool:
@@ -415,28 +430,29 @@ class Router:
                         self._coordinators[found.key] = Node(found.node_id, found.host, found.port)
         return {group_id: self.find_coordinator(group_id, timeout_ms) for group_id in distinct_ids}
 
-    def _request_coordinator(self, group_id: str, retry: Retry) -> Node:
+    def _request_coordinator(self, key: CoordinatorKey, retry: Retry) -> Node:
+        is_transactional = isinstance(key, TransactionalId)
+        name = key.name if isinstance(key, TransactionalId) else key
+        request = FindCoordinatorRequest(key=name, key_type=int(is_transactional), coordinator_keys=[name])
         while True:
-            response = self.call_any(
-                FindCoordinatorRequest(key=group_id, key_type=0, coordinator_keys=[group_id]), retry.remaining_ms
-            )
+            response = self.call_any(request, retry.remaining_ms, min_version=int(is_transactional))
             found = response.coordinators[0] if response.coordinators else response
             if not found.error_code:
                 node = Node(found.node_id, found.host, found.port)
                 with self._lock:
-                    self._coordinators[group_id] = node
+                    self._coordinators[key] = node
                 return node
-            operation = f"Coordinator lookup of group '{group_id}'"
+            operation = f"Coordinator lookup of {_described(key)}"
             error = BrokerError(found.error_code, operation, as_sentence(found.error_message))
             if not error.retriable:
                 raise error
             retry.backoff_or_raise(error)
 
-    def invalidate_coordinator(self, group_id: str, node: Node) -> None:
+    def invalidate_coordinator(self, key: CoordinatorKey, node: Node) -> None:
         """Removes a coordinator from the cache, unless the cache has another one already."""
         with self._lock:
-            if self._coordinators.get(group_id) == node:
-                del self._coordinators[group_id]
+            if self._coordinators.get(key) == node:
+                del self._coordinators[key]
 
     def metadata(
         self, topics: Iterable[str] | None = None, *, refresh: bool = False, timeout_ms: int | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Callable, Mapping, Protocol, Sequence
+from typing import Callable, Iterator, Mapping, Protocol, Sequence
 
 from spark_groupsource.assign import load_assignor
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
@@ -25,6 +25,7 @@ from spark_groupsource.client.membership.shared_membership import (
     SharedMembership,
 )
 from spark_groupsource.client.membership.state_machine import Membership
+from spark_groupsource.client.records.transactions import Transactions
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.common.clock import Clock
 from spark_groupsource.errors import (
@@ -183,19 +184,36 @@ class GroupClient:
             REBALANCE_IN_PROGRESS after `max_rebalance_wait_ms`. NetworkError. ValueError for a partition that no
             member of this client owns.
         """
+        failure: GroupSourceError | None = None
+        for member, chosen in self._by_member(offsets):
+            try:
+                self._commits.commit(member, chosen, max_rebalance_wait_ms, topic_ids)
+            except GroupSourceError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def commit_in_transaction(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], transactions: Transactions
+    ) -> None:
+        """Adds each offset to a transaction, by the member that owns the partition, in that member's generation.
+
+        Raises: GenerationMismatchError when a member is fenced, after which the transaction must be aborted;
+            BrokerError, NetworkError; ValueError as `commit`.
+        """
+        for member, chosen in self._by_member(offsets):
+            self._commits.commit_in_transaction(member, chosen, transactions)
+
+    def _by_member(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> Iterator[tuple[LocalMember, dict[TopicPartition, OffsetAndMetadata]]]:
         unowned = offsets.keys() - {tp for member in self.shared.members for tp in member.membership.owned}
         if unowned:
             raise ValueError(f"partitions are not owned by members of this client: {bounded_names(sorted(unowned))}")
-        failure: GroupSourceError | None = None
         for member in self.shared.members:
             chosen = {tp: offsets[tp] for tp in member.membership.owned if tp in offsets}
             if chosen:
-                try:
-                    self._commits.commit(member, chosen, max_rebalance_wait_ms, topic_ids)
-                except GroupSourceError as error:
-                    failure = failure or error
-        if failure is not None:
-            raise failure
+                yield member, chosen
 
     def committed(
         self, partitions: Sequence[TopicPartition], topic_ids: TopicIds = NO_IDS

@@ -1,4 +1,4 @@
-"""OffsetCommit of group members, each in its own generation, and its repetition.
+"""OffsetCommit of group members, each in its own generation, and its repetition; TxnOffsetCommit.
 
 Source: ConsumerCoordinator.OffsetCommitResponseHandler.
 """
@@ -14,6 +14,7 @@ from spark_groupsource.client.cluster.group_offsets import CommittingMember, Top
 from spark_groupsource.client.membership.fencing import find_generation, generation_mismatch
 from spark_groupsource.client.membership.membership_values import Generation
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
+from spark_groupsource.client.records.transactions import Transactions
 from spark_groupsource.common.clock import Clock
 from spark_groupsource.errors import FENCING_ERRORS, BrokerError, ErrorCode, GenerationMismatchError, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
@@ -64,7 +65,6 @@ class MemberCommits:
 
         Raises: GenerationMismatchError if the member has lost its partitions; BrokerError, NetworkError.
         """
-        membership = member.membership
         sent = self._generation(member)
         with self._shared.changed:
             known = member.commits
@@ -76,11 +76,43 @@ class MemberCommits:
                 self._send(member, sent, offsets, timeout_ms, topic_ids)
             return True
         except BrokerError as error:
-            code = error.code
-            if code not in FENCING_ERRORS and code != ErrorCode.REBALANCE_IN_PROGRESS:
+            if error.code not in FENCING_ERRORS and error.code != ErrorCode.REBALANCE_IN_PROGRESS:
                 with self._shared.changed:
                     member.commits = {tp: each for tp, each in known.items() if tp not in offsets}
                 raise
+            self._rejected(member, sent, error.code)
+            return False
+
+    def commit_in_transaction(
+        self, member: LocalMember, offsets: Mapping[TopicPartition, OffsetAndMetadata], transactions: Transactions
+    ) -> None:
+        """Adds offsets of one member to a transaction, in the member's generation.
+
+        They are never repeated: a request that arrives late is of a transaction that has ended.
+
+        Raises: GenerationMismatchError if the member has lost its partitions; BrokerError, NetworkError.
+        """
+        retry = self._cluster.retry()
+        while True:
+            sent = self._generation(member)
+            instance_id = member.membership.config.group_instance_id
+            committing = CommittingMember(sent.generation_id, sent.member_id, instance_id)
+            try:
+                transactions.commit_offsets(self._group_id, offsets, committing)
+                return
+            except BrokerError as error:
+                if error.code not in FENCING_ERRORS:
+                    raise
+                self._rejected(member, sent, error.code)
+                # the partitions were left to the member in a new generation
+                retry.backoff_or_raise(error)
+
+    def _rejected(self, member: LocalMember, sent: Generation, code: int) -> None:
+        """Takes note of an error code of FENCING_ERRORS, or REBALANCE_IN_PROGRESS.
+
+        Raises: GenerationMismatchError unless the member may commit in the next generation.
+        """
+        membership = member.membership
         with self._shared.changed:
             # true if a rebalance ended meanwhile that left the partitions to the member, in a new generation
             is_current = sent == membership.generation
@@ -90,9 +122,8 @@ class MemberCommits:
             if code == ErrorCode.REBALANCE_IN_PROGRESS and membership.rejoin_needed:
                 self._shared.events.noticed(member.client_id, sent.member_id, self._clock.timestamp_ms())
             self._shared.changed.notify_all()
-        if code == ErrorCode.REBALANCE_IN_PROGRESS or can_retry:
-            return False
-        raise self._fenced(member, sent, code)
+        if code != ErrorCode.REBALANCE_IN_PROGRESS and not can_retry:
+            raise self._fenced(member, sent, code)
 
     def _send(
         self,

@@ -258,7 +258,7 @@ class _Delivery:
             self._advance()
         for leader in self._leaders.values():
             if leader.connection is not None:
-                self._cluster.release_connection(leader.connection)
+                self._cluster.pool.release(leader.connection)
                 leader.connection = None
 
     def close(self) -> None:
@@ -320,7 +320,7 @@ class _Delivery:
         node = self._cluster.metadata(()).nodes.get(node_id)
         if node is None:
             raise NetworkError(f"Produce request to broker {node_id} failed: the broker is not in the metadata.")
-        return self._cluster.acquire_connection(self._cluster.node_address(node))
+        return self._cluster.pool.acquire(self._cluster.node_address(node))
 
     def _receive(self, leader: _Leader) -> None:
         """Receives the oldest response of a broker."""

@@ -10,7 +10,13 @@ from typing import Any, Mapping
 
 from spark_groupsource.client.network.security import OPTION_PREFIX, SECURITY_KEYS, SecuritySettings
 from spark_groupsource.client.rejected_settings import PRODUCER_REJECTED_SETTINGS, REJECTED_SETTINGS, UNUSED_SETTINGS
-from spark_groupsource.client.settings import ACCEPTED_SETTINGS, FIXED_KEYS, ClientSettings, check_names
+from spark_groupsource.client.settings import (
+    ACCEPTED_SETTINGS,
+    FIXED_KEYS,
+    ClientSettings,
+    check_names,
+    parse_transactional_id,
+)
 from spark_groupsource.common.config_def import (
     INT32_MAX,
     INT64_MAX,
@@ -50,12 +56,6 @@ def _parse_gzip_level(name: str, text: str) -> int:
     if found is None or found != -1 and not 1 <= found <= 9:
         raise ConfigurationError(f"Option {name} must be an integer between 1 and 9, or -1, got {text!r}.")
     return found
-
-
-def _parse_transactional_id(name: str, text: str) -> str:
-    if not text:
-        raise ConfigurationError(f"Option {name} is empty. Give each query a name of its own, or remove the option.")
-    return text
 
 
 def _int(name: str, default: int, doc: str, unit: str = "", low: int = 0, **more: Any) -> Any:
@@ -167,7 +167,7 @@ class ProducerSettings:
         "transactional.id",
         None,
         "Writes exactly once: the driver publishes each batch in one transaction. Each query needs its own.",
-        _parse_transactional_id,
+        parse_transactional_id,
     )
     transaction_timeout_ms: int = _int(
         "transaction.timeout.ms",

@@ -10,6 +10,7 @@ from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import NO_IDS, TopicIds
 from spark_groupsource.client.membership.commit_repetition import CommitRepetition
 from spark_groupsource.client.membership.group_client import GroupClient
+from spark_groupsource.client.records.transactions import Transactions
 from spark_groupsource.common.clock import Clock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
@@ -82,6 +83,14 @@ class Ownership(Protocol):
             `topic_ids`, which were read when the position was.
         """
 
+    def commit_in_transaction(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], transactions: Transactions
+    ) -> None:
+        """Adds the offsets to a transaction, for the owning members.
+
+        Raises: GenerationMismatchError, BrokerError, NetworkError.
+        """
+
     def leave(self, reason: str) -> None:
         """Leaves the group; no partition is owned afterwards."""
 
@@ -152,6 +161,12 @@ class AssignedPartitions:
             self._is_rejected = True
         else:
             self._is_rejected = False
+
+    def commit_in_transaction(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], transactions: Transactions
+    ) -> None:
+        if self._group_id is not None:
+            transactions.commit_offsets(self._group_id, offsets)
 
     def leave(self, reason: str) -> None:
         self._partitions = []
@@ -229,6 +244,11 @@ class GroupPartitions:
         topic_ids: TopicIds = NO_IDS,
     ) -> None:
         self._group.commit(offsets, max_rebalance_wait_ms, topic_ids)
+
+    def commit_in_transaction(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], transactions: Transactions
+    ) -> None:
+        self._group.commit_in_transaction(offsets, transactions)
 
     def leave(self, reason: str) -> None:
         if not self._has_left:

@@ -112,7 +112,13 @@ class StartPositions:
         commits = self._ownership.committed(sorted(owned | lost), existing_ids)
         owned = owned - self._find_absent((p for p in owned if p not in checkpoint and commits.get(p) is None), current)
         decided = decide_positions(
-            owned, start, current, commits, self._ownership.last_commits, is_same_group=self._is_same_group(start)
+            owned,
+            start,
+            current,
+            commits,
+            self._ownership.last_commits,
+            is_same_group=self._is_same_group(start),
+            is_transactional=self._options.client.transactional_id is not None,
         )
         decided.update(self._react_to_resets(decided, checkpoint))
         decided.update(self._react_to_commits_ahead(decided, checkpoint))

@@ -5,32 +5,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Mapping
 
-from spark_groupsource.client.network.security import OPTION_PREFIX
+from spark_groupsource.client.network.security import OPTION_PREFIX, bootstrap_text
 from spark_groupsource.client.records.producer_settings import (
     PRODUCER_SETTINGS,
     ProducerSettings,
     check_producer_names,
     producer_client_settings,
 )
-from spark_groupsource.client.settings import ACCEPTED_SETTINGS, ClientSettings
+from spark_groupsource.client.settings import ACCEPTED_SETTINGS
 from spark_groupsource.common.config_def import INT64_MAX, ConfigType, closest, config_keys, parse_given, setting
-from spark_groupsource.common.net import parse_addresses
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.source.options.cluster_options import UNRESOLVED, ClusterOptions, is_embedded
 from spark_groupsource.source.options.option_row import (
     BATCH,
     STREAM,
     QueryKind,
     SourceOption,
-    bootstrap_text,
     by_lower_name,
     kafka_settings,
 )
 from spark_groupsource.source.options.option_values import parse_text
 from spark_groupsource.source.options.secret_options import resolve_references
-from spark_groupsource.source.options.source_options import OPTIONS, UNRESOLVED, is_embedded
+from spark_groupsource.source.options.source_options import OPTIONS
 from spark_groupsource.source.options.table_options import TABLE_OPTIONS
 
 _GROUP_ID = ACCEPTED_SETTINGS["group.id"]
@@ -46,7 +45,7 @@ def _text(name: str, doc: str, **more: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class SinkOptions:
+class SinkOptions(ClusterOptions):
     """The options of one write, parsed.
 
     `bootstrap_servers` is the address as given, possibly ``embedded`` or ``embedded:DIR``. `client` holds the settings
@@ -84,8 +83,6 @@ class SinkOptions:
     checkpoint: str | None = _text("checkpointLocation", "Spark's checkpoint.", queries=STREAM, elsewhere="ignored")
     query_name: str | None = _text("queryName", "Spark's name of the query.", queries=STREAM, elsewhere="ignored")
     group_id: str | None = None
-    bootstrap_servers: str = ""
-    client: ClientSettings = field(default=ClientSettings(parse_addresses(UNRESOLVED)), repr=False)
     producer: ProducerSettings = ProducerSettings()
 
     @property
@@ -96,13 +93,9 @@ class SinkOptions:
     def transaction_timeout_ms(self) -> int:
         return self.producer.transaction_timeout_ms
 
-    @property
-    def is_embedded(self) -> bool:
-        return is_embedded(self.bootstrap_servers)
-
     def with_address(self, bootstrap_servers: str) -> SinkOptions:
         """Returns the options with the address that `bootstrap_servers` was resolved to."""
-        return replace(self, client=replace(self.client, bootstrap=parse_addresses(bootstrap_servers)))
+        return replace(self, client=self.client_settings(bootstrap_servers))
 
 
 SINK_OPTIONS: Mapping[str, SourceOption] = {key.name.lower(): key for key in config_keys(SinkOptions).values()}

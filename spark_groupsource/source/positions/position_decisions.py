@@ -33,7 +33,12 @@ class StartPosition(NamedTuple):
 
 
 def decide_position(
-    *, checkpoint: int | None, committed: int | None, last_committed: int | None, is_retained: bool
+    *,
+    checkpoint: int | None,
+    committed: int | None,
+    last_committed: int | None,
+    is_retained: bool,
+    is_transactional: bool = False,
 ) -> StartPosition:
     """Decides the position of one owned partition after the assignment has changed.
 
@@ -42,6 +47,7 @@ def decide_position(
         committed: the group's committed offset.
         last_committed: the last offset that this query committed; None if it committed none.
         is_retained: this run of the query owned the partition before, so `checkpoint` is its own position.
+        is_transactional: offsets are committed with the output, so the committed one is where the output ends.
 
     A committed offset ahead of the checkpoint was processed by another member and is followed. One before the last
     commit of this query is an operator's reset; a running query does not follow it. One between the two is the
@@ -57,6 +63,8 @@ def decide_position(
         return StartPosition(PositionSource.RUNNING, checkpoint)
     if committed is not None and last_committed is not None and committed < last_committed:
         return StartPosition(PositionSource.COMMIT_RESET, committed)
+    if is_transactional and committed is not None and committed < checkpoint:
+        return StartPosition(PositionSource.COMMIT, committed)
     return StartPosition(PositionSource.CHECKPOINT, checkpoint)
 
 
@@ -67,6 +75,7 @@ def decide_positions(
     commits: Commits,
     find_last_commits: FindLastCommits,
     is_same_group: bool,
+    is_transactional: bool = False,
 ) -> dict[TopicPartition, StartPosition]:
     """Decides the position of each partition after the assignment has changed, or after a restart.
 
@@ -76,6 +85,7 @@ def decide_positions(
         commits: the group's committed offsets of at least the partitions and of those that were lost.
         find_last_commits: returns the last commits with given metadata; see `Ownership.last_commits`.
         is_same_group: whether the checkpoint is of the present group.
+        is_transactional: whether offsets are committed with the output of the query.
     Raises: BrokerError, NetworkError.
     """
     checkpoint = checkpointed_positions(start, previous)
@@ -86,6 +96,7 @@ def decide_positions(
             committed=committed_offset(commits.get(p)),
             last_committed=last_commits.get(p),
             is_retained=p in previous.owned,
+            is_transactional=is_transactional,
         )
         for p in sorted(partitions)
     }

@@ -5,8 +5,9 @@ repeated for each new proof, and receives ``{"drained": true}`` once. A co-reade
 ``{"group": <group id>, "min_age_ms": <n>}`` and receives ``{"reply": <value of PeerReply>}``. Table ``queries`` sends
 ``{"status": true}`` and receives the state of the reader, or ``{"events": true}`` and
 receives ``{"events": [...]}``, the events of its members. A listener of the driver sends ``{"finished": <end offset>}``
-after a batch and receives nothing. The sockets of an application are in one private directory
-named after the driver JVM; each reader holds a lock on it.
+after a batch and receives nothing. The sink of a query that writes exactly once sends
+``{"transaction": <fields of TransactionRequest>}`` and receives the fields of `TransactionReply`. The sockets of an
+application are in one private directory named after the driver JVM; each reader holds a lock on it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import json
 import logging
 import os
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
 from spark_groupsource.common.net import LocalChannel, LocalListener
 from spark_groupsource.errors import GroupSourceError, NetworkError, RequestTimeoutError
-from spark_groupsource.source.control_client import PeerReply
+from spark_groupsource.source.control_client import PeerReply, TransactionReply, TransactionRequest
 from spark_groupsource.source.process.driver_process import (
     application_name,
     lock_directory,
@@ -84,6 +86,7 @@ class ControlServer:
         status: returns the state of the reader as JSON values.
         events: returns the events of the reader's members as JSON values.
         batch_finished: called with the end offset of each batch that Spark has checkpointed.
+        transaction: called with the transaction of a batch's output, see `TransactionReply`.
         idle: called about every 100 ms while there is no request.
 
     Raises: NetworkError, OSError when the socket cannot be created; ConfigurationError as `private_directory`.
@@ -98,6 +101,7 @@ class ControlServer:
         status: Callable[[], Mapping[str, Any]] = dict,
         events: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
         batch_finished: Callable[[dict[str, Any]], None] = lambda end: None,
+        transaction: Callable[[TransactionRequest], TransactionReply] = lambda request: TransactionReply(),
         idle: Callable[[], None] = lambda: None,
     ) -> None:
         remove_stale_directories("control")
@@ -113,6 +117,7 @@ class ControlServer:
         self._status = status
         self._events = events
         self._batch_finished = batch_finished
+        self._transaction = transaction
         self._idle = idle
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="groupsource control", daemon=True)
@@ -176,9 +181,13 @@ class ControlServer:
                 if "finished" in request:
                     self._batch_finished(request["finished"])
                     return
+                if "transaction" in request:
+                    reply = self._transaction(TransactionRequest(**request["transaction"]))
+                    channel.send(json.dumps(asdict(reply)))
+                    return
                 if "group" in request:
-                    reply = self._peer_reply(str(request["group"]), int(request["min_age_ms"]))
-                    channel.send(json.dumps({"reply": reply.value}))
+                    peer = self._peer_reply(str(request["group"]), int(request["min_age_ms"]))
+                    channel.send(json.dumps({"reply": peer.value}))
                     return
                 is_drain, proof = bool(request["drain"]), request["proof"]
             except RequestTimeoutError:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.common.net import Socket, find_connection, is_closed_by_peer
-from spark_groupsource.errors import ApplicationEndedError, GroupSourceError, NetworkError
-from spark_groupsource.source.control_client import PeerReply
+from spark_groupsource.errors import ApplicationEndedError, ConfigurationError, GroupSourceError, NetworkError
+from spark_groupsource.model import ProducerIdAndEpoch
+from spark_groupsource.source.control_client import PeerReply, TransactionReply, TransactionRequest
 from spark_groupsource.source.group.co_readers import NOT_STARTED, CoReaders
 from spark_groupsource.source.options.source_options import SourceOptions
 from spark_groupsource.source.process.control_socket import (
@@ -97,7 +98,7 @@ class ReaderProcess:
         log_to_stderr()
         install_signal_handlers(self._handle_sigterm)
         threading.Thread(target=self._watch_driver, name="groupsource driver", daemon=True).start()
-        if options.assign is None:
+        if options.assign is None or options.client.transactional_id is not None:
             self._listen(NOT_STARTED, None)
 
     def session(self) -> StreamSession:
@@ -170,7 +171,14 @@ class ReaderProcess:
     def _listen(self, name: str, session: StreamSession | None) -> None:
         """Opens the control socket; `session` is None before Spark's first call."""
         previous = self._control
-        listen = partial(ControlServer, self._driver, name, status=self._status, events=self._events)
+        listen = partial(
+            ControlServer,
+            self._driver,
+            name,
+            status=self._status,
+            events=self._events,
+            transaction=self._join_transaction,
+        )
         try:
             if session is None:
                 self._control = listen(peer_reply=self._reply_not_started)
@@ -182,6 +190,11 @@ class ReaderProcess:
                     idle=session.rejoin_if_idle,
                 )
         except (NetworkError, OSError) as error:
+            if self.options.client.transactional_id is not None:
+                raise ConfigurationError(
+                    "The control socket of the source cannot be created, over which the sink asks for its offsets "
+                    f"(kafka.transactional.id): {str(error).rstrip('.')}. Set TMPDIR to a short local path."
+                ) from error
             _log.log(
                 logging.DEBUG if self._is_control_lost else logging.WARNING,
                 "%s Control socket cannot be created: %s. stop_gracefully stops this query without a drain, and "
@@ -192,6 +205,40 @@ class ReaderProcess:
             self._control, self._is_control_lost = None, True
         if previous is not None:
             previous.close()
+
+    def _join_transaction(self, request: TransactionRequest) -> TransactionReply:
+        """Adds the offsets of the batch in flight to the transaction of its output."""
+        transactional_id, query_id = self.options.client.transactional_id, self._recorded_query().get("id")
+        if request.transactional_id != transactional_id:
+            if query_id != request.query_id or transactional_id is None:
+                return TransactionReply()
+            return TransactionReply(
+                failure=f"The source and the sink of the query have different values of kafka.transactional.id: "
+                f"{transactional_id} and {request.transactional_id}. Give both the same."
+            )
+        if query_id not in (None, request.query_id):
+            return TransactionReply(
+                failure=f"Another query uses kafka.transactional.id={transactional_id}. Give each query its own."
+            )
+        session = self._session
+        if session is None:
+            # the source has no data in this batch
+            return TransactionReply(is_joined=True)
+        cluster_id = session.cluster_id()
+        if cluster_id != request.cluster_id:
+            return TransactionReply(
+                failure=f"Group {self.options.group_id} is on another cluster ({cluster_id}) than the output "
+                f"({request.cluster_id}), so its offsets cannot be in the transaction. Write to the cluster of the "
+                "group, or leave out kafka.transactional.id."
+            )
+        from spark_groupsource.client.records.transactions import can_begin_again
+
+        try:
+            producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
+            partitions = session.join_transaction(producer) if request.producer_id >= 0 else []
+        except GroupSourceError as error:
+            return TransactionReply(failure=str(error), can_retry=can_begin_again(error))
+        return TransactionReply(True, session.end_in_flight(), min(partitions, default=None))
 
     def _recorded_query(self) -> Mapping[str, Any]:
         """Returns what the read tasks recorded of the query, nothing before the first."""

@@ -1,20 +1,203 @@
-"""Publishes the output of tasks in a transaction."""
+"""Publishes the output of a batch exactly once: one transaction with the offsets of its sources and its progress.
+
+The order of steps gives the guarantee:
+
+1. `Transactions.init` fences every other process that publishes for the query, and ends what it left open;
+2. the progress is read after that, so nothing that a fenced process has committed is missed: a batch that is published
+   already is not published again;
+3. output, offsets of the sources, and progress are added, and committed together.
+
+After an error whose effect is unknown everything begins with 1 again. Nothing of a task attempt reaches the brokers:
+the tasks encode record batches, and this process sends those of the attempts that Spark has chosen.
+"""
 
 from __future__ import annotations
 
-from typing import Sequence
+import logging
+from dataclasses import dataclass
+from typing import Iterable, Mapping, NamedTuple, Protocol, Sequence
 
-from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.options.sink_options import SinkOptions
-from spark_groupsource.source.sink.output_task import TaskOutput
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.client.records.producer import BatchProducer
+from spark_groupsource.client.records.transactions import Transactions, can_begin_again, is_producer_fenced
+from spark_groupsource.errors import ConfigurationError, GroupSourceError, TransactionAbortedError
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
+from spark_groupsource.records.encoded_batch import EncodedBatch
+from spark_groupsource.source.positions.published_progress import (
+    Progress,
+    offset_of_progress,
+    progress_group,
+    read_progress,
+)
+
+_log = logging.getLogger(__name__)
+
+# an open transaction hides its records, and the offsets of its group, until its timeout
+_MIN_TIMEOUT_MS = 10_000
+_SLOWEST_BYTES_PER_S = 1_000_000
+# two processes of one query fence each other until the members of one are removed from the group
+_MAX_FENCED = 3
 
 
-def publish(options: SinkOptions, outputs: Sequence[TaskOutput], batch_id: int | None, driver: int) -> None:
-    """Publishes what the tasks of one batch have encoded.
+class Joined(NamedTuple):
+    """What the sources of a query have added to a transaction: see `TransactionReply`."""
+
+    ends: Mapping[str, str]
+    partition: TopicPartition | None
+
+
+class Sources(Protocol):
+    """The groupsource sources of the query."""
+
+    def ends(self) -> Mapping[str, str]:
+        """Returns the digests of the end offsets of the batch, by reader.
+
+        Raises: as `join`.
+        """
+
+    def join(self, producer: ProducerIdAndEpoch, known: Progress | None) -> Joined:
+        """Lets the sources add their offsets to a transaction.
+
+        Args:
+            known: the progress of the query, whose readers must take part if they have started.
+        Raises: TransactionAbortedError; NetworkError where another transaction may succeed.
+        """
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The output of one batch.
+
+    Attributes:
+        writer, number: see `Progress`; None for a write without progress, which is published each time.
+        topic: topic of the progress of a batch without records.
+        timeout_ms: kafka.transaction.timeout.ms, the most that a transaction may take.
+    """
+
+    transactional_id: str
+    batches: Sequence[EncodedBatch]
+    writer: str | None = None
+    number: int = -1
+    topic: str | None = None
+    timeout_ms: int = 60_000
+
+    @property
+    def partitions(self) -> frozenset[TopicPartition]:
+        return frozenset(each.topic_partition for each in self.batches)
+
+    @property
+    def transaction_timeout_ms(self) -> int:
+        """The timeout of the transaction, in proportion to the bytes to send."""
+        size = sum(len(each.data) for each in self.batches)
+        return min(_MIN_TIMEOUT_MS + size * 1000 // _SLOWEST_BYTES_PER_S, max(self.timeout_ms, 1))
+
+
+def publish(cluster: ClusterClient, batch: Batch, sources: Sources, timeout_ms: int) -> bool:
+    """Publishes a batch; returns False if it was published before.
 
     Args:
-        batch_id: of the micro-batch; None in a batch query.
-        driver: process id of the driver JVM.
-    Raises: ConfigurationError.
+        timeout_ms: how long an error is retried that another transaction may not have.
+    Raises: ConfigurationError if the progress is of a later batch, so that the checkpoint was reset;
+        TransactionAbortedError; BrokerError, NetworkError after `timeout_ms`.
     """
-    raise ConfigurationError("Option kafka.transactional.id is not supported. Remove it.")
+    transactions = Transactions(cluster, batch.transactional_id)
+    retry = cluster.retry(timeout_ms)
+    fenced = 0
+    while True:
+        started_ms = cluster.clock.now_ms()
+        try:
+            transactions.init(batch.transaction_timeout_ms)
+            found = _progress(cluster, batch)
+            known = found.get(batch.writer or "")
+            if known is not None and _is_published(known, batch, sources):
+                _log.info("[writer=%s] Batch %d is published already.", batch.writer, batch.number)
+                return False
+            _send(cluster, batch, transactions)
+            joined = sources.join(transactions.producer, known)
+            # a source without data has not joined
+            ends = {**(known.ends if known is not None else {}), **joined.ends}
+            _commit(batch, transactions, joined.partition, ends, found.values())
+            return True
+        except GroupSourceError as error:
+            fenced += is_producer_fenced(error)
+            if fenced >= _MAX_FENCED:
+                elapsed_ms = cluster.clock.now_ms() - started_ms
+                raise _fenced_error(batch, elapsed_ms) from error
+            if not can_begin_again(error):
+                _abort(transactions)
+                raise
+            retry.backoff_or_raise(error)
+
+
+def _progress(cluster: ClusterClient, batch: Batch) -> dict[str, Progress]:
+    """Returns the progress by writer; nothing for a write without one."""
+    if batch.writer is None:
+        return {}
+    found = read_progress(cluster.fetch_committed(progress_group(batch.transactional_id)).values())
+    return {progress.writer: progress for progress in found}
+
+
+def _is_published(known: Progress, batch: Batch, sources: Sources) -> bool:
+    """Raises: ConfigurationError if the progress is of a later batch, or of other records with this number."""
+    if known.batch < batch.number:
+        return False
+    if known.batch > batch.number:
+        raise ConfigurationError(
+            f"Batch {known.batch} is committed, but batch {batch.number} is replayed: the checkpoint was reset. Use "
+            f"another kafka.transactional.id than {batch.transactional_id}."
+        )
+    changed = [name for name, end in sources.ends().items() if known.ends.get(name, end) != end]
+    if changed:
+        raise ConfigurationError(
+            f"Batch {batch.number} is committed with other offsets of the source: the checkpoint was reset. Use "
+            f"another kafka.transactional.id than {batch.transactional_id}."
+        )
+    return True
+
+
+def _send(cluster: ClusterClient, batch: Batch, transactions: Transactions) -> None:
+    if batch.batches:
+        transactions.add_partitions(batch.partitions)
+        producer = BatchProducer(cluster, transactional_id=batch.transactional_id, identity=transactions.producer)
+        producer.send(batch.batches)
+
+
+def _commit(
+    batch: Batch,
+    transactions: Transactions,
+    joined: TopicPartition | None,
+    ends: Mapping[str, str],
+    others: Iterable[Progress],
+) -> None:
+    """Commits the transaction with the progress, at a partition of the output, of a source, or of the sink's topic."""
+    topic_partition = min(batch.partitions, default=joined)
+    if topic_partition is None and batch.topic is not None:
+        topic_partition = TopicPartition(batch.topic, 0)
+    if topic_partition is None:
+        # nothing was added
+        return
+    if batch.writer is not None:
+        progress = offset_of_progress(Progress(batch.writer, batch.number, ends), others)
+        transactions.commit_offsets(progress_group(batch.transactional_id), {topic_partition: progress})
+    transactions.end(is_committed=True)
+
+
+def _abort(transactions: Transactions) -> None:
+    """Ends a transaction early, whose error is raised; without success it ends at its timeout."""
+    try:
+        transactions.end(is_committed=False)
+    except GroupSourceError as error:
+        _log.debug("[transactional_id=%s] Aborting failed: %s", transactions.transactional_id, error)
+
+
+def _fenced_error(batch: Batch, elapsed_ms: int) -> TransactionAbortedError:
+    name, timeout_ms = batch.transactional_id, batch.transaction_timeout_ms
+    if elapsed_ms >= timeout_ms:
+        return TransactionAbortedError(
+            f"The transaction of kafka.transactional.id={name} took {elapsed_ms} ms, more than its timeout of "
+            f"{timeout_ms} ms. Increase kafka.transaction.timeout.ms, or limit the batch with maxBytesPerTrigger."
+        )
+    return TransactionAbortedError(
+        f"Another query uses kafka.transactional.id={name}, or another driver runs this one. Give each query its own."
+    )
+

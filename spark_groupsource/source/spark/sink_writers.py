@@ -44,10 +44,10 @@ class _Writer:
         if self._options.transactional_id is None:
             # the tasks have written everything
             return
-        from spark_groupsource.source.sink.publisher import publish
+        from spark_groupsource.source.sink.output_commit import commit_outputs
 
         outputs = cast("list[TaskOutput]", [each for each in messages if each is not None])
-        publish(self._options, outputs, batch_id, self._driver)
+        commit_outputs(self._options, outputs, batch_id, self._driver)
 
 
 class SinkBatchWriter(_Writer, DataSourceArrowWriter):

@@ -29,11 +29,11 @@ class PickledReader:
         self._parallelism = parallelism
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        _acknowledge_task()
+        acknowledge_task()
         self.__dict__.update(state)
 
 
-def _acknowledge_task() -> None:
+def acknowledge_task() -> None:
     """Acknowledges the part of a task that has been received; to be called when a reader is unpickled.
 
     Does nothing outside a worker that is connected by TCP.

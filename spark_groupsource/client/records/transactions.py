@@ -1,0 +1,232 @@
+"""Transactions of one transactional id, step by step; every process with its producer id and epoch may perform a step.
+
+The steps are those of the first transaction protocol, which every broker since 0.11 serves: partitions and groups are
+added explicitly, and the epoch changes with `init` only. A step that Kafka's producer repeats is repeated here until
+its timeout. After every other error the caller begins with `init` again, which aborts what is open: whether a step had
+an effect is unknown then.
+
+Source: KIP-98, KIP-447; Kafka `TransactionManager` (the handlers of its requests).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Mapping, Sequence, TypeVar
+
+from spark_groupsource.client.cluster.cluster_client import UNKNOWN_TOPIC_TIMEOUT_MS, ClusterClient
+from spark_groupsource.client.cluster.group_offsets import NO_MEMBER, CommittingMember
+from spark_groupsource.client.cluster.routing import CoordinatorKey, TransactionalId, top_level_error
+from spark_groupsource.errors import (
+    BrokerError,
+    ConfigurationError,
+    ErrorCode,
+    NetworkError,
+    UnsupportedVersionError,
+)
+from spark_groupsource.model import OffsetAndMetadata, ProducerIdAndEpoch, TopicPartition, bounded_names, by_topic
+from spark_groupsource.wire.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    Request,
+    Response,
+    TxnOffsetCommitRequest,
+)
+
+R = TypeVar("R", bound="Response")
+
+PRODUCE_VERSION = 11
+"""Newest Produce of this protocol; version 12 adds its partitions to the transaction (KIP-890)."""
+
+_ADD_PARTITIONS_VERSION, _ADD_OFFSETS_VERSION, _OFFSET_COMMIT_VERSION, _END_VERSION, _INIT_VERSION = 3, 4, 4, 4, 5
+# member id and generation in TxnOffsetCommit (KIP-447)
+_MEMBERS_SINCE = 3
+_REPEATED = frozenset(
+    {
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+)
+_PRODUCER_FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED})
+_BEGUN_AGAIN = _PRODUCER_FENCED | {
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    ErrorCode.INVALID_TXN_STATE,
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    ErrorCode.TRANSACTION_ABORTABLE,
+    ErrorCode.UNKNOWN_PRODUCER_ID,
+}
+
+
+def is_producer_fenced(error: Exception) -> bool:
+    """Returns whether another process has begun with `init` since, or the transaction took longer than its timeout."""
+    return isinstance(error, BrokerError) and error.code in _PRODUCER_FENCED
+
+
+def can_begin_again(error: Exception) -> bool:
+    """Returns whether a transaction that failed may succeed when it begins with `init` again."""
+    is_broken = isinstance(error, BrokerError) and (error.retriable or error.code in _BEGUN_AGAIN)
+    return is_broken or isinstance(error, NetworkError)
+
+
+class Transactions:
+    """Steps of the transactions of one transactional id; `producer` is set by `init`, or given by its caller.
+
+    Raises (every step): BrokerError, NetworkError; UnsupportedVersionError for a broker before 0.11.
+    """
+
+    def __init__(
+        self, cluster: ClusterClient, transactional_id: str, producer: ProducerIdAndEpoch | None = None
+    ) -> None:
+        self._cluster = cluster
+        self.transactional_id = transactional_id
+        self._producer = producer
+
+    @property
+    def producer(self) -> ProducerIdAndEpoch:
+        assert self._producer is not None, "init was not called"
+        return self._producer
+
+    def init(self, timeout_ms: int) -> ProducerIdAndEpoch:
+        """Aborts the open transaction of the id, fences the process that began it, and waits until it has ended.
+
+        Args:
+            timeout_ms: the coordinator aborts the next transaction when it is open for longer.
+        """
+        request = InitProducerIdRequest(
+            transactional_id=self.transactional_id,
+            transaction_timeout_ms=timeout_ms,
+            producer_id=-1,
+            producer_epoch=-1,
+        )
+        try:
+            response = self._call(request, "InitProducerId", top_level_error, max_version=_INIT_VERSION)
+        except BrokerError as error:
+            if error.code != ErrorCode.INVALID_TRANSACTION_TIMEOUT:
+                raise
+            raise ConfigurationError(
+                f"Option kafka.transaction.timeout.ms is larger than transaction.max.timeout.ms of the brokers: "
+                f"{timeout_ms} ms. Set it to less."
+            ) from error
+        self._producer = ProducerIdAndEpoch(response.producer_id, response.producer_epoch)
+        return self._producer
+
+    def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
+        """Adds partitions, before the first record is sent to them."""
+        row = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self.transactional_id,
+            v3_and_below_producer_id=self.producer.producer_id,
+            v3_and_below_producer_epoch=self.producer.epoch,
+            v3_and_below_topics=[row(name=name, partitions=numbers) for name, numbers in by_topic(partitions).items()],
+        )
+        self._call(request, "AddPartitionsToTxn", _partition_codes, max_version=_ADD_PARTITIONS_VERSION)
+
+    def commit_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], member: CommittingMember = NO_MEMBER
+    ) -> None:
+        """Adds a group and its offsets; they are its committed offsets once the transaction is committed.
+
+        Raises: BrokerError with a code of `FENCING_ERRORS` if the group has fenced the member; ConfigurationError for
+            a member and a broker before 2.5.
+        """
+        producer = self.producer
+        add = AddOffsetsToTxnRequest(
+            transactional_id=self.transactional_id,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.epoch,
+            group_id=group_id,
+        )
+        self._call(add, f"AddOffsetsToTxn of group '{group_id}'", top_level_error, max_version=_ADD_OFFSETS_VERSION)
+        topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+        commit = TxnOffsetCommitRequest(
+            transactional_id=self.transactional_id,
+            group_id=group_id,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.epoch,
+            generation_id=member.generation_id,
+            member_id=member.member_id,
+            group_instance_id=member.group_instance_id,
+            topics=[
+                topic(
+                    name=name,
+                    partitions=[
+                        topic.TxnOffsetCommitRequestPartition(
+                            partition_index=number,
+                            committed_offset=offsets[TopicPartition(name, number)].offset,
+                            committed_leader_epoch=offsets[TopicPartition(name, number)].leader_epoch,
+                            committed_metadata=offsets[TopicPartition(name, number)].metadata,
+                        )
+                        for number in numbers
+                    ],
+                )
+                for name, numbers in by_topic(offsets).items()
+            ],
+        )
+        try:
+            self._call(
+                commit,
+                f"TxnOffsetCommit of group '{group_id}' ({bounded_names(sorted(offsets))})",
+                _offset_codes,
+                key=group_id,
+                min_version=_MEMBERS_SINCE if member.member_id else 0,
+                max_version=_OFFSET_COMMIT_VERSION,
+            )
+        except UnsupportedVersionError as error:
+            raise ConfigurationError(
+                f"Offsets of group {group_id} cannot be in a transaction: exactly-once with a group needs Kafka 2.5. "
+                "Upgrade the brokers, or leave out kafka.transactional.id."
+            ) from error
+
+    def end(self, *, is_committed: bool) -> None:
+        """Commits or aborts the transaction."""
+        request = EndTxnRequest(
+            transactional_id=self.transactional_id,
+            producer_id=self.producer.producer_id,
+            producer_epoch=self.producer.epoch,
+            committed=is_committed,
+        )
+        self._call(request, "EndTxn", top_level_error, max_version=_END_VERSION)
+
+    def _call(
+        self,
+        request: Request[R],
+        operation: str,
+        codes_of: Callable[[R], Sequence[int]],
+        *,
+        max_version: int,
+        min_version: int = 0,
+        key: CoordinatorKey | None = None,
+    ) -> R:
+        """Sends one request to its coordinator, and repeats it while the coordinator is not ready."""
+        retry = self._cluster.retry()
+        while True:
+            response = self._cluster.call_coordinator(
+                TransactionalId(self.transactional_id) if key is None else key,
+                request,
+                retry.remaining_ms,
+                errors=codes_of,
+                min_version=min_version,
+                max_version=max_version,
+            )
+            # OPERATION_NOT_ATTEMPTED names the partitions that another one made fail
+            codes = [code for code in codes_of(response) if code and code != ErrorCode.OPERATION_NOT_ATTEMPTED]
+            if not codes:
+                return response
+            fatal = next((code for code in codes if code not in _REPEATED), None)
+            name = f"{operation} for transactional id '{self.transactional_id}'"
+            error = BrokerError(codes[0] if fatal is None else fatal, name)
+            if fatal is not None:
+                raise error
+            if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and retry.elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS:
+                raise error
+            retry.backoff_or_raise(error)
+
+
+def _partition_codes(response: Any) -> list[int]:
+    return [p.partition_error_code for t in response.results_by_topic_v3_and_below for p in t.results_by_partition]
+
+
+def _offset_codes(response: Any) -> list[int]:
+    return [p.error_code for topic in response.topics for p in topic.partitions]

@@ -1,0 +1,62 @@
+"""Commit of a batch by the driver: the record batches of its tasks are published in one transaction.
+
+Spark calls it in a Python worker of the driver that it keeps for the next micro-batches; so connections are kept, too.
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.errors import GroupSourceError
+from spark_groupsource.source.control_client import TransactionRequest
+from spark_groupsource.source.options.sink_options import SinkOptions
+from spark_groupsource.source.sink.output_task import TaskOutput
+from spark_groupsource.source.sink.publisher import Batch, publish
+from spark_groupsource.source.sink.reader_sources import ReaderSources
+
+_clusters: dict[ClientSettings, ClusterClient] = {}
+
+
+def commit_outputs(options: SinkOptions, outputs: Sequence[TaskOutput], batch_id: int | None, driver: int) -> None:
+    """Publishes the output of a batch; does nothing if it was published before.
+
+    Args:
+        batch_id: number of the micro-batch; None in a batch query.
+        driver: process id of the driver, whose readers are the sources of the query.
+    Raises: as `publish`.
+    """
+    assert options.transactional_id is not None, "the tasks have written the records"
+    query_id = next((output.query_id for output in outputs if output.query_id is not None), "")
+    writer = options.txn_app_id if batch_id is None else query_id
+    number = options.txn_version if batch_id is None else batch_id
+    if options.client not in _clusters:
+        _clusters[options.client] = ClusterClient(options.client.bootstrap, options.client)
+    cluster = _clusters[options.client]
+    timeout_ms = options.producer.delivery_timeout_ms
+    try:
+        request = TransactionRequest(
+            transactional_id=options.transactional_id,
+            producer_id=-1,
+            producer_epoch=-1,
+            query_id=query_id,
+            cluster_id=cluster.metadata(()).cluster_id or "",
+        )
+        publish(
+            cluster,
+            Batch(
+                transactional_id=options.transactional_id,
+                batches=[batch for output in outputs for batch in output.batches],
+                writer=writer or None,
+                number=-1 if number is None else number,
+                topic=options.topic,
+                timeout_ms=options.transaction_timeout_ms,
+            ),
+            ReaderSources(driver if batch_id is not None else None, request, timeout_ms),
+            timeout_ms,
+        )
+    except GroupSourceError:
+        # a connection may have caused the error; the next batch opens new ones
+        _clusters.pop(options.client).close()
+        raise

@@ -1,0 +1,71 @@
+"""The groupsource sources of a query, reached over the control sockets of their reader processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Mapping
+
+from spark_groupsource.errors import NetworkError, TransactionAbortedError
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
+from spark_groupsource.source.control_client import ControlClient, TransactionReply, TransactionRequest
+from spark_groupsource.source.positions.published_progress import Progress, reader_name
+from spark_groupsource.source.process.control_socket import control_sockets
+from spark_groupsource.source.sink.publisher import Joined
+
+
+class ReaderSources:
+    """The sources of one query.
+
+    Args:
+        driver: process id of the driver of the application; None for a batch query, which has no such source.
+        request: the transaction, without a producer.
+        timeout_ms: how long a reader may take to add its offsets.
+    """
+
+    def __init__(self, driver: int | None, request: TransactionRequest, timeout_ms: int) -> None:
+        self._driver = driver
+        self._request = request
+        self._timeout_ms = timeout_ms
+
+    def ends(self) -> Mapping[str, str]:
+        replies = [self._ask(path, self._request) for path in self._sockets()]
+        return _ends([reply for reply in replies if reply is not None])
+
+    def join(self, producer: ProducerIdAndEpoch, known: Progress | None) -> Joined:
+        request = replace(self._request, producer_id=producer.producer_id, producer_epoch=producer.epoch)
+        replies = []
+        for path in self._sockets():
+            reply = self._ask(path, request)
+            if reply is not None:
+                replies.append(reply)
+            elif known is None or any(reader_name(path.name) == name for name in known.ends):
+                raise NetworkError(
+                    f"A reader process of this application has ended ({path.name}), and its offsets cannot be in the "
+                    "transaction. Restart the query."
+                )
+        partitions = [TopicPartition(*reply.partition) for reply in replies if reply.partition is not None]
+        return Joined(_ends(replies), min(partitions, default=None))
+
+    def _sockets(self) -> list[Path]:
+        return [] if self._driver is None else control_sockets(self._driver)
+
+    def _ask(self, path: Path, request: TransactionRequest) -> TransactionReply | None:
+        """Returns the reply of one reader; None for the socket of an ended one.
+
+        Raises: TransactionAbortedError, NetworkError.
+        """
+        client = ControlClient.connect(path)
+        if client is None:
+            return None
+        with client:
+            reply = client.transaction(request, self._timeout_ms)
+        if reply is None:
+            return None
+        if not reply.failure:
+            return reply
+        raise NetworkError(reply.failure) if reply.can_retry else TransactionAbortedError(reply.failure)
+
+
+def _ends(replies: list[TransactionReply]) -> dict[str, str]:
+    return {name: end for reply in replies for name, end in reply.ends.items()}

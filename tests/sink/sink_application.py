@@ -1,0 +1,172 @@
+"""An application that copies a topic exactly once, driven as Spark drives a query, and killed between its steps.
+
+The reader is a process of its own, killed with SIGKILL; the offset log and the commit log of the checkpoint are lists,
+which survive. The driver of the application is this process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from support.clients import open_cluster
+from support.source_process import SourceProcess
+
+from spark_groupsource.client.records.transactions import Transactions
+from spark_groupsource.errors import RequestTimeoutError
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.encoded_batch import EncodedBatch
+from spark_groupsource.source.control_client import TransactionRequest
+from spark_groupsource.source.positions.published_progress import Progress
+from spark_groupsource.source.sink import publisher
+from spark_groupsource.source.sink.publisher import Batch, Joined
+from spark_groupsource.source.sink.reader_sources import ReaderSources
+
+STEPS = ("planned", "read", "initialized", "sent", "joined", "ended", "lost response", "published", "finished")
+"""Where an application can be killed, in the order of a batch; at "lost response" it is not killed."""
+
+
+class KilledError(Exception):
+    """The application was killed."""
+
+
+class _Sources(ReaderSources):
+    """The sources of an application, with its steps."""
+
+    def __init__(self, reached: Callable[[str], None], *args: Any) -> None:
+        super().__init__(*args)
+        self._reached = reached
+
+    def join(self, producer: ProducerIdAndEpoch, known: Progress | None) -> Joined:
+        self._reached("sent")
+        joined = super().join(producer, known)
+        self._reached("joined")
+        return joined
+
+
+class SinkApplication:
+    """One application; `output` is the partition of a record by its value.
+
+    Args:
+        options: options of the source.
+    """
+
+    def __init__(
+        self, directory: Path, bootstrap_servers: str, topic: str, group: str, output: str, **options: str
+    ) -> None:
+        self._directory, self._bootstrap_servers = directory, bootstrap_servers
+        self._topic, self._group, self._output = topic, group, output
+        self.transactional_id, self.query_id = f"T-{uuid4().hex[:8]}", uuid4().hex
+        self._options = {
+            "kafka.transactional.id": self.transactional_id,
+            "splitBetweenQueries": "true",
+            "maxOffsetsPerTrigger": "40",
+            "kafka.session.timeout.ms": "6000",
+            **options,
+        }
+        self.offsets: list[Mapping[str, Any]] = []
+        self.commits = 0
+        self.kill_at: str | None = None
+        self.state: dict[str, int] = {}
+        """Sum of the records of each input partition, as a stateful query keeps it; rebuilt from the last batch."""
+        self._states: list[dict[str, int]] = [{}]
+        self.reader: SourceProcess | None = None
+        self.cluster = open_cluster(bootstrap_servers, default_api_timeout_ms="20000")
+
+    def reached(self, step: str) -> None:
+        if step == self.kill_at:
+            self.kill_at = None
+            raise KilledError(step)
+
+    def start(self) -> None:
+        directory = self._directory / uuid4().hex[:8]
+        directory.mkdir()
+        self.reader = SourceProcess(directory, self._bootstrap_servers, self._topic, self._group, **self._options)
+
+    def kill(self) -> None:
+        if self.reader is not None:
+            self.reader.kill()
+            self.reader = None
+        # as after a restart of the driver
+        self.cluster.close()
+        self.cluster = open_cluster(self._bootstrap_servers, default_api_timeout_ms="20000")
+
+    def stop(self) -> None:
+        if self.reader is not None:
+            self.reader.stop()
+        self.cluster.close()
+
+    def trigger(self) -> int:
+        """Runs one batch, or the rest of a logged one; returns its number of records.
+
+        Raises: KilledError at `kill_at`.
+        """
+        if self.reader is None:
+            self.start()
+        try:
+            return self._trigger()
+        except KilledError:
+            self.kill()
+            raise
+
+    def _trigger(self) -> int:
+        assert self.reader is not None
+        start = self.offsets[self.commits - 1] if self.commits else None
+        if len(self.offsets) == self.commits:
+            end = self.reader.latest_offset(start)
+            assert end is not None, self.reader.log
+            if json.dumps(end) == json.dumps(start or {}):
+                return 0
+            self.offsets.append(end)
+        end = self.offsets[self.commits]
+        self.reached("planned")
+        rows = self.reader.read(start, end)
+        self.reached("read")
+        self._publish(rows)
+        self.reached("published")
+        state = dict(self._states[self.commits])
+        for partition, _, _ in rows:
+            state[str(partition)] = state.get(str(partition), 0) + 1
+        self._states[self.commits + 1 :] = [state]
+        self.commits += 1
+        self.state = state
+        self.reached("finished")
+        return len(rows)
+
+    def _publish(self, rows: list[tuple[int, int, str]]) -> None:
+        by_partition: dict[int, list[Record]] = defaultdict(list)
+        for partition, _, value in rows:
+            by_partition[partition].append(Record(value.encode(), value.encode(), 0))
+        batches = [
+            EncodedBatch(TopicPartition(self._output, partition), encode_batch(records), len(records))
+            for partition, records in sorted(by_partition.items())
+        ]
+        cluster_id = self.cluster.metadata(()).cluster_id or ""
+        request = TransactionRequest(self.transactional_id, -1, -1, self.query_id, cluster_id)
+        batch = Batch(self.transactional_id, batches, self.query_id, self.commits, self._output)
+        application = self
+
+        class _Transactions(Transactions):
+            def init(self, timeout_ms: int) -> ProducerIdAndEpoch:
+                found = super().init(timeout_ms)
+                application.reached("initialized")
+                return found
+
+            def end(self, *, is_committed: bool) -> None:
+                super().end(is_committed=is_committed)
+                application.reached("ended")
+                if application.kill_at == "lost response":
+                    application.kill_at = None
+                    raise RequestTimeoutError("No response to EndTxn.")
+
+        publisher.Transactions = _Transactions  # type: ignore[misc]
+        try:
+            publisher.publish(self.cluster, batch, _Sources(self.reached, os.getpid(), request, 20_000), 30_000)
+        finally:
+            publisher.Transactions = Transactions  # type: ignore[misc]

@@ -1,0 +1,213 @@
+"""Transactions that publish a batch: progress, fencing, errors of sources, on the embedded broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from uuid import uuid4
+
+import pytest
+from support.clients import open_cluster
+from support.topics import create_topic
+
+from spark_groupsource.client.cluster.cluster_client import LATEST, ClusterClient
+from spark_groupsource.client.cluster.group_offsets import CommittingMember
+from spark_groupsource.client.records.transactions import Transactions, is_producer_fenced
+from spark_groupsource.errors import (
+    BrokerError,
+    ConfigurationError,
+    ErrorCode,
+    NetworkError,
+    TransactionAbortedError,
+)
+from spark_groupsource.model import OffsetAndMetadata, ProducerIdAndEpoch, TopicPartition
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.encoded_batch import EncodedBatch
+from spark_groupsource.source.positions.published_progress import (
+    Progress,
+    offset_of_progress,
+    progress_group,
+    read_progress,
+)
+from spark_groupsource.source.sink.publisher import Batch, Joined, publish
+
+
+class FakeSources:
+    """Sources whose batch ends at `digests`; `failures` are raised by the next calls of `join`."""
+
+    def __init__(self, digests: Mapping[str, str] = {}, failures: list[Exception] | None = None) -> None:
+        self.digests, self.failures = dict(digests), failures or []
+        self.producers: list[ProducerIdAndEpoch] = []
+        self.known: list[Progress | None] = []
+
+    def ends(self) -> Mapping[str, str]:
+        return self.digests
+
+    def join(self, producer: ProducerIdAndEpoch, known: Progress | None) -> Joined:
+        self.producers.append(producer)
+        self.known.append(known)
+        if self.failures:
+            raise self.failures.pop(0)
+        return Joined(self.digests, None)
+
+
+@pytest.fixture(scope="module")
+def client(embedded) -> Iterator[ClusterClient]:
+    settings = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "5", "default_api_timeout_ms": "5000"}
+    with open_cluster(embedded.bootstrap_servers, **settings) as opened:
+        yield opened
+
+
+@pytest.fixture
+def output(embedded, topic: str) -> TopicPartition:
+    create_topic(embedded.bootstrap_servers, topic)
+    return TopicPartition(topic, 0)
+
+
+@pytest.fixture
+def transactional_id() -> str:
+    return f"T-{uuid4().hex[:8]}"
+
+
+def batch(
+    output: TopicPartition, transactional_id: str, number: int, count: int = 1, writer: str | None = "q"
+) -> Batch:
+    records = [Record(None, b"%d" % number, 0)] * count
+    batches = [EncodedBatch(output, encode_batch(records), count)] if count else []
+    return Batch(transactional_id, batches, writer, number, output.topic)
+
+
+def end(client: ClusterClient, output: TopicPartition) -> int:
+    """Returns the end of what a read_committed consumer may read."""
+    return client.list_offsets({output: LATEST}, read_committed=True)[output].offset
+
+
+def progress(client: ClusterClient, transactional_id: str) -> list[Progress]:
+    return read_progress(client.fetch_committed(progress_group(transactional_id)).values())
+
+
+def test_output_and_progress_are_committed_together(client, output, transactional_id):
+    assert publish(client, batch(output, transactional_id, 7, 3), FakeSources({"r": "d"}), 5_000)
+    # three records and the marker of the transaction
+    assert end(client, output) == 4
+    assert progress(client, transactional_id) == [Progress("q", 7, {"r": "d"})]
+
+
+def test_a_published_batch_is_not_published_again(client, output, transactional_id):
+    sources = FakeSources({"r": "d"})
+    publish(client, batch(output, transactional_id, 7), sources, 5_000)
+    assert not publish(client, batch(output, transactional_id, 7), sources, 5_000)
+    assert (end(client, output), len(sources.producers)) == (2, 1)
+
+
+def test_an_earlier_batch_than_the_published_one_is_an_error(client, output, transactional_id):
+    publish(client, batch(output, transactional_id, 9), FakeSources(), 5_000)
+    with pytest.raises(ConfigurationError, match="Batch 9 is committed, but batch 7 is replayed"):
+        publish(client, batch(output, transactional_id, 7), FakeSources(), 5_000)
+    assert end(client, output) == 2
+
+
+def test_other_records_with_the_number_of_the_published_batch_are_an_error(client, output, transactional_id):
+    publish(client, batch(output, transactional_id, 9), FakeSources({"r": "d"}), 5_000)
+    with pytest.raises(ConfigurationError, match="Batch 9 is committed with other offsets of the source"):
+        publish(client, batch(output, transactional_id, 9), FakeSources({"r": "e"}), 5_000)
+
+
+def test_another_writer_with_the_same_id_has_its_own_progress(client, output, transactional_id):
+    publish(client, batch(output, transactional_id, 9), FakeSources(), 5_000)
+    assert publish(client, batch(output, transactional_id, 1, writer="p"), FakeSources(), 5_000)
+    assert not publish(client, batch(output, transactional_id, 9), FakeSources(), 5_000)
+    assert progress(client, transactional_id) == [Progress("p", 1), Progress("q", 9)]
+
+
+def test_the_progress_of_the_last_writers_is_kept_within_the_metadata_of_an_offset():
+    others = [Progress(f"{number:032x}", number, {"r" * 8: "d" * 16}) for number in range(100)]
+    offset = offset_of_progress(Progress("q", 1), others)
+    assert read_progress([offset]) == [Progress("q", 1), *others[:15]]
+    wide = [Progress("w" * 200, 1, {f"{number:08x}": "d" * 16 for number in range(100)})]
+    assert read_progress([offset_of_progress(Progress("q", 1), [*wide, *wide])]) == [Progress("q", 1), wide[0]]
+    assert len(offset.metadata) < 4_096
+
+
+@pytest.mark.parametrize("metadata", ["", "{}", "[1]", '[["q", 1, 2]]', "[[]]"])
+def test_an_offset_that_is_no_progress_is_an_error(metadata):
+    with pytest.raises(ConfigurationError, match="are not the progress of a query"):
+        read_progress([OffsetAndMetadata(1, metadata, -1)])
+
+
+def test_the_end_of_a_source_without_data_is_kept(client, output, transactional_id):
+    publish(client, batch(output, transactional_id, 1), FakeSources({"r": "d", "s": "e"}), 5_000)
+    publish(client, batch(output, transactional_id, 2), FakeSources({"r": "f"}), 5_000)
+    assert progress(client, transactional_id) == [Progress("q", 2, {"r": "f", "s": "e"})]
+
+
+def test_a_batch_without_records_and_sources_commits_its_progress(client, output, transactional_id):
+    publish(client, batch(output, transactional_id, 1, 0), FakeSources(), 5_000)
+    assert (end(client, output), progress(client, transactional_id)) == (0, [Progress("q", 1)])
+
+
+def test_a_write_without_writer_is_published_each_time(client, output, transactional_id):
+    for _ in range(2):
+        assert publish(client, batch(output, transactional_id, -1, writer=None), FakeSources(), 5_000)
+    assert (end(client, output), progress(client, transactional_id)) == (4, [])
+
+
+def test_an_error_without_a_known_effect_begins_another_transaction(client, output, transactional_id):
+    sources = FakeSources(failures=[NetworkError("No response from the reader.")])
+    assert publish(client, batch(output, transactional_id, 1), sources, 5_000)
+    first, second = sources.producers
+    assert (first.producer_id, first.epoch) < (second.producer_id, second.epoch)
+    # the record and the marker of the aborted transaction, and those of the committed one
+    assert end(client, output) == 4
+
+
+def test_the_error_of_a_fenced_member_ends_the_transaction(client, output, transactional_id):
+    error = TransactionAbortedError("Group 'g' fenced member 'm'.")
+    with pytest.raises(TransactionAbortedError, match="fenced member"):
+        publish(client, batch(output, transactional_id, 1), FakeSources(failures=[error]), 5_000)
+    # without an open transaction the log is readable to its end
+    assert (end(client, output), progress(client, transactional_id)) == (2, [])
+
+
+def test_another_process_with_the_same_id_is_named(client, output, transactional_id):
+    class Fenced(FakeSources):
+        def join(self, producer: ProducerIdAndEpoch, known: Progress | None) -> Joined:
+            Transactions(client, transactional_id).init(60_000)
+            return super().join(producer, known)
+
+    sources = Fenced()
+    with pytest.raises(TransactionAbortedError, match=f"Another query uses kafka.transactional.id={transactional_id}"):
+        publish(client, batch(output, transactional_id, 1), sources, 5_000)
+    assert (len(sources.producers), progress(client, transactional_id)) == (3, [])
+
+
+def test_a_fenced_producer_cannot_commit(client, output, transactional_id):
+    fenced = Transactions(client, transactional_id)
+    fenced.init(60_000)
+    fenced.add_partitions([output])
+    Transactions(client, transactional_id).init(60_000)
+    with pytest.raises(BrokerError) as raised:
+        fenced.end(is_committed=True)
+    assert is_producer_fenced(raised.value)
+
+
+def test_a_timeout_above_the_limit_of_the_brokers_is_named(client, transactional_id):
+    with pytest.raises(ConfigurationError, match="kafka.transaction.timeout.ms is larger than"):
+        Transactions(client, transactional_id).init(2**31 - 1)
+
+
+def test_offsets_of_an_unknown_member_are_rejected(client, output, transactional_id, group):
+    transactions = Transactions(client, transactional_id)
+    transactions.init(60_000)
+    with pytest.raises(BrokerError) as raised:
+        transactions.commit_offsets(group, {output: OffsetAndMetadata(1, "", -1)}, CommittingMember(1, "m"))
+    assert raised.value.code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION)
+    transactions.end(is_committed=False)
+
+
+def test_the_timeout_of_a_transaction_grows_with_its_bytes():
+    def timeout_ms(size: int, most_ms: int) -> int:
+        batches = [EncodedBatch(TopicPartition("t", 0), b"x" * size, 1)]
+        return Batch("T", batches, timeout_ms=most_ms).transaction_timeout_ms
+
+    assert [timeout_ms(size, 60_000) for size in (0, 5_000_000, 90_000_000)] == [10_000, 15_000, 60_000]
+    assert timeout_ms(0, 3_000) == 3_000
