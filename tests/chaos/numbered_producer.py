@@ -9,12 +9,23 @@ from confluent_kafka import Producer
 
 
 class NumberedProducer:
-    """Produces 0, 1, 2, … to all partitions in turn; `acknowledged` are the numbers that the broker stored."""
+    """Produces 0, 1, 2, … to all partitions in turn; `acknowledged` are the numbers that the broker stored.
 
-    def __init__(self, bootstrap_servers: str, topic: str, partitions: int, records_per_s: int) -> None:
+    `is_idempotent`: a retry after an outage stores nothing twice.
+    """
+
+    def __init__(
+        self, bootstrap_servers: str, topic: str, partitions: int, records_per_s: int, is_idempotent: bool = False
+    ) -> None:
         self._topic, self._partitions, self._records_per_s = topic, partitions, records_per_s
         self._producer = Producer(
-            {"bootstrap.servers": bootstrap_servers, "acks": "all", "linger.ms": 5, "log_level": 0}
+            {
+                "bootstrap.servers": bootstrap_servers,
+                "acks": "all",
+                "linger.ms": 5,
+                "log_level": 0,
+                "enable.idempotence": is_idempotent,
+            }
         )
         self.acknowledged: set[int] = set()
         self._ended = threading.Event()

@@ -136,11 +136,22 @@ def test_modes_that_a_topic_does_not_have(spark: Any, embedded: Any, topic: str,
         frame.write.format("groupsource").mode("append").options(**options).save("/x")
     with pytest.raises(PySparkException, match="UNSUPPORTED_DATA_SOURCE_SAVE_MODE"):
         frame.write.format("groupsource").options(**options).save()
-    counts = spark.readStream.format("rate").load().groupBy("value").count().selectExpr("string(count) as value")
-    writer = counts.writeStream.format("groupsource").options(**options)
-    query = writer.outputMode("complete").option("checkpointLocation", str(tmp_path / "complete")).start()
-    with pytest.raises(PySparkException, match=r"A topic cannot be overwritten. Use outputMode\('append'\)"):
-        query.awaitTermination(60)
+
+
+def test_complete_results_are_appended(spark: Any, embedded: Any, topic: str, group: str, tmp_path: Path) -> None:
+    for name in (topic, f"{topic}-counts"):
+        create_topic(embedded.bootstrap_servers, name, 1)
+    options = {"kafka.bootstrap.servers": embedded.bootstrap_servers}
+    source = {"subscribe": topic, "kafka.group.id": group, "startingOffsets": "earliest", "members": "1"}
+    for _ in range(2):
+        write(spark.range(2).selectExpr("'k' as value"), embedded.bootstrap_servers, topic=topic)
+        rows = spark.readStream.format("groupsource").options(**options, **source).load().groupBy("value").count()
+        writer = rows.selectExpr("cast(count as string) as value").writeStream.outputMode("complete")
+        writer = writer.format("groupsource").options(**options, topic=f"{topic}-counts")
+        query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+    found = read_back(embedded.bootstrap_servers, f"{topic}-counts", 1)
+    assert [value for _, value, _ in found[0]] == [b"2", b"4"]
 
 
 def test_sql_writes_to_a_view_and_to_a_table(spark: Any, cluster: Any, topic: str) -> None:

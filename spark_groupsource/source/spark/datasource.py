@@ -177,12 +177,9 @@ class GroupDataSource(DataSource):
         from spark_groupsource.source.process.embedded_address import create_missing, resolve_bootstrap
         from spark_groupsource.source.spark.catalog_tables import stored_options
 
-        if overwrite:
-            raise ConfigurationError(
-                "A topic cannot be overwritten. Use mode('append')."
-                if kind == "batch"
-                else "A topic cannot be overwritten. Use outputMode('append'), or foreachBatch for complete results."
-            )
+        if overwrite and kind == "batch":
+            # in a stream it is the output mode complete, whose rows Spark's sink appends, too
+            raise ConfigurationError("A topic cannot be overwritten. Use mode('append').")
         given = {**stored_options(schema), **self._options}
         if not given:
             raise ConfigurationError(

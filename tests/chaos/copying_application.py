@@ -1,0 +1,80 @@
+"""Spark application of the chaos tests: copies a topic exactly once, and counts its records by partition.
+
+The copy and the counts are two queries; each has a group, a checkpoint and a transactional id of its own. SIGTERM
+drains them. It restarts a failed query from its checkpoint, as a supervisor would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from chaos.streaming_application import WAIT_S, last_batch, log
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from spark_groupsource import run_until_signal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+def read(spark: SparkSession, options: argparse.Namespace, group: str, transactional_id: str) -> DataFrame:
+    return (
+        spark.readStream.format("groupsource")
+        .option("kafka.bootstrap.servers", options.bootstrap_servers)
+        .option("kafka.group.id", group)
+        .option("kafka.transactional.id", transactional_id)
+        .option("kafka.session.timeout.ms", 6000)
+        .option("kafka.heartbeat.interval.ms", 500)
+        .option("subscribe", options.topic)
+        .option("startingOffsets", "earliest")
+        .option("members", 2)
+        .option("maxOffsetsPerTrigger", options.max_offsets)
+        .load()
+    )
+
+
+def write(
+    frame: DataFrame, options: argparse.Namespace, topic: str, transactional_id: str, mode: str = "append"
+) -> StreamingQuery:
+    writer = frame.writeStream.format("groupsource").outputMode(mode)
+    writer = writer.option("kafka.bootstrap.servers", options.bootstrap_servers).option("topic", topic)
+    writer = writer.option("kafka.transactional.id", transactional_id)
+    writer = writer.option("checkpointLocation", f"{options.directory}/{topic}")
+    return writer.trigger(processingTime="300 milliseconds").start()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    for name in ("bootstrap-servers", "topic", "group", "directory", "max-offsets"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--counts", action="store_true", help="counts, instead of the copy")
+    options = parser.parse_args()
+    spark = SparkSession.builder.config("spark.python.unix.domain.socket.enabled", "true").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    name = os.path.basename(options.directory)
+    while True:
+        if options.counts:
+            rows = read(spark, options, f"{options.group}-counts", f"counts-{name}")
+            rows = rows.groupBy("partition").count().selectExpr("string(partition) as key", "string(count) as value")
+            query = write(rows, options, f"{options.topic}-counts", f"counts-{name}", "complete")
+        else:
+            rows = read(spark, options, options.group, f"copy-{name}").selectExpr("key", "value")
+            query = write(rows, options, f"{options.topic}-copy", f"copy-{name}")
+        log(f"started {query.runId}")
+        try:
+            run_until_signal(query, timeout_s=WAIT_S)
+            log("drained")
+            return 0
+        except StreamingQueryException as error:
+            cause = next((line for line in str(error).splitlines() if "spark_groupsource.errors" in line), str(error))
+            log(f"failed in batch {last_batch(options.directory)}: {cause[:600]}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
