@@ -64,6 +64,10 @@ soak: java-there $(VENV)/.ready-test
 	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 60
 	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 30 --kafka --applications 3 --assignor cooperative-sticky
 	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 20 --graceful
+	$(BIN)/python tests/chaos/copies.py --seed $(SEED) --events 50
+	$(BIN)/python tests/chaos/copies.py --seed $(SEED) --events 20 --kafka
+	$(BIN)/python tests/histories/record.py --seed $(SEED) --histories 1000
+	$(BIN)/python tests/histories/record.py --seed $(SEED) --histories 100 --kafka
 	$(BIN)/python tests/chaos/coordinator_moves.py --seed $(SEED) --moves 20
 	$(BIN)/python tests/chaos/coordinator_moves.py --seed $(SEED) --moves 10 --kafka --spark
 	$(BIN)/python tests/chaos/database_kills.py --seed $(SEED) --kills 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,9 @@ class Broker(Protocol):
 
     def kill(self) -> None:
         """Sends SIGKILL; the data directory stays."""
+
+    def signal(self, number: int) -> None:
+        """Sends a signal, for example SIGSTOP."""
 
     def stop(self) -> None:
         """Stops the broker."""
@@ -61,6 +65,9 @@ class EmbeddedBrokerProcess:
         self._process.kill()
         stop_process(self._process, 5)
 
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
     def stop(self) -> None:
         stop_process(self._process, 20)
 
@@ -84,6 +91,10 @@ class RealKafkaBroker:
 
     def kill(self) -> None:
         self._kafka.kill()
+
+    def signal(self, number: int) -> None:
+        assert self._kafka.process_id is not None, "Kafka is not running"
+        os.kill(self._kafka.process_id, number)
 
     def stop(self) -> None:
         self._kafka.stop()

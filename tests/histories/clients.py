@@ -1,0 +1,338 @@
+"""Clients of several libraries that write and read logs, and record what they know of each operation."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any, Protocol
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import TopicPartition as Assigned
+from kafka import KafkaProducer
+from kafka.errors import KafkaError as KafkaPythonError
+
+from histories.history import History, Operation, Outcome, Polled, Sent
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.client.records.producer import BatchProducer
+from spark_groupsource.client.records.transactions import Transactions
+from spark_groupsource.errors import GroupSourceError
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.encoded_batch import EncodedBatch
+
+TRANSACTION_TIMEOUT_MS = 4_000
+_TIMEOUT_S = 6.0
+# a share of the transactions is aborted on purpose
+_ABORTED = 0.2
+_LIBRDKAFKA = {
+    "log_level": 0,
+    "socket.timeout.ms": 2_000,
+    "reconnect.backoff.max.ms": 200,
+    "retry.backoff.ms": 20,
+    "retry.backoff.max.ms": 200,
+}
+
+
+class Recorder:
+    """The operations of all clients of one history, and the values that they write: each value once."""
+
+    def __init__(self, topic: str, partitions: int) -> None:
+        self.topic, self.partitions = topic, partitions
+        self._values = count()
+        self._lock = threading.Lock()
+        self.history: History = []
+
+    def add(self, operation: Operation) -> None:
+        with self._lock:
+            self.history.append(operation)
+
+    def sent(self, draw: random.Random, most: int) -> list[Sent]:
+        """Returns new values for random logs."""
+        numbers = [next(self._values) for _ in range(draw.randint(1, most))]
+        return [Sent(self.log(draw.randrange(self.partitions)), number) for number in numbers]
+
+    def log(self, partition: int) -> str:
+        return f"{self.topic}-{partition}"
+
+    def partition(self, log: str) -> int:
+        return int(log.rpartition("-")[2])
+
+
+class Client(Protocol):
+    """One client; `step` performs and records an operation, `close` is called once."""
+
+    def step(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LibrdkafkaWriter:
+    """Transactions of librdkafka; without `transactional_id`, single sends of its idempotent producer."""
+
+    def __init__(
+        self, recorder: Recorder, bootstrap_servers: str, seed: int, name: str, transactional_id: str | None
+    ) -> None:
+        self._recorder, self._name, self._draw = recorder, name, random.Random(seed)
+        self._settings: dict[str, Any] = {
+            **_LIBRDKAFKA,
+            "bootstrap.servers": bootstrap_servers,
+            "enable.idempotence": True,
+            "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
+        }
+        self._transactional_id = transactional_id
+        if transactional_id is not None:
+            self._settings["transactional.id"] = transactional_id
+            self._settings["transaction.timeout.ms"] = TRANSACTION_TIMEOUT_MS
+        self._producer: Producer | None = None
+        self._started = 0
+
+    def step(self) -> None:
+        if self._producer is None:
+            producer = Producer(self._settings)
+            self._started += 1
+            if self._transactional_id is not None:
+                try:
+                    producer.init_transactions(_TIMEOUT_S)
+                except KafkaException:
+                    return
+            self._producer = producer
+        offsets: dict[int, int] = {}
+        failed: set[int] = set()
+        sent = self._recorder.sent(self._draw, 1 if self._transactional_id is None else 4)
+        if self._transactional_id is None:
+            self._produce(self._producer, sent, offsets, failed)
+            self._producer.flush(_TIMEOUT_S)
+            outcome = Outcome.OK if len(offsets) == len(sent) else Outcome.UNKNOWN
+        else:
+            outcome = self._transaction(self._producer, sent, offsets, failed)
+        if outcome is Outcome.UNKNOWN:
+            # the next operation is of a process of its own, whose writes are not ordered after these
+            self._producer = None
+        known = tuple(each._replace(offset=offsets.get(each.value)) for each in sent)
+        self._recorder.add(Operation(f"{self._name}.{self._started}", outcome, sent=known))
+
+    def _transaction(
+        self, producer: Producer, sent: list[Sent], offsets: dict[int, int], failed: set[int]
+    ) -> Outcome:
+        is_aborted = self._draw.random() < _ABORTED
+        is_committing = False
+        try:
+            producer.begin_transaction()
+            self._produce(producer, sent, offsets, failed)
+            producer.flush(_TIMEOUT_S)
+            if not is_aborted and not failed and len(offsets) == len(sent):
+                is_committing = True
+                producer.commit_transaction(_TIMEOUT_S)
+                return Outcome.OK
+            producer.abort_transaction(_TIMEOUT_S)
+            return Outcome.FAILED
+        except KafkaException as error:
+            if not error.args[0].txn_requires_abort():
+                return Outcome.UNKNOWN
+        try:
+            producer.abort_transaction(_TIMEOUT_S)
+            return Outcome.UNKNOWN if is_committing else Outcome.FAILED
+        except KafkaException:
+            return Outcome.UNKNOWN
+
+    def _produce(
+        self, producer: Producer, sent: list[Sent], offsets: dict[int, int], failed: set[int]
+    ) -> None:
+        def delivered(value: int) -> Callable[[Any, Any], None]:
+            def on_delivery(error: Any, message: Any) -> None:
+                if error is None:
+                    offsets[value] = message.offset()
+                else:
+                    failed.add(value)
+
+            return on_delivery
+
+        for log, value, _ in sent:
+            producer.produce(
+                self._recorder.topic,
+                b"%d" % value,
+                partition=self._recorder.partition(log),
+                on_delivery=delivered(value),
+            )
+
+    def close(self) -> None:
+        if self._producer is not None:
+            self._producer.flush(1)
+
+
+class OwnWriter:
+    """Transactions of this package's client, as the sink sends them."""
+
+    def __init__(self, recorder: Recorder, cluster: ClusterClient, seed: int, name: str, transactional_id: str) -> None:
+        self._recorder, self._cluster, self._name = recorder, cluster, name
+        self._draw, self._transactional_id = random.Random(seed), transactional_id
+
+    def step(self) -> None:
+        sent = self._recorder.sent(self._draw, 4)
+        known, outcome = tuple(sent), Outcome.FAILED
+        try:
+            transactions = Transactions(self._cluster, self._transactional_id)
+            identity = transactions.init(TRANSACTION_TIMEOUT_MS)
+            by_log: dict[str, list[int]] = {}
+            for log, value, _ in sent:
+                by_log.setdefault(log, []).append(value)
+            partitions = {log: TopicPartition(self._recorder.topic, self._recorder.partition(log)) for log in by_log}
+            transactions.add_partitions(partitions.values())
+            batches = [
+                EncodedBatch(partitions[log], encode_batch([Record(None, b"%d" % v, 0) for v in values]), len(values))
+                for log, values in by_log.items()
+            ]
+            producer = BatchProducer(self._cluster, transactional_id=self._transactional_id, identity=identity)
+            first = producer.send(batches)
+            known = tuple(
+                Sent(log, value, first[partitions[log]] + at)
+                for log, values in by_log.items()
+                for at, value in enumerate(values)
+            )
+            is_aborted = self._draw.random() < _ABORTED
+            outcome = Outcome.FAILED if is_aborted else Outcome.UNKNOWN
+            transactions.end(is_committed=not is_aborted)
+            outcome = Outcome.FAILED if is_aborted else Outcome.OK
+        except GroupSourceError:
+            # before EndTxn nothing can be committed: the next transaction, or its timeout, aborts it
+            pass
+        self._recorder.add(Operation(self._name, outcome, sent=known))
+
+    def close(self) -> None:
+        """Has no connection of its own."""
+
+
+class KafkaPythonWriter:
+    """Transactions of kafka-python."""
+
+    def __init__(
+        self, recorder: Recorder, bootstrap_servers: str, seed: int, name: str, transactional_id: str
+    ) -> None:
+        self._recorder, self._name, self._draw = recorder, name, random.Random(seed)
+        self._settings = {
+            "bootstrap_servers": bootstrap_servers,
+            "transactional_id": transactional_id,
+            "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS,
+            "delivery_timeout_ms": TRANSACTION_TIMEOUT_MS,
+            "request_timeout_ms": 2_000,
+            "max_block_ms": int(_TIMEOUT_S * 1000),
+        }
+        self._producer: KafkaProducer | None = None
+        self._started = 0
+
+    def step(self) -> None:
+        try:
+            if self._producer is None:
+                self._started += 1
+                self._producer = KafkaProducer(**self._settings)
+                self._producer.init_transactions()
+        except KafkaPythonError:
+            self._discard()
+            return
+        sent = self._recorder.sent(self._draw, 4)
+        known, outcome = tuple(sent), Outcome.FAILED
+        try:
+            self._producer.begin_transaction()
+            futures = [
+                self._producer.send(self._recorder.topic, b"%d" % value, partition=self._recorder.partition(log))
+                for log, value, _ in sent
+            ]
+            offsets = [future.get(_TIMEOUT_S).offset for future in futures]
+            known = tuple(each._replace(offset=at) for each, at in zip(sent, offsets))
+            is_aborted = self._draw.random() < _ABORTED
+            outcome = Outcome.FAILED if is_aborted else Outcome.UNKNOWN
+            if is_aborted:
+                self._producer.abort_transaction()
+            else:
+                self._producer.commit_transaction()
+                outcome = Outcome.OK
+        except KafkaPythonError:
+            # the next transaction, or its timeout, aborts what was not committed
+            self._discard()
+        self._recorder.add(Operation(f"{self._name}.{self._started}", outcome, sent=known))
+
+    def _discard(self) -> None:
+        if self._producer is not None:
+            self._producer.close(timeout=0)
+            self._producer = None
+
+    def close(self) -> None:
+        self._discard()
+
+
+class LibrdkafkaReader:
+    """A consumer of librdkafka, with all partitions or as a member of `group`."""
+
+    isolation_level = "read_committed"
+
+    def __init__(self, recorder: Recorder, bootstrap_servers: str, name: str, group: str | None = None) -> None:
+        self._recorder, self._name = recorder, name
+        self._is_reassigned = True
+        self._consumer = Consumer(
+            {
+                **_LIBRDKAFKA,
+                "bootstrap.servers": bootstrap_servers,
+                "group.id": group or "unused",
+                "session.timeout.ms": 6_000,
+                "isolation.level": self.isolation_level,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 50,
+            }
+        )
+        self._ended: set[int] = set()
+        if group is None:
+            self._consumer.assign([Assigned(recorder.topic, number, 0) for number in range(recorder.partitions)])
+        else:
+            self._consumer.subscribe([recorder.topic], on_assign=self._changed, on_revoke=self._changed)
+        self._is_member = group is not None
+
+    def _changed(self, consumer: Any, partitions: Any) -> None:
+        self._is_reassigned = True
+
+    def step(self) -> None:
+        polled: list[Polled] = []
+        for message in self._consumer.consume(50, 0.1):
+            error = message.error()
+            if error is None:
+                self._ended.discard(message.partition())
+                value = int(message.value() or b"")
+                polled.append(Polled(self._recorder.log(message.partition() or 0), message.offset() or 0, value))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._ended.add(message.partition())
+        if polled:
+            is_reassigned, self._is_reassigned = self._is_reassigned, False
+            self._recorder.add(Operation(self._name, polled=tuple(polled), is_reassigned=is_reassigned))
+            if self._is_member:
+                try:
+                    self._consumer.commit(asynchronous=False)
+                except KafkaException:
+                    # the next member reads the records again
+                    return
+
+    def read_to_end(self, is_late: Callable[[], bool]) -> bool:
+        """Reads every log to its last stable offset; returns False if that is too late."""
+        self._ended.clear()
+        while len(self._ended) < self._recorder.partitions:
+            if is_late():
+                return False
+            self.step()
+        return True
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def clients(recorder: Recorder, bootstrap_servers: str, cluster: ClusterClient, seed: int) -> Iterator[Client]:
+    """Yields the clients of one history."""
+    topic = recorder.topic
+    yield LibrdkafkaWriter(recorder, bootstrap_servers, seed, "librdkafka", f"{topic}-a")
+    yield LibrdkafkaWriter(recorder, bootstrap_servers, seed + 1, "idempotent", None)
+    yield OwnWriter(recorder, cluster, seed + 2, "own", f"{topic}-b")
+    yield KafkaPythonWriter(recorder, bootstrap_servers, seed + 3, "kafka-python", f"{topic}-c")
+    yield LibrdkafkaReader(recorder, bootstrap_servers, "reader")
+    yield LibrdkafkaReader(recorder, bootstrap_servers, "member 0", f"{topic}-members")
+    yield LibrdkafkaReader(recorder, bootstrap_servers, "member 1", f"{topic}-members")
