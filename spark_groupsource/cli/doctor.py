@@ -26,6 +26,7 @@ _SETTINGS = "settings"
 @cluster_options
 @click.option("--topic", metavar="NAMES", help="Topics to check: names and patterns, separated by commas.")
 @click.option("--group", metavar="GROUP", help="Consumer group to check.")
+@click.option("--transactional-id", metavar="ID", help="kafka.transactional.id of a query that writes exactly once.")
 @click.option("--checkpoint", metavar="DIR", help="checkpointLocation of a query, in a local directory.")
 @click.option(
     "--timeout",
@@ -42,11 +43,12 @@ def doctor(
     command_config: Path | None,
     topic: str | None,
     group: str | None,
+    transactional_id: str | None,
     checkpoint: str | None,
     timeout_ms: int,
     is_json: bool,
 ) -> None:
-    """Checks what a query needs: addresses, versions, login, topics, group, offsets, checkpoint, this machine.
+    """Checks what a query needs: addresses, versions, login, topics, group, transaction, checkpoint, machine.
 
     Each line starts with good, bad or unknown, and says what to do. Nothing is changed, and no group is joined. The
     exit status is 1 if a line is bad.
@@ -59,7 +61,7 @@ def doctor(
     except ConfigurationError as error:
         findings.append(failed(_SETTINGS, error))
     else:
-        with Target(settings, topics, group, checkpoint, timeout_ms) as target:
+        with Target(settings, topics, group, checkpoint, timeout_ms, transactional_id) as target:
             findings += run_checks(CLUSTER_CHECKS, target)
     findings = [f._replace(text=without_prefix(f.text), fix=without_prefix(f.fix)) for f in findings]
     if is_json:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Mapping, NamedTuple
 
 from spark_groupsource.cli.doctor_findings import Check, CheckResult, Facts, Status, each, outcome
+from spark_groupsource.cli.doctor_transactions import TransactionFacts, evaluate_transaction, read_transaction
 from spark_groupsource.client.admin import GroupDescription, describe_groups
 from spark_groupsource.client.cluster.cluster_client import ClusterClient, TopicInfo
 from spark_groupsource.client.cluster.metadata import MAX_TIMESTAMP
@@ -68,12 +69,14 @@ class Target:
         group: str | None,
         checkpoint: str | None,
         timeout_ms: int,
+        transactional_id: str | None = None,
     ) -> None:
         self.settings = settings
         self.topics = topics
         self.group = group
         self.checkpoint = checkpoint
         self.timeout_ms = timeout_ms
+        self.transactional_id = transactional_id
         self._cluster: ClusterClient | None = None
 
     def __enter__(self) -> Target:
@@ -439,6 +442,10 @@ def evaluate_clock(found: Clocks) -> Iterator[CheckResult]:
         yield CheckResult(Status.UNKNOWN, text, "Run it again while a group commits.")
 
 
+def _read_transaction(target: Target, facts: Facts) -> TransactionFacts:
+    return read_transaction(target.cluster, target.transactional_id or "", facts.get("topic", ()))
+
+
 def _has_group(target: Target) -> bool:
     return target.group is not None
 
@@ -453,6 +460,7 @@ CLUSTER_CHECKS: tuple[Check[Target], ...] = (
     Check("topic", _read_topics, _evaluate_topics, "brokers", lambda target: target.topics is not None),
     Check("group", _read_group, evaluate_group, "brokers", _has_group),
     Check("offsets", _read_offsets, evaluate_offsets, "brokers", _has_group),
+    Check("transaction", _read_transaction, evaluate_transaction, "brokers", lambda t: t.transactional_id is not None),
     Check("checkpoint", _read_checkpoint, evaluate_checkpoint, "brokers", lambda t: t.checkpoint is not None),
     Check(OFFSETS_TOPIC, _read_log, _evaluate_log, "brokers", on_error=Status.UNKNOWN),
     Check("clock", _read_clock, evaluate_clock, "brokers", on_error=Status.UNKNOWN),

@@ -62,12 +62,13 @@ class Topic:
     def read(self) -> list[tuple[str | None, str]]:
         """Reads what has arrived, and returns key and value of all records so far."""
         while (message := self._consumer.poll(0.5)) is not None:
-            if message.error() is None:
+            error = message.error()
+            if error is None:
                 key, value = message.key(), message.value()
                 self.records.append((None if key is None else key.decode(), (value or b"").decode()))
             else:
                 known = (KafkaError._PARTITION_EOF, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
-                assert message.error().code() in known, message.error()
+                assert error.code() in known, error
         return self.records
 
     def close(self) -> None:
@@ -98,15 +99,18 @@ class CopyRun:
         """
         draw = random.Random(seed)
         for application in self._applications:
-            wait_until(lambda a=application: a.is_ready, f"{application.name} is ready", WAIT_S, 0.2)
+            self._wait_ready(application)
         for number in range(1, events + 1):
             event, target = draw.choice(_EVENTS), draw.choice(self._applications)
-            wait_until(lambda: target.is_ready, f"application {target.name} is ready", WAIT_S, 0.2)
+            self._wait_ready(target)
             self._inject(event, target)
             print(f"event {number}: {event} of {target.name}", flush=True)
             time.sleep(draw.uniform(0.2, 4))
         self._producer.stop()
         return self._check()
+
+    def _wait_ready(self, application: SubmittedApplication) -> None:
+        wait_until(lambda: application.is_ready, f"application {application.name} is ready", WAIT_S, 0.2)
 
     def _inject(self, event: str, target: SubmittedApplication) -> None:
         if event == "kill broker":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
@@ -21,7 +23,7 @@ def read_back(bootstrap_servers: str, topic: str, partitions: int) -> dict[int, 
     try:
         consumer.assign([TopicPartition(topic, number, 0) for number in found if missing[number]])
         while any(missing.values()):
-            message = consumer.poll(30)
+            message: Any = consumer.poll(30)
             assert message is not None, f"records of {topic} are missing: {missing}"
             if message.error():
                 missing[message.partition()] = 0
