@@ -1,4 +1,4 @@
-"""Records from Python objects and tables, appended by the process of the broker."""
+"""Records from Python objects and tables, appended by the broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check of a transactional id: its transaction, what it holds up, and the progress of its query."""
+"""Check of a transactional id: its transaction and its progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spark_groupsource.client.transaction_states import (
 )
 from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.model import TopicPartition, bounded_names
-from spark_groupsource.source.positions.published_progress import Progress, progress_group, read_progress
+from spark_groupsource.source.positions.published_progress import WriterProgress, progress_group, read_progress
 
 _EMPTY_STATES = frozenset({"Empty", "CompleteCommit", "CompleteAbort"})
 
@@ -26,7 +26,7 @@ class TransactionFacts(NamedTuple):
     transactional_id: str
     state: TransactionState | None
     open: Sequence[OpenTransaction]
-    progress: Sequence[Progress]
+    progress: Sequence[WriterProgress]
     now_ms: int
 
 

@@ -1,4 +1,4 @@
-"""State of a transaction at its coordinator, and the open transactions of partitions (KIP-664)."""
+"""State of transactions at their coordinators and in logs (KIP-664)."""
 
 from __future__ import annotations
 

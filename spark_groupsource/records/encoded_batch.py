@@ -1,4 +1,4 @@
-"""Record batches that are ready to be sent, and the identity of their producer.
+"""Record batches ready to be sent, and the identity of their producer.
 
 Source: KIP-98.
 """

@@ -1,4 +1,4 @@
-"""Hashes and partitions of a column of keys, as computed by Kafka's Java producer."""
+"""Hashes and partitions of a column of keys, as Kafka's producer."""
 
 from __future__ import annotations
 

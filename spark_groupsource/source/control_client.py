@@ -54,7 +54,7 @@ class TransactionReply:
 
     Attributes:
         is_joined: False for a reader with another transactional id, which adds nothing.
-        ends: digest of the end offset of its batch, by the name of the reader; see `Progress`.
+        ends: digest of the end offset of its batch, by the name of the reader; see `WriterProgress`.
         partition: one of the partitions whose offsets were added.
         failure: message of the error; the transaction must be aborted then.
         can_retry: whether another transaction for the batch may succeed.

@@ -1,9 +1,9 @@
-"""Injects faults into applications that copy a topic exactly once, and checks that each record is in the copy once.
+"""Injects faults into applications that copy a topic exactly once.
 
     PYTHONPATH=jobs:tests python tests/chaos/copies.py --events 50 --seed 7 [--kafka]
 
-Two applications copy a topic in one group; a third one counts its records in a group of its own, so that its state must
-be right, too. A producer writes numbered records during the run.
+Two applications copy a topic in one group: each record must be in the copy once. A third one counts its records in a
+group of its own, so that its state must be right, too. A producer writes numbered records during the run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Spark application of the chaos tests: copies a topic exactly once, and counts its records by partition.
+"""Spark application that copies or counts a topic exactly once.
 
-The copy and the counts are two queries; each has a group, a checkpoint and a transactional id of its own. SIGTERM
-drains them. It restarts a failed query from its checkpoint, as a supervisor would.
+Each has a group, a checkpoint and a transactional id of its own. SIGTERM drains it. It restarts a failed query from its
+checkpoint, as a supervisor would.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lines of the doctor about a transactional id, from facts and from a broker."""
+"""Lines of the doctor about a transactional id."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spark_groupsource.cli.main import main
 from spark_groupsource.client.records.transactions import Transactions
 from spark_groupsource.client.transaction_states import OpenTransaction, TransactionState
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
-from spark_groupsource.source.positions.published_progress import Progress, offset_of_progress, progress_group
+from spark_groupsource.source.positions.published_progress import WriterProgress, offset_of_progress, progress_group
 
 P0 = TopicPartition("out", 0)
 PRODUCER = ProducerIdAndEpoch(7, 2)
@@ -38,7 +38,7 @@ def test_an_unknown_id_says_who_creates_it():
 
 @pytest.mark.parametrize("state", ["Empty", "CompleteCommit", "CompleteAbort"])
 def test_an_id_without_an_open_transaction_is_good(state):
-    found = lines(state, held=(), progress=[Progress("q", 9)])
+    found = lines(state, held=(), progress=[WriterProgress("q", 9)])
     assert found == [
         ("good", f"Transactional id 'T' has no open transaction (state {state}, producer id 7, epoch 2).", ""),
         ("good", "Batch 9 is the last one that query q has published.", ""),
@@ -79,7 +79,7 @@ def test_the_command_shows_the_transaction_and_the_progress_of_a_query(cluster, 
     with open_cluster(cluster.bootstrap_servers) as client:
         transactions = Transactions(client, name)
         transactions.init(60_000)
-        progress = offset_of_progress(Progress("q", 4))
+        progress = offset_of_progress(WriterProgress("q", 4))
         transactions.commit_offsets(progress_group(name), {output: progress})
         transactions.end(is_committed=True)
         transactions.add_partitions([output])

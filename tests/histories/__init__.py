@@ -1,4 +1,4 @@
-"""Histories of clients that write and read logs, and what is wrong in them.
+"""Histories of clients that write and read logs, and their anomalies.
 
 A history is the list of operations that several clients performed while brokers were killed, frozen and cut off
 (`history.py`). `checker.py` finds the anomalies that a broker or a client with a defect leaves in one. The kinds are

@@ -1,4 +1,4 @@
-"""Clients of several libraries that write and read logs, and record what they know of each operation."""
+"""Clients of several libraries that record what they know."""
 
 from __future__ import annotations
 

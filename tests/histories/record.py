@@ -1,4 +1,4 @@
-"""Records histories of clients of a broker that is killed, frozen and cut off, and checks them.
+"""Records histories of clients of a broker with faults.
 
     PYTHONPATH=jobs:tests python tests/histories/record.py --histories 1000 --seed 7 [--kafka]
 

@@ -1,4 +1,4 @@
-"""Anomalies planted in histories, and histories of a correct log, in which there is none."""
+"""Anomalies planted in histories, and correct histories without one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An application that copies a topic exactly once, driven as Spark drives a query, and killed between its steps.
+"""An application that copies a topic, killed between its steps.
 
-The reader is a process of its own, killed with SIGKILL; the offset log and the commit log of the checkpoint are lists,
-which survive. The driver of the application is this process.
+It is driven as Spark drives a query. The reader is a process of its own, killed with SIGKILL; the offset log and the
+commit log of the checkpoint are lists, which survive. The driver of the application is this process.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.encoded_batch import EncodedBatch
 from spark_groupsource.source.control_client import TransactionRequest
-from spark_groupsource.source.positions.published_progress import Progress
+from spark_groupsource.source.positions.published_progress import WriterProgress
 from spark_groupsource.source.sink import publisher
-from spark_groupsource.source.sink.publisher import Batch, Joined
+from spark_groupsource.source.sink.publisher import JoinedOffsets, Publication
 from spark_groupsource.source.sink.reader_sources import ReaderSources
 
 STEPS = ("planned", "read", "initialized", "sent", "joined", "ended", "lost response", "published", "finished")
@@ -43,7 +43,7 @@ class _Sources(ReaderSources):
         super().__init__(*args)
         self._reached = reached
 
-    def join(self, producer: ProducerIdAndEpoch, known: Progress | None) -> Joined:
+    def join(self, producer: ProducerIdAndEpoch, known: WriterProgress | None) -> JoinedOffsets:
         self._reached("sent")
         joined = super().join(producer, known)
         self._reached("joined")
@@ -149,7 +149,7 @@ class SinkApplication:
         ]
         cluster_id = self.cluster.metadata(()).cluster_id or ""
         request = TransactionRequest(self.transactional_id, -1, -1, self.query_id, cluster_id)
-        batch = Batch(self.transactional_id, batches, self.query_id, self.commits, self._output)
+        batch = Publication(self.transactional_id, batches, self.query_id, self.commits, self._output)
         application = self
 
         class _Transactions(Transactions):

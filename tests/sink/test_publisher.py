@@ -1,4 +1,4 @@
-"""Transactions that publish a batch: progress, fencing, errors of sources, on the embedded broker."""
+"""Transactions that publish a batch, on the embedded broker."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from spark_groupsource.model import OffsetAndMetadata, ProducerIdAndEpoch, Topic
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.encoded_batch import EncodedBatch
 from spark_groupsource.source.positions.published_progress import (
-    Progress,
+    WriterProgress,
     offset_of_progress,
     progress_group,
     read_progress,
 )
-from spark_groupsource.source.sink.publisher import Batch, Joined, publish
+from spark_groupsource.source.sink.publisher import JoinedOffsets, Publication, publish
 
 
 class FakeSources:
@@ -37,17 +37,17 @@ class FakeSources:
     def __init__(self, digests: Mapping[str, str] = {}, failures: list[Exception] | None = None) -> None:
         self.digests, self.failures = dict(digests), failures or []
         self.producers: list[ProducerIdAndEpoch] = []
-        self.known: list[Progress | None] = []
+        self.known: list[WriterProgress | None] = []
 
     def ends(self) -> Mapping[str, str]:
         return self.digests
 
-    def join(self, producer: ProducerIdAndEpoch, known: Progress | None) -> Joined:
+    def join(self, producer: ProducerIdAndEpoch, known: WriterProgress | None) -> JoinedOffsets:
         self.producers.append(producer)
         self.known.append(known)
         if self.failures:
             raise self.failures.pop(0)
-        return Joined(self.digests, None)
+        return JoinedOffsets(self.digests, None)
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +70,10 @@ def transactional_id() -> str:
 
 def batch(
     output: TopicPartition, transactional_id: str, number: int, count: int = 1, writer: str | None = "q"
-) -> Batch:
+) -> Publication:
     records = [Record(None, b"%d" % number, 0)] * count
     batches = [EncodedBatch(output, encode_batch(records), count)] if count else []
-    return Batch(transactional_id, batches, writer, number, output.topic)
+    return Publication(transactional_id, batches, writer, number, output.topic)
 
 
 def end(client: ClusterClient, output: TopicPartition) -> int:
@@ -81,7 +81,7 @@ def end(client: ClusterClient, output: TopicPartition) -> int:
     return client.list_offsets({output: LATEST}, read_committed=True)[output].offset
 
 
-def progress(client: ClusterClient, transactional_id: str) -> list[Progress]:
+def progress(client: ClusterClient, transactional_id: str) -> list[WriterProgress]:
     return read_progress(client.fetch_committed(progress_group(transactional_id)).values())
 
 
@@ -89,7 +89,7 @@ def test_output_and_progress_are_committed_together(client, output, transactiona
     assert publish(client, batch(output, transactional_id, 7, 3), FakeSources({"r": "d"}), 5_000)
     # three records and the marker of the transaction
     assert end(client, output) == 4
-    assert progress(client, transactional_id) == [Progress("q", 7, {"r": "d"})]
+    assert progress(client, transactional_id) == [WriterProgress("q", 7, {"r": "d"})]
 
 
 def test_a_published_batch_is_not_published_again(client, output, transactional_id):
@@ -116,15 +116,16 @@ def test_another_writer_with_the_same_id_has_its_own_progress(client, output, tr
     publish(client, batch(output, transactional_id, 9), FakeSources(), 5_000)
     assert publish(client, batch(output, transactional_id, 1, writer="p"), FakeSources(), 5_000)
     assert not publish(client, batch(output, transactional_id, 9), FakeSources(), 5_000)
-    assert progress(client, transactional_id) == [Progress("p", 1), Progress("q", 9)]
+    assert progress(client, transactional_id) == [WriterProgress("p", 1), WriterProgress("q", 9)]
 
 
 def test_the_progress_of_the_last_writers_is_kept_within_the_metadata_of_an_offset():
-    others = [Progress(f"{number:032x}", number, {"r" * 8: "d" * 16}) for number in range(100)]
-    offset = offset_of_progress(Progress("q", 1), others)
-    assert read_progress([offset]) == [Progress("q", 1), *others[:15]]
-    wide = [Progress("w" * 200, 1, {f"{number:08x}": "d" * 16 for number in range(100)})]
-    assert read_progress([offset_of_progress(Progress("q", 1), [*wide, *wide])]) == [Progress("q", 1), wide[0]]
+    others = [WriterProgress(f"{number:032x}", number, {"r" * 8: "d" * 16}) for number in range(100)]
+    offset = offset_of_progress(WriterProgress("q", 1), others)
+    assert read_progress([offset]) == [WriterProgress("q", 1), *others[:15]]
+    wide = [WriterProgress("w" * 200, 1, {f"{number:08x}": "d" * 16 for number in range(100)})]
+    own = WriterProgress("q", 1)
+    assert read_progress([offset_of_progress(own, [*wide, *wide])]) == [own, wide[0]]
     assert len(offset.metadata) < 4_096
 
 
@@ -137,12 +138,12 @@ def test_an_offset_that_is_no_progress_is_an_error(metadata):
 def test_the_end_of_a_source_without_data_is_kept(client, output, transactional_id):
     publish(client, batch(output, transactional_id, 1), FakeSources({"r": "d", "s": "e"}), 5_000)
     publish(client, batch(output, transactional_id, 2), FakeSources({"r": "f"}), 5_000)
-    assert progress(client, transactional_id) == [Progress("q", 2, {"r": "f", "s": "e"})]
+    assert progress(client, transactional_id) == [WriterProgress("q", 2, {"r": "f", "s": "e"})]
 
 
 def test_a_batch_without_records_and_sources_commits_its_progress(client, output, transactional_id):
     publish(client, batch(output, transactional_id, 1, 0), FakeSources(), 5_000)
-    assert (end(client, output), progress(client, transactional_id)) == (0, [Progress("q", 1)])
+    assert (end(client, output), progress(client, transactional_id)) == (0, [WriterProgress("q", 1)])
 
 
 def test_a_write_without_writer_is_published_each_time(client, output, transactional_id):
@@ -170,7 +171,7 @@ def test_the_error_of_a_fenced_member_ends_the_transaction(client, output, trans
 
 def test_another_process_with_the_same_id_is_named(client, output, transactional_id):
     class Fenced(FakeSources):
-        def join(self, producer: ProducerIdAndEpoch, known: Progress | None) -> Joined:
+        def join(self, producer: ProducerIdAndEpoch, known: WriterProgress | None) -> JoinedOffsets:
             Transactions(client, transactional_id).init(60_000)
             return super().join(producer, known)
 
@@ -207,7 +208,7 @@ def test_offsets_of_an_unknown_member_are_rejected(client, output, transactional
 def test_the_timeout_of_a_transaction_grows_with_its_bytes():
     def timeout_ms(size: int, most_ms: int) -> int:
         batches = [EncodedBatch(TopicPartition("t", 0), b"x" * size, 1)]
-        return Batch("T", batches, timeout_ms=most_ms).transaction_timeout_ms
+        return Publication("T", batches, timeout_ms=most_ms).transaction_timeout_ms
 
     assert [timeout_ms(size, 60_000) for size in (0, 5_000_000, 90_000_000)] == [10_000, 15_000, 60_000]
     assert timeout_ms(0, 3_000) == 3_000

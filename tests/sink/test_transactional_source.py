@@ -1,4 +1,4 @@
-"""What a source reads and commits in a query that writes exactly once, with an in-memory group."""
+"""The source of a query that writes exactly once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from spark_groupsource.client.network.retry import Retry
 from spark_groupsource.errors import GenerationMismatchError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, ProducerIdAndEpoch
 from spark_groupsource.source.group import transactional_commits
-from spark_groupsource.source.positions.published_progress import Progress, digest, offset_of_progress, progress_group
+from spark_groupsource.source.positions.published_progress import (
+    WriterProgress,
+    digest,
+    offset_of_progress,
+    progress_group,
+)
 
 PRODUCER = ProducerIdAndEpoch(5, 1)
 START = {"t": {"0": 7, "1": 6}, "@group": {"acquired": {}, "generation": 3, "reader": "abc"}}
@@ -47,7 +52,7 @@ class Cluster(FakeCluster):
     def fetch_committed(self, group_id: str) -> dict[Any, OffsetAndMetadata]:
         assert group_id == progress_group("T")
         ends = {} if self.published is None else {"abc": digest(self.published)}
-        return {P0: offset_of_progress(Progress("q", 4, ends))}
+        return {P0: offset_of_progress(WriterProgress("q", 4, ends))}
 
 
 @pytest.fixture(autouse=True)

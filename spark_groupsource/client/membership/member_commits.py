@@ -1,4 +1,4 @@
-"""OffsetCommit of group members, each in its own generation, and its repetition; TxnOffsetCommit.
+"""OffsetCommit and TxnOffsetCommit of group members, each in its generation.
 
 Source: ConsumerCoordinator.OffsetCommitResponseHandler.
 """

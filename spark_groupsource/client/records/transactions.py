@@ -1,9 +1,9 @@
-"""Transactions of one transactional id, step by step; every process with its producer id and epoch may perform a step.
+"""Transactions of one transactional id, step by step.
 
-The steps are those of the first transaction protocol, which every broker since 0.11 serves: partitions and groups are
-added explicitly, and the epoch changes with `init` only. A step that Kafka's producer repeats is repeated here until
-its timeout. After every other error the caller begins with `init` again, which aborts what is open: whether a step had
-an effect is unknown then.
+Every process with the producer id and epoch of the transaction may perform a step. The steps are those of the first
+transaction protocol, which every broker since 0.11 serves: partitions and groups are added explicitly, and the epoch
+changes with `init` only. A step that Kafka's producer repeats is repeated here until its timeout. After every other
+error the caller begins with `init` again, which aborts what is open: whether a step had an effect is unknown then.
 
 Source: KIP-98, KIP-447; Kafka `TransactionManager` (the handlers of its requests).
 """

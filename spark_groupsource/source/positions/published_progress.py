@@ -1,9 +1,9 @@
-"""Progress of a query that writes exactly once: the last batch that it has published. Pure.
+"""Progress of a query that writes exactly once. Pure.
 
-It is the metadata of an offset that the transaction of the batch commits for a group without members, whose name is the
-transactional id with the suffix ``-progress``. The offset is the number of the batch. So the output and its progress
-are visible together or not at all, and nothing but Kafka stores them. The metadata keeps the progress of the last
-writers with the transactional id.
+The progress is the last batch that the query has published. It is the metadata of an offset that the transaction of the
+batch commits for a group without members, whose name is the transactional id with the suffix ``-progress``. The offset
+is the number of the batch. So the output and its progress are visible together or not at all, and nothing but Kafka
+stores them. The metadata keeps the progress of the last writers with the transactional id.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_WRITERS, _MAX_METADATA_BYTES = 16, 4_000
 
 
 @dataclass(frozen=True)
-class Progress:
+class WriterProgress:
     """The last published batch of one writer.
 
     Attributes:
@@ -39,7 +39,7 @@ class Progress:
     ends: Mapping[str, str] = field(default_factory=dict)
 
 
-def offset_of_progress(progress: Progress, others: Iterable[Progress] = ()) -> OffsetAndMetadata:
+def offset_of_progress(progress: WriterProgress, others: Iterable[WriterProgress] = ()) -> OffsetAndMetadata:
     """Returns the offset to commit; the progress of other writers is kept as far as there is room."""
     kept = [progress, *(each for each in others if each.writer != progress.writer)][:_MAX_WRITERS]
     while len(text := json.dumps([[p.writer, p.batch, dict(sorted(p.ends.items()))] for p in kept])) > (
@@ -54,12 +54,12 @@ def progress_group(transactional_id: str) -> str:
     return f"{transactional_id}{_SUFFIX}"
 
 
-def read_progress(commits: Iterable[OffsetAndMetadata | None]) -> list[Progress]:
+def read_progress(commits: Iterable[OffsetAndMetadata | None]) -> list[WriterProgress]:
     """Returns the progress of every writer in committed offsets, the last batch of each.
 
     Raises: ConfigurationError for an offset that something else has committed.
     """
-    found: dict[str, Progress] = {}
+    found: dict[str, WriterProgress] = {}
     for commit in commits:
         for progress in _parse(commit.metadata) if commit is not None else ():
             known = found.get(progress.writer)
@@ -68,12 +68,12 @@ def read_progress(commits: Iterable[OffsetAndMetadata | None]) -> list[Progress]
     return list(found.values())
 
 
-def _parse(metadata: str) -> list[Progress]:
+def _parse(metadata: str) -> list[WriterProgress]:
     try:
         # a list: an object has no slice
         writers: list[Any] = json.loads(metadata)[:_MAX_WRITERS]
         return [
-            Progress(str(writer), int(batch), {str(reader): str(end) for reader, end in ends.items()})
+            WriterProgress(str(writer), int(batch), {str(reader): str(end) for reader, end in ends.items()})
             for writer, batch, ends in writers
         ]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -84,7 +84,7 @@ def _parse(metadata: str) -> list[Progress]:
 
 
 def reader_name(reader: str) -> str:
-    """Returns the name of a reader in `Progress.ends`."""
+    """Returns the name of a reader in `WriterProgress.ends`."""
     return reader[:_NAME_LENGTH]
 
 

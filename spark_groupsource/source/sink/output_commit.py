@@ -1,4 +1,4 @@
-"""Commit of a batch by the driver: the record batches of its tasks are published in one transaction.
+"""Commit of a batch by the driver, in one transaction.
 
 Spark calls it in a Python worker of the driver that it keeps for the next micro-batches; so connections are kept, too.
 """
@@ -13,7 +13,7 @@ from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.source.control_client import TransactionRequest
 from spark_groupsource.source.options.sink_options import SinkOptions
 from spark_groupsource.source.sink.output_task import TaskOutput
-from spark_groupsource.source.sink.publisher import Batch, publish
+from spark_groupsource.source.sink.publisher import Publication, publish
 from spark_groupsource.source.sink.reader_sources import ReaderSources
 
 _clusters: dict[ClientSettings, ClusterClient] = {}
@@ -45,7 +45,7 @@ def commit_outputs(options: SinkOptions, outputs: Sequence[TaskOutput], batch_id
         )
         publish(
             cluster,
-            Batch(
+            Publication(
                 transactional_id=options.transactional_id,
                 batches=[batch for output in outputs for batch in output.batches],
                 writer=writer or None,

@@ -1,4 +1,4 @@
-"""Publishes the output of a batch exactly once: one transaction with the offsets of its sources and its progress.
+"""Publishes a batch: output, offsets of its sources and progress together.
 
 The order of steps gives the guarantee:
 
@@ -24,7 +24,7 @@ from spark_groupsource.errors import ConfigurationError, GroupSourceError, Trans
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.encoded_batch import EncodedBatch
 from spark_groupsource.source.positions.published_progress import (
-    Progress,
+    WriterProgress,
     offset_of_progress,
     progress_group,
     read_progress,
@@ -39,7 +39,7 @@ _SLOWEST_BYTES_PER_S = 1_000_000
 _MAX_FENCED = 3
 
 
-class Joined(NamedTuple):
+class JoinedOffsets(NamedTuple):
     """What the sources of a query have added to a transaction: see `TransactionReply`."""
 
     ends: Mapping[str, str]
@@ -55,7 +55,7 @@ class Sources(Protocol):
         Raises: as `join`.
         """
 
-    def join(self, producer: ProducerIdAndEpoch, known: Progress | None) -> Joined:
+    def join(self, producer: ProducerIdAndEpoch, known: WriterProgress | None) -> JoinedOffsets:
         """Lets the sources add their offsets to a transaction.
 
         Args:
@@ -65,11 +65,11 @@ class Sources(Protocol):
 
 
 @dataclass(frozen=True)
-class Batch:
+class Publication:
     """The output of one batch.
 
     Attributes:
-        writer, number: see `Progress`; None for a write without progress, which is published each time.
+        writer, number: see `WriterProgress`; None for a write without progress, which is published each time.
         topic: topic of the progress of a batch without records.
         timeout_ms: kafka.transaction.timeout.ms, the most that a transaction may take.
     """
@@ -92,7 +92,7 @@ class Batch:
         return min(_MIN_TIMEOUT_MS + size * 1000 // _SLOWEST_BYTES_PER_S, max(self.timeout_ms, 1))
 
 
-def publish(cluster: ClusterClient, batch: Batch, sources: Sources, timeout_ms: int) -> bool:
+def publish(cluster: ClusterClient, batch: Publication, sources: Sources, timeout_ms: int) -> bool:
     """Publishes a batch; returns False if it was published before.
 
     Args:
@@ -129,7 +129,7 @@ def publish(cluster: ClusterClient, batch: Batch, sources: Sources, timeout_ms: 
             retry.backoff_or_raise(error)
 
 
-def _progress(cluster: ClusterClient, batch: Batch) -> dict[str, Progress]:
+def _progress(cluster: ClusterClient, batch: Publication) -> dict[str, WriterProgress]:
     """Returns the progress by writer; nothing for a write without one."""
     if batch.writer is None:
         return {}
@@ -137,7 +137,7 @@ def _progress(cluster: ClusterClient, batch: Batch) -> dict[str, Progress]:
     return {progress.writer: progress for progress in found}
 
 
-def _is_published(known: Progress, batch: Batch, sources: Sources) -> bool:
+def _is_published(known: WriterProgress, batch: Publication, sources: Sources) -> bool:
     """Raises: ConfigurationError if the progress is of a later batch, or of other records with this number."""
     if known.batch < batch.number:
         return False
@@ -155,7 +155,7 @@ def _is_published(known: Progress, batch: Batch, sources: Sources) -> bool:
     return True
 
 
-def _send(cluster: ClusterClient, batch: Batch, transactions: Transactions) -> None:
+def _send(cluster: ClusterClient, batch: Publication, transactions: Transactions) -> None:
     if batch.batches:
         transactions.add_partitions(batch.partitions)
         producer = BatchProducer(cluster, transactional_id=batch.transactional_id, identity=transactions.producer)
@@ -163,11 +163,11 @@ def _send(cluster: ClusterClient, batch: Batch, transactions: Transactions) -> N
 
 
 def _commit(
-    batch: Batch,
+    batch: Publication,
     transactions: Transactions,
     joined: TopicPartition | None,
     ends: Mapping[str, str],
-    others: Iterable[Progress],
+    others: Iterable[WriterProgress],
 ) -> None:
     """Commits the transaction with the progress, at a partition of the output, of a source, or of the sink's topic."""
     topic_partition = min(batch.partitions, default=joined)
@@ -177,7 +177,7 @@ def _commit(
         # nothing was added
         return
     if batch.writer is not None:
-        progress = offset_of_progress(Progress(batch.writer, batch.number, ends), others)
+        progress = offset_of_progress(WriterProgress(batch.writer, batch.number, ends), others)
         transactions.commit_offsets(progress_group(batch.transactional_id), {topic_partition: progress})
     transactions.end(is_committed=True)
 
@@ -190,7 +190,7 @@ def _abort(transactions: Transactions) -> None:
         _log.debug("[transactional_id=%s] Aborting failed: %s", transactions.transactional_id, error)
 
 
-def _fenced_error(batch: Batch, elapsed_ms: int) -> TransactionAbortedError:
+def _fenced_error(batch: Publication, elapsed_ms: int) -> TransactionAbortedError:
     name, timeout_ms = batch.transactional_id, batch.transaction_timeout_ms
     if elapsed_ms >= timeout_ms:
         return TransactionAbortedError(

@@ -1,4 +1,4 @@
-"""The groupsource sources of a query, reached over the control sockets of their reader processes."""
+"""The groupsource sources of a query, reached over their control sockets."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Mapping
 from spark_groupsource.errors import NetworkError, TransactionAbortedError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.source.control_client import ControlClient, TransactionReply, TransactionRequest
-from spark_groupsource.source.positions.published_progress import Progress, reader_name
+from spark_groupsource.source.positions.published_progress import WriterProgress, reader_name
 from spark_groupsource.source.process.control_socket import control_sockets
-from spark_groupsource.source.sink.publisher import Joined
+from spark_groupsource.source.sink.publisher import JoinedOffsets
 
 
 class ReaderSources:
@@ -32,7 +32,7 @@ class ReaderSources:
         replies = [self._ask(path, self._request) for path in self._sockets()]
         return _ends([reply for reply in replies if reply is not None])
 
-    def join(self, producer: ProducerIdAndEpoch, known: Progress | None) -> Joined:
+    def join(self, producer: ProducerIdAndEpoch, known: WriterProgress | None) -> JoinedOffsets:
         request = replace(self._request, producer_id=producer.producer_id, producer_epoch=producer.epoch)
         replies = []
         for path in self._sockets():
@@ -45,7 +45,7 @@ class ReaderSources:
                     "transaction. Restart the query."
                 )
         partitions = [TopicPartition(*reply.partition) for reply in replies if reply.partition is not None]
-        return Joined(_ends(replies), min(partitions, default=None))
+        return JoinedOffsets(_ends(replies), min(partitions, default=None))
 
     def _sockets(self) -> list[Path]:
         return [] if self._driver is None else control_sockets(self._driver)

@@ -1,4 +1,4 @@
-"""Output, offsets of the group and progress of a query that writes exactly once, with kills at every step."""
+"""Kills of a query that writes exactly once, at every step."""
 
 from __future__ import annotations
 
