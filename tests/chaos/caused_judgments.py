@@ -13,10 +13,10 @@ from typing import NamedTuple
 from chaos.caused_group import Expected, Injection
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
-from spark_groupsource.monitor.rebalances.cause_rules import rebalances
 from spark_groupsource.monitor.rebalances.event_rebalances import rebalances_from_events
 from spark_groupsource.monitor.rebalances.event_sources import group_events
 from spark_groupsource.monitor.rebalances.group_history import GroupLog, read_groups
+from spark_groupsource.monitor.rebalances.history_events import history_events
 from spark_groupsource.monitor.rebalances.rebalance import Cause, Origin, Rebalance
 from spark_groupsource.monitor.rebalances.rebalance_sources import merged_rebalances
 from spark_groupsource.monitor.selection import NameSelection
@@ -150,10 +150,10 @@ def judge(observed: Sequence[Observed]) -> list[Judged]:
     """Compares the expected rebalances with those of each source."""
     found = []
     for each in observed:
-        history = list(rebalances(each.name, each.log.records))
+        history = rebalances_from_events((), history_events(each.name, each.log.records))
         sources: Mapping[str, list[Rebalance]] = {
-            "events": list(rebalances_from_events(each.events)),
-            "own members": list(rebalances_from_events(each.log.reports)),
+            "events": rebalances_from_events(each.events),
+            "own members": rebalances_from_events(each.log.reports),
             "history": history,
             "merged": merged_rebalances(each.name, each.log, each.events),
         }
@@ -259,7 +259,7 @@ def unowned_shares(observed: Sequence[Observed]) -> tuple[float, float] | None:
     """Returns the partition-seconds without an owner of members and history, and of the coordinator's events."""
     said = exact = 0.0
     for each in observed:
-        known = list(rebalances_from_events(each.events))
+        known = rebalances_from_events(each.events)
         for r in merged_rebalances(each.name, each.log, ()):
             if r.cause is Cause.COORDINATOR_MOVED:
                 # the members stop before the new coordinator knows it

@@ -61,7 +61,7 @@ def rebalance(
 def reported(events: MemberEvents) -> list[Rebalance]:
     """The rebalances that a reader of the commits finds."""
     report = encode_report(list(events.recorded), "flights", "enrich")
-    return list(rebalances_from_events(decode_report("g", f"{author_metadata('reader')} {report}")))
+    return rebalances_from_events(decode_report("g", f"{author_metadata('reader')} {report}"))
 
 
 def test_phases_of_a_rebalance_that_waited_for_a_batch() -> None:

@@ -45,7 +45,7 @@ class Scenario:
     @property
     def rebalances(self) -> list[Rebalance]:
         # through JSON, as another process reads them
-        return list(rebalances_from_events(decode_event(encode_event(event)) for event in self.context.events))
+        return rebalances_from_events(decode_event(encode_event(event)) for event in self.context.events)
 
     @property
     def last(self) -> Rebalance:

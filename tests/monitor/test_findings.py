@@ -1,4 +1,4 @@
-"""Findings over rebalances, their sentences, and the merge of sources."""
+"""Findings over rebalances, and their sentences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from spark_groupsource.monitor.rebalances.findings import GroupFacts, MemberFact
 from spark_groupsource.monitor.rebalances.group_steps import GroupRecord
 from spark_groupsource.monitor.rebalances.group_watch import progress_text
 from spark_groupsource.monitor.rebalances.rebalance import Actor, Cause, MemberMove, Origin, Phases, Rebalance
-from spark_groupsource.monitor.rebalances.rebalance_merge import merge_rebalances
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 from spark_groupsource.wire.group_records import GroupValue, MemberValue
 
@@ -185,48 +184,6 @@ def test_explanation_as_text_html_and_json() -> None:
     assert repr(Explanation(FACTS, [], [])) == "Group g: no rebalance is recorded."
 
 
-def test_merge_takes_each_field_from_the_most_exact_source() -> None:
-    seen = dict.fromkeys(("cause", "actor", "sync_ms"), Origin.SEEN)
-    exact = rebalance(
-        "POLL_EXCEEDED", actor=Actor("b-1", "b", None, None, "app", "q"), phases=Phases(sync_ms=5), origins=seen
-    )
-    inferred = rebalance(
-        "LEFT",
-        difference="No longer a member: b.",
-        phases=Phases(join_ms=9, sync_ms=7),
-        partitions_moved=3,
-        moves={"b-1": MemberMove(0, 3)},
-        origins={"cause": Origin.INFERRED, "join_ms": Origin.INFERRED, "partitions_moved": Origin.SEEN},
-    )
-    (found,) = merge_rebalances([exact], [inferred])
-    assert found.cause == "POLL_EXCEEDED" and found.origins["cause"] is Origin.SEEN
-    assert found.actor == Actor("b-1", "b", "/10.0.0.1", None, "app", "q")
-    assert found.phases == Phases(join_ms=9, sync_ms=5) and found.difference == "No longer a member: b."
-    assert (found.partitions_moved, found.moves) == (3, inferred.moves)
-    unknown = exact._replace(cause=Cause.UNKNOWN, actor=None)
-    (found,) = merge_rebalances([unknown], [inferred])
-    assert (found.cause, found.actor, found.origins["cause"]) == ("LEFT", inferred.actor, Origin.INFERRED)
-
-
-def test_merge_takes_the_times_of_the_record_for_members_that_report_a_part() -> None:
-    """The new member of the rebalance reports its JoinGroup; the others commit their report later."""
-    seen = {"cause": Origin.SEEN, "started_ms": Origin.SEEN, "completed_ms": Origin.SEEN}
-    reported = rebalance("JOINED", "b", started_ms=12_603, completed_ms=12_603, origins=seen)
-    record = rebalance("JOINED", "b", completed_ms=13_066, phases=Phases(sync_ms=3), origins={"sync_ms": Origin.SEEN})
-    (found,) = merge_rebalances([reported], [record], is_coordinator=False)
-    assert (found.started_ms, found.completed_ms, found.phases) == (12_603, 13_066, Phases(join_ms=460, sync_ms=3))
-    assert found.origins["join_ms"] is Origin.SEEN
-    unknown = merge_rebalances([reported._replace(started_ms=None)], [record], is_coordinator=False)[0]
-    assert unknown.phases == Phases(sync_ms=3)
-
-
-def test_merge_pairs_generations_of_a_recreated_group_by_time() -> None:
-    old, new = rebalance("JOINED", "old", completed_ms=1_000), rebalance("JOINED", "new", completed_ms=90_000)
-    exact = rebalance("JOINED", "new", completed_ms=90_010)
-    found = merge_rebalances([exact], [old, new])
-    assert [(r.completed_ms, r.actor and r.actor.client_id) for r in found] == [(1_000, "old"), (90_010, "new")]
-
-
 def test_text_of_a_rebalance_in_progress() -> None:
     subscribed = [MemberDescription(f"{name}-1", None, name, "/h", None, ()) for name in "abc"]
     group = GroupDescription("g", "PreparingRebalance", "consumer", "range", tuple(subscribed), Node(1, "h", 1))
@@ -244,29 +201,3 @@ def test_text_of_a_rebalance_in_progress() -> None:
     assert progress_text(group, records, frozenset(), events) == f"{text}waiting for one or more of a, b."
     syncing = group._replace(state="CompletingRebalance")
     assert progress_text(syncing, records, frozenset(), []).endswith("waiting for the assignment of the leader.")
-
-
-@pytest.mark.parametrize(
-    ("exact", "inferred", "is_coordinator", "expected"),
-    [
-        ("LEFT", "POLL_EXCEEDED", True, "POLL_EXCEEDED"),
-        ("LEFT", "SESSION_EXPIRED", True, "LEFT"),
-        ("STATIC_REPLACED", "ASSIGNOR_CHANGED", True, "ASSIGNOR_CHANGED"),
-        ("JOINED", "JOIN_TIMED_OUT", True, "JOINED"),
-        ("JOINED", "JOIN_TIMED_OUT", False, "JOIN_TIMED_OUT"),
-        ("JOINED", "STATIC_REPLACED", False, "STATIC_REPLACED"),
-        ("POLL_EXCEEDED", "LEFT", False, "POLL_EXCEEDED"),
-        ("LEADER_REJOINED", "PARTITIONS_CHANGED", False, "LEADER_REJOINED"),
-        ("JOINED", "UNKNOWN", False, "JOINED"),
-    ],
-)
-def test_merge_of_different_causes(exact: str, inferred: str, is_coordinator: bool, expected: str) -> None:
-    sources = [rebalance(exact, "exact")], [rebalance(inferred, "inferred")]
-    (found,) = merge_rebalances(*sources, is_coordinator)
-    assert (found.cause, found.actor and found.actor.client_id) == (
-        expected,
-        "inferred" if expected == inferred else "exact",
-    )
-    reasoned = [rebalance(exact, "exact", reason="the consumer is being closed")]
-    if exact == "LEFT":
-        assert merge_rebalances(reasoned, sources[1])[0].cause == "LEFT"

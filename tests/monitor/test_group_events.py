@@ -36,7 +36,7 @@ def broker() -> Iterator[EmbeddedBroker]:
 
 
 def rebalances(client: ClusterClient, group: str) -> list[Rebalance]:
-    return list(rebalances_from_events(group_events(client, NameSelection((group,))).get(group, ())))
+    return rebalances_from_events(group_events(client, NameSelection((group,))).get(group, ()))
 
 
 def wait_for(client: ClusterClient, group: str, cause: Cause, after: int = 0) -> Rebalance:
@@ -134,12 +134,12 @@ def test_reports_of_our_members_on_any_kafka(cluster: Any, topic: str, group: st
             # the same report is not repeated
             assert reports.pending() == ""
         events = read_groups(client, NameSelection((group,)))[group].reports
-        last = list(rebalances_from_events(events))[-1]
+        last = rebalances_from_events(events)[-1]
         assert (last.generation, last.origins["phases"]) == (view.generation_id, Origin.SEEN)
         assert last.phases.join_ms is not None and last.phases.first_record_ms is not None
         assert last.phases.batch_ms is not None
         assert {(event.application, event.query) for event in events} == {("flights", "enrich")}
-        started = next(rebalances_from_events(events))
+        started = rebalances_from_events(events)[0]
         assert started.cause is Cause.JOINED and started.actor is not None
         assert (started.actor.client_id, started.actor.application, started.actor.query) == ("a-0", "flights", "enrich")
         generations = {rebalance.generation for rebalance in rebalances_from_events(file_events(path))}

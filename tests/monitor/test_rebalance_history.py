@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Iterable
 
 from spark_groupsource.model import Assignment, Subscription, TopicPartition
-from spark_groupsource.monitor.rebalances.application_reports import ReportedMembers
-from spark_groupsource.monitor.rebalances.cause_rules import rebalances as group_rebalances
+from spark_groupsource.monitor.rebalances.event_rebalances import rebalances_from_events
 from spark_groupsource.monitor.rebalances.group_steps import CommitTracker, GroupRecord
+from spark_groupsource.monitor.rebalances.history_events import history_events
 from spark_groupsource.monitor.rebalances.rebalance import Cause, MemberMove, Origin, Rebalance
 from spark_groupsource.wire.consumer_protocol import encode_assignment, encode_subscription
+from spark_groupsource.wire.group_events import EventKind, GroupEvent
 from spark_groupsource.wire.group_records import GroupValue, MemberValue
 
 
@@ -35,8 +36,13 @@ def record(generation: int, *members: MemberValue, protocol: str | None = "range
     return GroupRecord(generation * 1_000 + 40, value)
 
 
-def rebalances(records: Iterable[GroupRecord]) -> list[Rebalance]:
-    return list(group_rebalances("g", records))
+def rebalances(records: Iterable[GroupRecord], reports: Iterable[GroupEvent] = ()) -> list[Rebalance]:
+    """Rebalances of the history alone; the reports are evidence for it only."""
+    return rebalances_from_events((), history_events("g", records, reports))
+
+
+def report(kind: EventKind, generation: int, member_id: str, at_ms: int = 0) -> GroupEvent:
+    return GroupEvent(at_ms, "g", kind, generation, member_id, application="app")
 
 
 def last(*records: GroupRecord) -> Rebalance:
@@ -58,7 +64,7 @@ def test_a_member_joins_and_partitions_move() -> None:
 
 def test_a_member_leaves() -> None:
     found = last(record(1, member("a", 0), member("b", 1)), record(2, member("a", 0, 1)))
-    assert (found.cause, found.difference) == ("LEFT", "No longer a member: b.")
+    assert (found.cause, found.difference) == ("LEFT", "No longer a member: b (LEFT).")
     assert found.actor is not None and found.actor.client_id == "b"
 
 
@@ -117,7 +123,8 @@ def test_cause_is_unknown_where_compaction_has_removed_the_records_before() -> N
 
 
 def test_a_deleted_group_starts_anew() -> None:
-    found = last(record(5, member("a", 0)), GroupRecord(9_000, None), record(1, member("b", 0)))
+    again = record(1, member("b", 0))._replace(timestamp_ms=10_000)
+    found = last(record(5, member("a", 0)), GroupRecord(9_000, None), again)
     assert (found.cause, found.difference) == ("JOINED", "Joined: b.")
 
 
@@ -237,21 +244,21 @@ def test_members_that_return_one_after_the_other_are_started_again() -> None:
 
 def test_members_that_report_know_more_than_the_history() -> None:
     removed = [record(1, A, B), record(2, A, member("b", 1, number=2))]
-    reports = {"joined": frozenset({"b-2"}), "left": frozenset({"b-1"})}
-    found = [
-        list(group_rebalances("g", removed, ReportedMembers(**reported)))[-1]
-        for reported in ({}, reports, reports | {"left": frozenset()})
-    ]
+    back, left = report(EventKind.MEMBER_JOINING, 2, "b-2"), report(EventKind.MEMBER_LEFT, 1, "b-1")
+    found = [rebalances(removed, reports)[-1] for reports in ([], [left, back], [back])]
     # a member that is removed reports it; a process that is started again does not
     assert [each.cause for each in found] == ["REMOVED_BY_OPERATOR", "REMOVED_BY_OPERATOR", "LEFT"]
     gone = [record(1, A, B), record(400, A, member("c"))]
-    waited = [ReportedMembers(first_join_ms={400: 400_000 - ms}) for ms in (POLL_MS - 4_000, POLL_MS - 3_000)]
-    found = [list(group_rebalances("g", gone, reported))[-1] for reported in waited]
+    waits_ms = POLL_MS - 4_000, POLL_MS - 3_000
+    first = [report(EventKind.MEMBER_JOINING, 400, "a-1", 400_000 - wait_ms) for wait_ms in waits_ms]
+    found = [rebalances(gone, [joining])[-1] for joining in first]
     assert [(r.cause, r.actor and r.actor.client_id) for r in found] == [("JOINED", "c"), ("JOIN_TIMED_OUT", "b")]
+    # a former group with the same generations is another one
+    assert rebalances(gone, [first[1]._replace(member_id="x-1")])[-1].cause == "JOINED"
     same = [record(1, A, B), record(2, A, B)]
-    leader = {(2, "a-1"): 2_000}
-    (*_, own) = group_rebalances("g", same, ReportedMembers(leader, causes=frozenset(leader)))
-    (*_, brief) = group_rebalances("g", same, ReportedMembers(leader))
+    joining = report(EventKind.MEMBER_JOINING, 2, "a-1", 2_000)
+    own = rebalances(same, [report(EventKind.REBALANCE_STARTED, 2, "a-1", 2_000), joining])[-1]
+    brief = rebalances(same, [joining])[-1]
     assert (own.cause, brief.cause, brief.actor) == ("LEADER_REJOINED", "JOINED", None)
     assert brief.difference == "Same members: another one joined and left before the assignment."
 
@@ -279,8 +286,8 @@ def test_an_outage_of_the_coordinator_is_no_join_timeout() -> None:
     events = [BOTH, *commits(0, 2_000, 59_000), *commits(1, 2_000, 61_000), (end_ms, (A, c))]
     assert history(*events, epochs=(3, 4))[-1].cause == "JOINED"
     gone = [record(1, A, B)._replace(leader_epoch=3), record(400, A, c)._replace(leader_epoch=4)]
-    waited = ReportedMembers(first_join_ms={400: 400_000 - POLL_MS})
-    assert list(group_rebalances("g", gone, waited))[-1].cause == "JOINED"
+    waited = report(EventKind.MEMBER_JOINING, 400, "a-1", 400_000 - POLL_MS)
+    assert rebalances(gone, [waited])[-1].cause == "JOINED"
 
 
 def test_an_outage_of_the_coordinator_is_no_long_batch() -> None:

@@ -47,6 +47,7 @@ TYPE = "consumer"
 SESSION_MS = 500
 REBALANCE_MS = 500
 DELAY_MS = 50
+_EPOCH_MS = 1_700_000_000_000
 RANGE: Sequence[tuple[str, bytes]] = (("range", b""),)
 
 # the settings of Kafka's GroupCoordinatorTest
@@ -117,7 +118,8 @@ class GroupContext:
         history: Iterable[tuple[Any, ...]] = (),
         now_ms: int = 1_000,
     ) -> None:
-        self.clock = ManualClock(now_ms)
+        # the time of day continues after a restart
+        self.clock = ManualClock(now_ms, _EPOCH_MS + now_ms)
         self.config = config
         self.shard = GroupShard(0, config)
         self.log: list[tuple[bytes, bytes | None]] = []

@@ -15,7 +15,8 @@ from typing import Any, Iterable, Iterator, Mapping, NamedTuple
 
 from spark_groupsource.model import bounded_names
 from spark_groupsource.monitor.rebalances.findings import GroupFacts, MemberFacts
-from spark_groupsource.monitor.rebalances.rebalance import Actor, Cause, MemberMove, Origin, Phases, Rebalance
+from spark_groupsource.monitor.rebalances.rebalance import Actor, Cause, member_name
+from spark_groupsource.wire.group_events import EventKind, GroupEvent
 from spark_groupsource.wire.record_json import key_json, value_json
 
 # record types: the epoch of the group, the members, what each member owns
@@ -23,7 +24,7 @@ _EPOCH = frozenset({3, 11, 17})
 _MEMBER = frozenset({5, 10, 19})
 _CURRENT = frozenset({8, 14, 22})
 _TYPE = struct.Struct(">h")
-_Owned = Mapping[str, "frozenset[tuple[str, int]]"]
+_SEEN = frozenset({Cause.JOINED, Cause.SUBSCRIPTION_CHANGED, Cause.STATIC_REPLACED})
 
 
 class EpochRecord(NamedTuple):
@@ -53,8 +54,8 @@ class _Epoch:
     """An epoch and the time of its last record.
 
     Attributes:
-        before, after: member id -> what it owns, at the end of the epoch before and of this one. The records that
-            remove a member precede the epoch which they cause.
+        members: member id -> client id, host, group instance id.
+        after: member id -> what it owns at the end of the epoch.
     """
 
     number: int
@@ -63,8 +64,7 @@ class _Epoch:
     cause: Cause
     actor: Actor | None
     difference: str
-    members: int
-    before: _Owned
+    members: Mapping[str, list[str | None]]
     after: dict[str, frozenset[tuple[str, int]]]
 
 
@@ -78,14 +78,15 @@ class _Group:
     number: int = 0
 
 
-def epoch_rebalances(group: str, records: Iterable[EpochRecord]) -> list[Rebalance]:
-    """Returns the rebalances of one group, given its records in the order of the log.
+def epoch_events(group: str, records: Iterable[EpochRecord]) -> Iterator[GroupEvent]:
+    """Yields the events of one group, given its records in the order of the log; partitions have the id of the topic.
 
     JOINED, SUBSCRIPTION_CHANGED and STATIC_REPLACED are SEEN. A member that is gone has LEFT (INFERRED): the records
     do not show whether it left or its session expired. PARTITIONS_CHANGED (INFERRED) is an epoch without a change of
     the members.
     """
-    return [_rebalance(group, epoch) for epoch in _epochs(records)]
+    for epoch in _epochs(records):
+        yield from _events(group, epoch)
 
 
 def epoch_facts(group: str, records: Iterable[EpochRecord]) -> GroupFacts:
@@ -119,7 +120,7 @@ def _epochs(records: Iterable[EpochRecord]) -> Iterator[_Epoch]:
         if record.kind in _EPOCH:
             if current is not None:
                 yield current
-            current = _started(state, record, current) if record.value is not None else None
+            current = _started(state, record) if record.value is not None else None
         _apply(state, record)
         if current is not None and record.kind in _CURRENT and record.value is not None:
             current.after[record.member_id or ""] = state.owned[record.member_id or ""]
@@ -129,21 +130,21 @@ def _epochs(records: Iterable[EpochRecord]) -> Iterator[_Epoch]:
         yield current
 
 
-def _started(state: _Group, record: EpochRecord, last: _Epoch | None) -> _Epoch:
+def _started(state: _Group, record: EpochRecord) -> _Epoch:
     assert record.value is not None
     number = int(record.value["epoch"])
     causes = state.changes
     if causes:
         cause, actor = causes[0]
-        others = [f"{each.value} {_name(member)}" for each, member in causes]
+        others = [f"{each.value} {member_name(member)}" for each, member in causes]
         difference = f"{bounded_names(dict.fromkeys(others))}."
     elif state.number == 0 and number > 1 and not state.members:
         cause, actor, difference = Cause.UNKNOWN, None, "The records before are not in the log."
     else:
         cause, actor, difference = Cause.PARTITIONS_CHANGED, None, "Same members."
     at_ms = record.timestamp_ms
-    before, after = {} if last is None else last.after, dict(state.owned)
-    return _Epoch(number, at_ms, at_ms, cause, actor, difference, len(state.members), before, after)
+    members = {each: list(_actor(each, value)[1:4]) for each, value in state.members.items()}
+    return _Epoch(number, at_ms, at_ms, cause, actor, difference, members, dict(state.owned))
 
 
 def _apply(state: _Group, record: EpochRecord) -> None:
@@ -186,46 +187,20 @@ def _instance_left(change: tuple[Cause, Actor], instance: str) -> bool:
     return change[0] is Cause.LEFT and change[1].group_instance_id == instance
 
 
-def _rebalance(group: str, epoch: _Epoch) -> Rebalance:
-    moves, moved = _moves(epoch.before, epoch.after)
-    is_seen = epoch.cause in (Cause.JOINED, Cause.SUBSCRIPTION_CHANGED, Cause.STATIC_REPLACED)
-    origins = dict.fromkeys(("started_ms", "completed_ms", "members", "moves", "partitions_moved"), Origin.SEEN)
-    if epoch.cause is not Cause.UNKNOWN:
-        origins["cause"] = Origin.SEEN if is_seen else Origin.INFERRED
-    if epoch.actor is not None:
-        origins["actor"] = origins["cause"]
-    return Rebalance(
-        group=group,
-        generation=epoch.number,
-        cause=epoch.cause,
-        reason=None,
-        difference=epoch.difference,
-        actor=epoch.actor,
-        started_ms=epoch.started_ms,
-        completed_ms=epoch.completed_ms,
-        phases=Phases(),
-        slowest_member=None,
-        members=epoch.members,
-        moves=moves,
-        partitions_moved=moved,
-        partitions_unassigned=0,
-        unowned_seconds=None,
-        repeated_records=None,
-        lag_added=None,
-        origins=origins,
-    )
-
-
-def _moves(
-    before: Mapping[str, frozenset[tuple[str, int]]], after: Mapping[str, frozenset[tuple[str, int]]]
-) -> tuple[dict[str, MemberMove], int]:
-    """Returns the moves by member id, and the number of partitions that changed from one owner to another."""
-    empty: frozenset[tuple[str, int]] = frozenset()
-    pairs = {name: (before.get(name, empty), after.get(name, empty)) for name in before.keys() | after.keys()}
-    moves = {name: MemberMove(len(new - old), len(old - new)) for name, (old, new) in pairs.items() if new != old}
-    owners = {partition: name for name, owned in before.items() for partition in owned}
-    moved = sum(owners.get(partition, name) != name for name, owned in after.items() for partition in owned)
-    return dict(sorted(moves.items())), moved
+def _events(group: str, epoch: _Epoch) -> Iterator[GroupEvent]:
+    actor, is_seen = epoch.actor or Actor(), epoch.cause in _SEEN
+    detail = {"cause": epoch.cause.value, "difference": epoch.difference, "inferred": [] if is_seen else ["cause"]}
+    kind = EventKind.REBALANCE_STARTED
+    yield GroupEvent(epoch.started_ms, group, kind, epoch.number, *actor[:4], detail=detail)
+    # there is no join phase
+    members = {"members": epoch.members, "is_late": True}
+    yield GroupEvent(epoch.started_ms, group, EventKind.JOIN_COMPLETED, epoch.number, detail=members)
+    assignment: dict[str, dict[str, list[int]]] = {}
+    for member_id, owned in epoch.after.items():
+        for topic_id, number in sorted(owned):
+            assignment.setdefault(member_id, {}).setdefault(topic_id, []).append(number)
+    kind = EventKind.ASSIGNED
+    yield GroupEvent(epoch.completed_ms, group, kind, epoch.number, detail={"assignment": assignment})
 
 
 def _partitions(value: Mapping[str, Any]) -> frozenset[tuple[str, int]]:
@@ -236,7 +211,3 @@ def _partitions(value: Mapping[str, Any]) -> frozenset[tuple[str, int]]:
 
 def _actor(member_id: str, value: Mapping[str, Any]) -> Actor:
     return Actor(member_id, value.get("clientId"), value.get("clientHost"), value.get("instanceId"))
-
-
-def _name(actor: Actor) -> str:
-    return actor.group_instance_id or actor.client_id or actor.member_id or "unknown member"

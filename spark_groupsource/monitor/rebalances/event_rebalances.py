@@ -1,51 +1,70 @@
-"""Rebalances of a group, from its events."""
+"""Rebalances of a group, reduced from the events of all sources.
+
+Each value is that of the first source that knows it: the coordinator, then the members of applications, then the
+history. Only `_chosen` compares what they say. See `observations` for the events of one rebalance.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from collections import Counter
+from typing import Iterable, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.model import TopicPartition, bounded_names
-from spark_groupsource.monitor.rebalances.application_reports import (
+from spark_groupsource.monitor.rebalances.observations import (
     ApplicationReport,
-    application_reports,
+    GroupObservation,
+    Owners,
+    Round,
+    Stop,
+    Trigger,
+    add_reports,
     cause_of,
-    reported_rebalance,
+    observed_rounds,
 )
-from spark_groupsource.monitor.rebalances.rebalance import Actor, Cause, MemberMove, Origin, Phases, Rebalance
+from spark_groupsource.monitor.rebalances.rebalance import (
+    Actor,
+    Cause,
+    MemberMove,
+    Origin,
+    Phases,
+    Rebalance,
+    member_name,
+)
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
-_Owners = Mapping[TopicPartition, str]
 # a removed client is notified at its next heartbeat
 _RETURN_MS = 10_000
+# causes that the history distinguishes no better than a member that took part
+_KINDS = (
+    frozenset({Cause.LEFT, Cause.SESSION_EXPIRED, Cause.POLL_EXCEEDED, Cause.REMOVED_BY_OPERATOR}),
+    frozenset({Cause.PARTITIONS_CHANGED, Cause.LEADER_REJOINED, Cause.COORDINATOR_MOVED}),
+)
+# cause of the coordinator -> more exact cause that only the history shows
+_REFINED = {Cause.LEFT: Cause.POLL_EXCEEDED, Cause.STATIC_REPLACED: Cause.ASSIGNOR_CHANGED}
+_UNKNOWN = Trigger(origin=Origin.UNKNOWN)
 
 
-def rebalances_from_events(events: Iterable[GroupEvent]) -> Iterator[Rebalance]:
-    """Yields the rebalances of one group by generation, fields SEEN unless the events do not show them.
+def rebalances_from_events(events: Iterable[GroupEvent], history: Iterable[GroupEvent] = ()) -> list[Rebalance]:
+    """Returns the rebalances of one group by time; `origins` has what is INFERRED.
 
-    `events` are those of the embedded coordinator (`group_events`), of applications (metadata of commits, a file), or
-    both together: what the applications report is added to the rebalance of its generation. A generation that only
-    applications report has the fields that they know. Events of one reporter are in order.
+    A rebalance begins with the first change since the group was Stable or Empty. It is known when it has an assignment;
+    a generation that only applications report has the fields that they know. A cause of the coordinator is INFERRED for
+    a member that rejoined without a reason, if there are other partitions than before (PARTITIONS_CHANGED), for an
+    assignor that has changed, and for a member that left without a reason, later than max.poll.interval.ms after its
+    JoinGroup, and came back (POLL_EXCEEDED).
 
-    A rebalance begins with the first change since the group was Stable or Empty, and is yielded when every member has
-    received its assignment, or at the next change. `cause` is INFERRED for a member that rejoined without a reason, if
-    there are other partitions than before (PARTITIONS_CHANGED), for an assignor that has changed, and for a member that
-    left without a reason, later than max.poll.interval.ms after its JoinGroup, and came back (POLL_EXCEEDED).
+    Args:
+        events: of the embedded coordinator (`group_events`), and of applications (metadata of commits, a file).
+            Those of one reporter are in order.
+        history: events that were inferred from `__consumer_offsets`.
     """
     # a sample of the lag is of no rebalance
     listed = [event for event in events if event.kind is not EventKind.LAG_SAMPLED]
-    reports = application_reports(event for event in listed if event.application is not None)
-    history = _GroupHistory(_returned_members(listed))
-    for event in listed:
-        if event.application is None:
-            for rebalance in history.add(event):
-                yield from _before(reports, rebalance.generation)
-                yield _with_reports(rebalance, reports.pop(rebalance.generation, []))
-    for rebalance in history.finish():
-        yield from _before(reports, rebalance.generation)
-        yield _with_reports(rebalance, reports.pop(rebalance.generation, []))
-    for generation in sorted(reports):
-        yield reported_rebalance(reports[generation])
+    coordinator = [event for event in listed if event.application is None]
+    rounds = observed_rounds(coordinator, history)
+    add_reports(rounds, (event for event in listed if event.application is not None))
+    state = _GroupState(_returned_members(coordinator))
+    return sorted(map(state.reduce, rounds), key=lambda rebalance: (rebalance.completed_ms, rebalance.generation))
 
 
 def _returned_members(events: Sequence[GroupEvent]) -> dict[str, Cause]:
@@ -60,7 +79,7 @@ def _returned_members(events: Sequence[GroupEvent]) -> dict[str, Cause]:
     found = {}
     for event in events:
         client = event.client_id, event.host
-        if event.application is not None or event.member_id is None:
+        if event.member_id is None:
             continue
         if event.kind is EventKind.MEMBER_JOINING:
             if client in left and event.member_id not in joined:
@@ -77,38 +96,7 @@ def _returned_members(events: Sequence[GroupEvent]) -> dict[str, Cause]:
     return found
 
 
-def _before(reports: dict[int, list[ApplicationReport]], generation: int) -> Iterator[Rebalance]:
-    for earlier in sorted(number for number in reports if number < generation):
-        yield reported_rebalance(reports.pop(earlier))
-
-
-@dataclass
-class _Trigger:
-    cause: Cause
-    actor: Actor | None
-    reason: str | None
-
-
-@dataclass
-class _Open:
-    """A rebalance in progress.
-
-    Attributes:
-        triggers: changes that started a join phase; the first one is the cause.
-        left: members that were removed, with the cause.
-        joins, syncs: member id -> time of its first JoinGroup and SyncGroup of the generation.
-    """
-
-    started_ms: int
-    triggers: list[_Trigger] = field(default_factory=list)
-    left: list[_Trigger] = field(default_factory=list)
-    joins: dict[str, int] = field(default_factory=dict)
-    syncs: dict[str, int] = field(default_factory=dict)
-    generation: int | None = None
-    joined_ms: int | None = None
-    protocol: str | None = None
-    members: dict[str, Actor] | None = None
-    assigned: GroupEvent | None = None
+# -- the rebalance ---------------------------------------------------------------------------------------------------
 
 
 class _Effect(NamedTuple):
@@ -120,260 +108,312 @@ class _Effect(NamedTuple):
     unowned_seconds: float | None = None
 
 
-class _GroupHistory:
-    """Members, owners and released partitions of one group, as its coordinator reports them.
+class _GroupState:
+    """Members, owners and released partitions of one group between two rebalances.
 
     Attributes:
-        returned: members that left without a reason and joined again, with the cause.
-        owners: partition -> member id; None before the first assignment that is known.
+        members, owners: None where they are not known.
         released_ms: partition -> time since which no member reads it.
     """
 
     def __init__(self, returned: Mapping[str, Cause]) -> None:
-        self.returned = returned
-        self.members: dict[str, Actor] = {}
-        self.owners: _Owners | None = None
-        self._owned: dict[str, list[TopicPartition]] = {}
-        self.released_ms: dict[TopicPartition, int] = {}
-        self.protocol: str | None = None
-        self.open: _Open | None = None
+        self._returned = returned
+        self._generation = self._completed_ms = 0
+        self._members: dict[str, Actor] | None = None
+        self._owners: Owners | None = None
+        self._released_ms: dict[TopicPartition, int] = {}
+        self._protocol: str | None = None
 
-    def add(self, event: GroupEvent) -> Iterator[Rebalance]:
-        """Applies an event; yields the rebalance that it ends."""
-        if event.kind in (EventKind.REBALANCE_STARTED, EventKind.MEMBER_JOINING, EventKind.MEMBER_LEFT):
-            if self.open is not None and self.open.assigned is not None:
-                yield from self.finish()
-            self.open = self.open or _Open(event.at_ms)
-            self._change(self.open, event)
-        elif event.kind is EventKind.JOIN_COMPLETED:
-            self.open = self.open or _Open(event.at_ms)
-            self.open.generation, self.open.joined_ms = event.generation, event.at_ms
-            self.open.protocol = event.detail.get("protocol")
-            self.open.members = _members(event.detail.get("members"))
-            self.open.syncs = {}
-        elif event.kind is EventKind.MEMBER_SYNCING and self.open is not None and event.member_id is not None:
-            self.open.syncs.setdefault(event.member_id, event.at_ms)
-            yield from self._maybe_finish()
-        elif event.kind is EventKind.ASSIGNED:
-            self.open = self.open or _Open(event.at_ms)
-            self.open.assigned = event
-            yield from self._maybe_finish()
-
-    def finish(self) -> Iterator[Rebalance]:
-        """Yields the rebalance whose assignment is known, if there is one."""
-        ended = self.open
-        if ended is not None and ended.assigned is not None:
-            self.open = None
-            yield self._end(ended, ended.assigned)
-
-    def _maybe_finish(self) -> Iterator[Rebalance]:
-        current = self.open
-        if current is not None and current.assigned is not None:
-            # a static member that returned is in the same generation, without a join phase
-            if current.joined_ms is None or (current.members or {}).keys() <= current.syncs.keys():
-                yield from self.finish()
-
-    def _change(self, current: _Open, event: GroupEvent) -> None:
-        actor = _actor(event)
-        if event.kind is EventKind.MEMBER_JOINING:
-            if current.joined_ms is not None:
-                # another join phase follows before the assignment
-                current.joins, current.joined_ms = {}, None
-            self._joining(current, event)
-            return
-        trigger = _Trigger(cause_of(event), actor if event.member_id else None, event.detail.get("reason"))
-        if event.kind is EventKind.REBALANCE_STARTED:
-            current.triggers.append(trigger)
-        else:
-            current.left.append(trigger)
-            self._release(event.member_id, event.detail.get("last_heartbeat_ms", event.at_ms))
-
-    def _joining(self, current: _Open, event: GroupEvent) -> None:
-        if event.member_id is None:
-            return
-        current.joins.setdefault(event.member_id, event.at_ms)
-        replaced = event.detail.get("replaced")
-        if replaced is not None:
-            self._replace(str(replaced), event.member_id, _actor(event))
-        revoked = event.detail.get("revoked")
-        if revoked is not None:
-            for partition in _partitions(revoked):
-                self.released_ms.setdefault(partition, event.at_ms)
-        elif not event.detail.get("retained"):
-            self._release(event.member_id, event.at_ms)
-
-    def _replace(self, old_id: str, new_id: str, actor: Actor) -> None:
-        if old_id in self.members:
-            self.members = {new_id if key == old_id else key: each for key, each in self.members.items()}
-            self.members[new_id] = actor
-        if self.owners is not None:
-            self._assign({p: new_id if owner == old_id else owner for p, owner in self.owners.items()})
-
-    def _release(self, member_id: str | None, at_ms: int) -> None:
-        for partition in self._owned.get(member_id or "", ()):
-            self.released_ms.setdefault(partition, at_ms)
-
-    def _assign(self, owners: _Owners | None) -> None:
-        self.owners, self._owned = owners, {}
-        for partition, owner in (owners or {}).items():
-            self._owned.setdefault(owner, []).append(partition)
-
-    def _end(self, ended: _Open, assigned: GroupEvent) -> Rebalance:
-        members = self.members if ended.members is None else ended.members
-        assignment = assigned.detail.get("assignment")
-        after = None if assignment is None else _owners(assignment)
-        trigger, cause_origin = self._cause_of(ended, self.owners, after)
-        slowest = self._slowest(ended)
-        effect = self._effect(ended, assigned.at_ms, after)
-        if after is None or not members:
-            # a group without members needs no owners
-            self.released_ms = {}
-        rebalance = Rebalance(
-            group=assigned.group,
-            generation=assigned.generation or 0,
+    def reduce(self, each: Round) -> Rebalance:
+        """Returns the rebalance of a round, which follows the state; the state is then that after it."""
+        trigger, difference, effect, size = self._change(each) if each.of_group else self._reported(each)
+        started_ms, started_origin = _start(each)
+        slowest, slowest_origin = _slowest_member(each, size)
+        found = Rebalance(
+            group=each.group,
+            generation=each.generation,
             cause=trigger.cause,
             reason=trigger.reason,
-            difference=_difference(self.members, members, ended, trigger),
-            actor=trigger.actor,
-            started_ms=ended.started_ms,
-            completed_ms=assigned.at_ms,
-            phases=_phases(ended, assigned.at_ms),
+            difference=difference,
+            actor=_known_actor(trigger.actor, each),
+            started_ms=started_ms,
+            completed_ms=each.completed_ms,
+            phases=_phases(each, started_ms),
             slowest_member=slowest,
-            members=len(members),
-            repeated_records=None,
-            lag_added=None,
-            origins=_origins(ended, trigger, cause_origin, slowest, effect),
-            **(effect or _Effect())._asdict(),
+            members=sum(len(report.members) for report in each.reports) if size is None else size,
+            repeated_records=_sum(report.repeated for report in each.reports),
+            lag_added=_sum(r.lags[-1] - r.lags[0] if len(r.lags) > 1 else None for r in each.reports),
+            origins={},
+            **(effect or _Effect(_reported_moves(each)))._asdict(),
         )
-        self.members, self.protocol = members, ended.protocol or self.protocol
-        self._assign(after)
-        return rebalance
+        origins = {
+            "cause": trigger.origin,
+            "actor": trigger.origin,
+            "started_ms": started_origin,
+            "join_ms": started_origin,
+            "slowest_member": slowest_origin,
+            "unowned_seconds": Origin.INFERRED if each.coordinator is None else Origin.SEEN,
+        }
+        return found._replace(origins=_known(found, origins, has_effect=effect is not None))
 
-    def _effect(self, ended: _Open, assigned_ms: int, after: _Owners | None) -> _Effect | None:
-        """Returns what the assignment changed; None unless this assignment and the previous one are known."""
-        before = self.owners
-        if before is None or after is None:
-            return None
-        return _Effect(
-            _moves(before, after),
-            sum(1 for p, owner in after.items() if before.get(p, owner) != owner),
-            len(before.keys() - after.keys()),
-            self._unowned_seconds(ended, assigned_ms, before, after),
-        )
+    def _reported(self, each: Round) -> tuple[Trigger, str, _Effect | None, int | None]:
+        """Returns cause, difference, effect and number of members, where only applications report."""
+        size = max((report.size for report in each.reports if report.size is not None), default=None)
+        return self._cause(each), "", None, size
 
-    def _cause_of(self, ended: _Open, before: _Owners | None, after: _Owners | None) -> tuple[_Trigger, Origin]:
-        late = [left for left in ended.left if left.cause is Cause.JOIN_TIMED_OUT]
+    def _change(self, each: Round) -> tuple[Trigger, str, _Effect | None, int | None]:
+        """Returns cause, difference, effect and number of members, and replaces the state."""
+        observed = each.of_group[0]
+        if each.generation == 1 != self._generation:
+            # a new group
+            self._members, self._owners, self._released_ms, self._protocol = {}, {}, {}, None
+        for former_id, actor in observed.replaced:
+            self._replace(former_id, actor)
+        members = observed.members if observed.members is not None else self._members or {}
+        trigger = self._cause(each)
+        difference, effect = self._difference(observed, members, trigger), self._effect(each, members)
+        self._members, self._owners, self._protocol = members, each.owners, observed.protocol or self._protocol
+        self._generation, self._completed_ms = each.generation, each.completed_ms
+        return trigger, difference, effect, len(members)
+
+    def _replace(self, former_id: str, actor: Actor) -> None:
+        new_id = str(actor.member_id)
+        if self._members is not None and former_id in self._members:
+            self._members = {new_id if key == former_id else key: each for key, each in self._members.items()}
+            self._members[new_id] = actor
+        if self._owners is not None:
+            self._owners = {p: new_id if owner == former_id else owner for p, owner in self._owners.items()}
+
+    # -- cause
+
+    def _cause(self, each: Round) -> Trigger:
+        coordinator = None if each.coordinator is None else self._recorded_cause(each.coordinator, each.owners)
+        first = (trigger for report in each.reports for trigger in report.triggers[:1])
+        reported = next((trigger for trigger in first if trigger.cause is not Cause.UNKNOWN), None)
+        history = None if each.history is None or not each.history.triggers else each.history.triggers[0]
+        chosen = _chosen(coordinator, reported, history)
+        for other in (coordinator, reported, history):
+            if other is not None and other.cause is chosen.cause and chosen.actor is None:
+                chosen = chosen._replace(actor=other.actor)
+        return chosen
+
+    def _recorded_cause(self, observed: GroupObservation, after: Owners | None) -> Trigger:
+        """Returns the cause in the events of the coordinator, or what these show where the requests had no reason."""
+        late = [left for left in observed.left if left.cause is Cause.JOIN_TIMED_OUT]
         if late:
-            return late[0], Origin.SEEN
-        if not ended.triggers:
-            return _Trigger(Cause.UNKNOWN, None, None), Origin.UNKNOWN
-        first = ended.triggers[0]
+            return late[0]
+        if not observed.triggers:
+            return _UNKNOWN
+        first, before = observed.triggers[0], self._owners
         is_open = first.reason is None and first.cause in (Cause.LEADER_REJOINED, Cause.UNKNOWN)
         if is_open and first.actor is not None and before is not None and after is not None:
-            is_eager = "cooperative" not in (ended.protocol or "")
+            is_eager = "cooperative" not in (observed.protocol or "")
             if after.keys() - before.keys() or (is_eager and before.keys() - after.keys()):
-                return _Trigger(Cause.PARTITIONS_CHANGED, first.actor, None), Origin.INFERRED
-        if first.cause is Cause.LEFT and first.actor is not None and first.actor.member_id in self.returned:
-            return _Trigger(self.returned[str(first.actor.member_id)], first.actor, None), Origin.INFERRED
-        if first.cause is Cause.UNKNOWN and self.protocol and ended.protocol and self.protocol != ended.protocol:
-            return _Trigger(Cause.ASSIGNOR_CHANGED, first.actor, first.reason), Origin.INFERRED
-        return first, Origin.SEEN
+                return first._replace(cause=Cause.PARTITIONS_CHANGED, origin=Origin.INFERRED)
+        if first.cause is Cause.LEFT and first.actor is not None and first.actor.member_id in self._returned:
+            cause = self._returned[str(first.actor.member_id)]
+            return Trigger(cause, first.actor, None, Origin.INFERRED)
+        names = self._protocol, observed.protocol
+        if first.cause is Cause.UNKNOWN and all(names) and names[0] != names[1]:
+            return first._replace(cause=Cause.ASSIGNOR_CHANGED, origin=Origin.INFERRED)
+        return first
 
-    def _slowest(self, ended: _Open) -> str | None:
-        late = [left for left in ended.left if left.cause is Cause.JOIN_TIMED_OUT and left.actor is not None]
-        if late and late[0].actor is not None:
-            return late[0].actor.member_id
-        return max(ended.joins, key=lambda member_id: ended.joins[member_id], default=None)
+    def _difference(self, observed: GroupObservation, after: Mapping[str, Actor], trigger: Trigger) -> str:
+        """Returns the changes of the member list, and further causes than the first."""
+        before, notes = self._members, [t.note for t in observed.triggers if t.note]
+        if before is None:
+            return notes[0] if notes else ""
+        causes = [(left.actor, left.cause) for left in (*observed.left, trigger) if left.cause is not Cause.UNKNOWN]
+        removed = {actor.member_id: f" ({cause.value})" for actor, cause in causes if actor is not None}
+        joined = sorted(member_name(after[each]) for each in after.keys() - before.keys())
+        gone = sorted(member_name(before[each]) + removed.get(each, "") for each in before.keys() - after.keys())
+        texts = [f"joined: {bounded_names(joined)}"] * bool(joined)
+        texts += [f"no longer a member: {bounded_names(gone)}"] * bool(gone)
+        # the history has one cause, which `trigger` may correct
+        others = [t for t in observed.triggers if not observed.inferred and t.cause is not trigger.cause]
+        also = [f"{t.cause.value} {member_name(t.actor)}" if t.actor else t.cause.value for t in others]
+        texts += [f"also: {bounded_names(dict.fromkeys(also))}"] * bool(also)
+        if not texts and notes:
+            return notes[0]
+        text = "; ".join(texts) or "same members"
+        return f"{text[:1].upper()}{text[1:]}."
 
-    def _unowned_seconds(self, ended: _Open, assigned_ms: int, before: _Owners, after: _Owners) -> float:
-        total_ms = 0
+    # -- effect
+
+    def _effect(self, each: Round, members: Mapping[str, Actor]) -> _Effect | None:
+        """Returns what the assignment changed; None unless this assignment and the previous one are known."""
+        before, after = self._owners, each.owners
+        if before is not None:
+            self._release(each)
+        effect = None
+        if before is not None and after is not None:
+            unowned_seconds = self._unowned_seconds(each, before, after)
+            # without any JoinGroup, it is not known when members stop reading
+            is_known = not before or any(observed.stops for observed in each.of_group)
+            effect = _Effect(
+                _moves(before, after),
+                sum(1 for p, owner in after.items() if before.get(p, owner) != owner),
+                len(before.keys() - after.keys()),
+                unowned_seconds if is_known else None,
+            )
+        if after is None or not members:
+            # a group without members needs no owners
+            self._released_ms = {}
+        return effect
+
+    def _release(self, each: Round) -> None:
+        """Notes since when no member reads the partitions of members that have stopped."""
+        owned: dict[str, list[TopicPartition]] = {}
+        for partition, owner in (self._owners or {}).items():
+            owned.setdefault(owner, []).append(partition)
+        for member_id, partitions in owned.items():
+            for stop in _stops(each, member_id):
+                for partition in partitions if stop.partitions is None else stop.partitions:
+                    self._released_ms.setdefault(partition, max(stop.at_ms, self._completed_ms))
+
+    def _unowned_seconds(self, each: Round, before: Owners, after: Owners) -> float:
+        syncs = {} if each.coordinator is None else each.coordinator.syncs
+        assigned_ms, total_ms = each.completed_ms, 0
         for partition, owner in after.items():
-            released_ms = self.released_ms.pop(partition, None)
+            released_ms = self._released_ms.pop(partition, None)
             if released_ms is not None:
-                total_ms += max(max(assigned_ms, ended.syncs.get(owner, assigned_ms)) - released_ms, 0)
+                total_ms += max(max(assigned_ms, syncs.get(owner, assigned_ms)) - released_ms, 0)
         # only the next rebalance assigns a partition that its owner has revoked; later, no member may have subscribed
-        self.released_ms = {p: at_ms for p, at_ms in self.released_ms.items() if p in before}
+        self._released_ms = {p: at_ms for p, at_ms in self._released_ms.items() if p in before}
         for partition, owner in before.items():
             if partition not in after:
-                self.released_ms.setdefault(partition, max(assigned_ms, ended.syncs.get(owner, assigned_ms)))
-        return total_ms / 1000
+                self._released_ms.setdefault(partition, max(assigned_ms, syncs.get(owner, assigned_ms)))
+        return total_ms / 1_000
 
 
-def _with_reports(rebalance: Rebalance, reports: Sequence[ApplicationReport]) -> Rebalance:
-    for report in reports:
-        rebalance = report.added_to(rebalance)
-    return rebalance
+def _chosen(coordinator: Trigger | None, reported: Trigger | None, history: Trigger | None) -> Trigger:
+    """Returns the cause of a rebalance from what the sources say.
+
+    The coordinator sees every change. What a member reports of its own action replaces a cause that the coordinator
+    has inferred. The history is more exact where the requests do not differ: a client that sends no reason leaves alike
+    when it is closed and when its poll interval has elapsed. Without a coordinator, a member knows its own action but
+    not whether it was the first change; so the history decides, unless it does not distinguish the two causes.
+    """
+    if coordinator is not None:
+        if reported is not None and coordinator.origin is not Origin.SEEN:
+            coordinator = reported
+        if coordinator.cause is not Cause.UNKNOWN:
+            is_refined = history is not None and _REFINED.get(coordinator.cause) is history.cause
+            is_stated = coordinator.cause is Cause.LEFT and coordinator.reason is not None
+            return history if history is not None and is_refined and not is_stated else coordinator
+    if reported is not None:
+        if history is None or history.cause in (Cause.UNKNOWN, reported.cause):
+            return reported
+        if any({reported.cause, history.cause} <= kind for kind in _KINDS):
+            return reported
+    return history or coordinator or _UNKNOWN
 
 
-def _origins(
-    ended: _Open, trigger: _Trigger, cause_origin: Origin, slowest: str | None, effect: _Effect | None
-) -> dict[str, Origin]:
-    names = ["generation", "completed_ms", "members"]
-    if ended.triggers or ended.joins:
-        names += ["started_ms", "phases", "reason", "difference"]
-    names += ["actor"] * (trigger.actor is not None) + ["slowest_member"] * (slowest is not None)
-    names += _Effect._fields if effect is not None else ()
-    causes = {} if trigger.cause is Cause.UNKNOWN else {"cause": cause_origin}
-    return dict.fromkeys(names, Origin.SEEN) | causes
+def _stops(each: Round, member_id: str) -> Sequence[Stop]:
+    """Returns when a member stopped reading, by the most exact source."""
+    if each.coordinator is not None and member_id in each.coordinator.stops:
+        return each.coordinator.stops[member_id]
+    inferred = [] if each.history is None else each.history.stops.get(member_id, [])
+    is_cooperative = any("cooperative" in (observed.protocol or "") for observed in each.of_group)
+    is_gone = not any(member_id in (observed.members or {}) for observed in each.of_group)
+    # the JoinGroup of a new process of a static member is not the time at which the former one stopped
+    is_new = any(actor.member_id == member_id for observed in each.of_group for _, actor in observed.replaced)
+    reported = [report.stops[member_id] for report in each.reports if member_id in report.stops]
+    if not reported or is_new or (is_cooperative and not is_gone):
+        return inferred
+    # a member that was removed reports it later
+    return [min(reported + inferred, key=lambda stop: stop.at_ms)]
 
 
-def _phases(ended: _Open, assigned_ms: int) -> Phases:
-    if ended.joined_ms is None:
-        return Phases(join_ms=0, sync_ms=assigned_ms - ended.started_ms)
-    return Phases(join_ms=ended.joined_ms - ended.started_ms, sync_ms=assigned_ms - ended.joined_ms)
+def _start(each: Round) -> tuple[int | None, Origin]:
+    """Returns the start, and how it is known."""
+    if each.coordinator is not None:
+        return each.coordinator.started_ms, Origin.SEEN
+    starts = [report.started_ms for report in each.reports if report.started_ms is not None]
+    if starts:
+        # without a cause of its own, the first member was notified up to a heartbeat interval after the start
+        return min(starts), Origin.SEEN if any(report.triggers for report in each.reports) else Origin.INFERRED
+    if each.history is None or each.history.started_ms is None:
+        return None, Origin.UNKNOWN
+    return each.history.started_ms, Origin.INFERRED if "started_ms" in each.history.inferred else Origin.SEEN
 
 
-def _moves(before: _Owners, after: _Owners) -> dict[str, MemberMove]:
-    gained: dict[str, int] = {}
-    lost: dict[str, int] = {}
-    for partition in before.keys() | after.keys():
-        old, new = before.get(partition), after.get(partition)
-        if old != new:
-            if old is not None:
-                lost[old] = lost.get(old, 0) + 1
-            if new is not None:
-                gained[new] = gained.get(new, 0) + 1
-    return {member: MemberMove(gained.get(member, 0), lost.get(member, 0)) for member in sorted(gained.keys() | lost)}
+def _slowest_member(each: Round, size: int | None) -> tuple[str | None, Origin]:
+    """Returns the last member that joined, and how it is known; None unless the joins of all members are known."""
+    for observed in each.of_group:
+        for left in observed.left:
+            if left.cause is Cause.JOIN_TIMED_OUT and left.actor is not None:
+                return left.actor.member_id, left.origin
+    joins = {} if each.coordinator is None else each.coordinator.joins
+    if not joins:
+        joins = {member_id: at_ms for report in each.reports for member_id, at_ms in report.joins.items()}
+        if len(joins) != size:
+            return None, Origin.UNKNOWN
+    return max(joins, key=lambda member_id: joins[member_id], default=None), Origin.SEEN
 
 
-def _difference(
-    before: Mapping[str, Actor], after: Mapping[str, Actor], ended: _Open, trigger: _Trigger
-) -> str:
-    """Returns the changes of the member list, and further causes than the first."""
-    removed = {left.actor.member_id: left.cause for left in ended.left if left.actor is not None}
-    joined = sorted(member_name(after[member]) for member in after.keys() - before.keys())
-    gone = sorted(
-        f"{member_name(before[member])} ({removed[member].value})" if member in removed else member_name(before[member])
-        for member in before.keys() - after.keys()
-    )
-    texts = [f"joined: {bounded_names(joined)}"] * bool(joined)
-    texts += [f"no longer a member: {bounded_names(gone)}"] * bool(gone)
-    others = [each for each in ended.triggers if each is not trigger and each.cause is not trigger.cause]
-    also = [f"{each.cause.value} {member_name(each.actor)}" if each.actor else each.cause.value for each in others]
-    texts += [f"also: {bounded_names(dict.fromkeys(also))}"] * bool(also)
-    text = "; ".join(texts) or "same members"
-    return f"{text[:1].upper()}{text[1:]}."
+def _phases(each: Round, started_ms: int | None) -> Phases:
+    """Returns the durations; the clocks of members differ, so that those are at least 0."""
+    reports = each.reports
+    joined_ms = None
+    if each.of_group:
+        joined_ms = each.of_group[0].joined_ms
+    elif any(report.completed_ms is not None for report in reports):
+        joined_ms = max((r.joined_ms for r in reports if r.joined_ms is not None), default=None)
+    join_ms = sync_ms = notice_ms = batch_ms = first_record_ms = None
+    if joined_ms is not None:
+        join_ms = None if started_ms is None else max(joined_ms - started_ms, 0)
+        sync_ms = max(each.completed_ms - joined_ms, 0)
+    elif each.coordinator is not None and started_ms is not None:
+        # a static member that returned: there was no join phase
+        join_ms, sync_ms = 0, each.completed_ms - started_ms
+    noticed = [report.noticed_ms for report in reports if report.noticed_ms is not None]
+    if noticed and started_ms is not None:
+        notice_ms = max(0, max(noticed) - started_ms)
+    batches = [(r.noticed_ms, r.batch_ended_ms) for r in reports]
+    batch_ms = max((max(end - at, 0) for at, end in batches if at is not None and end is not None), default=None)
+    first = [report.first_record_ms for report in reports if report.first_record_ms is not None]
+    if first:
+        first_record_ms = max(min(first) - each.completed_ms, 0)
+    assignment_ms = next((r.assignment_ms for r in reports if r.assignment_ms is not None), None)
+    return Phases(notice_ms, batch_ms, join_ms, assignment_ms, sync_ms, first_record_ms)
 
 
-def member_name(actor: Actor) -> str:
-    """Returns the group instance id, client id or member id of a member, the first that is known."""
-    return actor.group_instance_id or actor.client_id or actor.member_id or "unknown member"
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
-def _actor(event: GroupEvent) -> Actor:
-    return Actor(event.member_id, event.client_id, event.host, event.group_instance_id)
+def _reported_moves(each: Round) -> dict[str, MemberMove]:
+    """Returns what applications were assigned and revoked, where the rest of the assignment is not known."""
+    counts = [(r.assigned, r.revoked) for r in each.reports]
+    names = [(name, assigned, revoked) for assigned, revoked in counts for name in assigned.keys() | revoked.keys()]
+    return {name: MemberMove(assigned[name], revoked[name]) for name, assigned, revoked in names}
 
 
-def _members(form: Any) -> dict[str, Actor]:
-    return {
-        member_id: Actor(member_id, client_id, host, instance_id)
-        for member_id, (client_id, host, instance_id) in (form or {}).items()
-    }
+def _known(found: Rebalance, origins: Mapping[str, Origin], has_effect: bool) -> dict[str, Origin]:
+    """Returns how each known field is known: SEEN unless `origins` names it."""
+    values = {**found._asdict(), **found.phases._asdict(), "origins": None}
+    values["cause"] = None if found.cause is Cause.UNKNOWN else found.cause
+    values["phases"] = None if found.phases == Phases() else found.phases
+    if not has_effect:
+        values |= dict.fromkeys(_Effect._fields)
+    return {name: origins.get(name, Origin.SEEN) for name, value in values.items() if value is not None}
 
 
-def _owners(assignment: Mapping[str, Mapping[str, Sequence[int]]]) -> dict[TopicPartition, str]:
-    return {partition: member_id for member_id, topics in assignment.items() for partition in _partitions(topics)}
+def _known_actor(actor: Actor | None, each: Round) -> Actor | None:
+    """Returns the actor, with what any source knows of the member."""
+    if actor is None:
+        return None
+    sources: Sequence[GroupObservation | ApplicationReport] = (*each.of_group, *each.reports)
+    acting = (trigger.actor for source in sources for trigger in source.triggers)
+    for other in (*acting, *(source.members.get(actor.member_id or "") for source in sources if source.members)):
+        if other is not None and other.member_id == actor.member_id:
+            actor = Actor(*(mine if mine is not None else theirs for mine, theirs in zip(actor, other)))
+    return actor
 
 
-def _partitions(topics: Mapping[str, Sequence[int]]) -> Iterator[TopicPartition]:
-    return (TopicPartition(topic, number) for topic, numbers in topics.items() for number in numbers)
+def _moves(before: Owners, after: Owners) -> dict[str, MemberMove]:
+    gained = Counter(owner for p, owner in after.items() if before.get(p) != owner)
+    lost = Counter(owner for p, owner in before.items() if after.get(p) != owner)
+    return {member: MemberMove(gained[member], lost[member]) for member in sorted(gained.keys() | lost.keys())}

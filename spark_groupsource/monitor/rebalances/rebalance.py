@@ -7,7 +7,7 @@ from typing import Mapping, NamedTuple
 
 from spark_groupsource.wire.group_events import Cause
 
-__all__ = ["Actor", "Cause", "MemberMove", "Origin", "Phases", "Rebalance"]
+__all__ = ["Actor", "Cause", "MemberMove", "Origin", "Phases", "Rebalance", "member_name"]
 
 
 class Origin(str, Enum):
@@ -27,6 +27,11 @@ class Actor(NamedTuple):
     group_instance_id: str | None = None
     application: str | None = None
     query: str | None = None
+
+
+def member_name(actor: Actor) -> str:
+    """Returns the group instance id, client id or member id of a member, the first that is known."""
+    return actor.group_instance_id or actor.client_id or actor.member_id or "unknown member"
 
 
 class Phases(NamedTuple):

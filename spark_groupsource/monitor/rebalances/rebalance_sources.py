@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Sequence
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
-from spark_groupsource.monitor.rebalances.application_reports import reported_members
-from spark_groupsource.monitor.rebalances.cause_rules import rebalances
-from spark_groupsource.monitor.rebalances.epoch_history import epoch_facts, epoch_rebalances
+from spark_groupsource.monitor.rebalances.epoch_history import epoch_events, epoch_facts
 from spark_groupsource.monitor.rebalances.event_rebalances import rebalances_from_events
 from spark_groupsource.monitor.rebalances.event_sources import group_events
 from spark_groupsource.monitor.rebalances.explanation import Explanation
@@ -20,8 +18,8 @@ from spark_groupsource.monitor.rebalances.group_steps import (
     decode_generation,
     identity,
 )
+from spark_groupsource.monitor.rebalances.history_events import history_events
 from spark_groupsource.monitor.rebalances.rebalance import Rebalance
-from spark_groupsource.monitor.rebalances.rebalance_merge import merge_rebalances
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.wire.group_events import GroupEvent
 from spark_groupsource.wire.group_records import MemberValue
@@ -40,10 +38,11 @@ def group_rebalances(cluster: ClusterClient, selection: NameSelection | None) ->
 
 def merged_rebalances(group: str, log: GroupLog, coordinator: Sequence[GroupEvent]) -> list[Rebalance]:
     """Returns the rebalances of one group by time, from its log and the events of the embedded coordinator."""
-    exact = rebalances_from_events([*coordinator, *log.reports])
-    found = merge_rebalances(exact, rebalances(group, log.records, reported_members(log.reports)), bool(coordinator))
+    history = history_events(group, log.records, log.reports)
+    found = rebalances_from_events([*coordinator, *log.reports], history)
     # a group may have been converted from one protocol to another
-    return sorted([*found, *epoch_rebalances(group, log.epochs)], key=lambda rebalance: rebalance.completed_ms)
+    found += rebalances_from_events((), epoch_events(group, log.epochs))
+    return sorted(found, key=lambda rebalance: rebalance.completed_ms)
 
 
 class GroupHistory(NamedTuple):
