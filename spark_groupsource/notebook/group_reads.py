@@ -11,7 +11,6 @@ from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.common.arguments import shown
 from spark_groupsource.errors import BrokerError, ConfigurationError
 from spark_groupsource.monitor.offsets.lag_history import CommitHistory, lag_events
-from spark_groupsource.monitor.rebalances.event_rebalances import rebalances_from_events
 from spark_groupsource.monitor.rebalances.event_sources import file_events, group_events
 from spark_groupsource.monitor.rebalances.group_history import GroupLog, GroupLogReader
 from spark_groupsource.monitor.rebalances.history_events import history_events
@@ -68,7 +67,7 @@ def file_timelines(path: Path) -> dict[str, Timeline]:
     by_group: dict[str, list[GroupEvent]] = {}
     for event in file_events(path):
         by_group.setdefault(event.group, []).append(event)
-    return {name: timeline(name, events, rebalances_from_events(events)) for name, events in by_group.items()}
+    return {name: timeline(name, events) for name, events in by_group.items()}
 
 
 def lag_samples(group: Group) -> list[GroupEvent]:

@@ -6,7 +6,8 @@ from collections import Counter
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.monitor.rebalances.rebalance import Actor, Cause, Rebalance
+from spark_groupsource.monitor.rebalances.event_rebalances import rebalances_from_events
+from spark_groupsource.monitor.rebalances.rebalance import Cause, Rebalance, member_name
 from spark_groupsource.monitor.rebalances.timeline_values import (
     MemberActivity,
     MemberPeriod,
@@ -19,20 +20,22 @@ from spark_groupsource.monitor.rebalances.timeline_values import (
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
 
-def timeline(group: str, events: Iterable[GroupEvent], rebalances: Iterable[Rebalance] = ()) -> Timeline:
+def timeline(
+    group: str, events: Iterable[GroupEvent], rebalances: Sequence[Rebalance] | None = None
+) -> Timeline:
     """Builds the timeline of a group.
 
     Args:
         events: in any order; those of other groups are ignored. If the coordinator reports assignments, its events
             decide about owners, and those of applications only add what it does not see.
-        rebalances: records that replace the markers of their generation, and add those without events.
+        rebalances: those of the group by time, from all sources; None for those of the events.
     """
     ordered = sorted((event for event in events if event.group == group), key=lambda event: event.at_ms)
     coordinator = {event.kind for event in ordered if event.application is None}
     builder = _Builder(EventKind.ASSIGNED in coordinator, EventKind.MEMBER_SYNCING in coordinator)
     for event in ordered:
         builder.add(event)
-    return builder.build(group, list(rebalances))
+    return builder.build(group, rebalances_from_events(ordered) if rebalances is None else rebalances)
 
 
 class _Builder:
@@ -52,16 +55,13 @@ class _Builder:
         # partition -> its closed periods, and owner and start of the open one
         self._closed: dict[TopicPartition, list[OwnerPeriod]] = {}
         self._open: dict[TopicPartition, tuple[int, str | None]] = {}
-        self._last_owner: dict[TopicPartition, str] = {}
         self._periods: dict[str, list[MemberPeriod]] = {}
         self._states: dict[str, tuple[int, MemberActivity]] = {}
-        self._bands: list[PhaseBand] = []
-        self._unnumbered: list[int] = []
-        self._markers: list[RebalanceMarker] = []
-        self._joined_ms: int | None = None
+        # start of the rebalance in progress, and generation of the last assignment after that
+        self._started: GroupEvent | None = None
+        self._assigned_generation: int | None = None
         self._batch_started_ms: int | None = None
-        self._assigned: tuple[int, int | None] | None = None
-        self._repeated: Counter[int | None] = Counter()
+        self._batches: list[tuple[int, int]] = []
         # lag by application, query and member
         self._lags: dict[tuple[str | None, ...], int] = {}
         self._is_sampled = False
@@ -72,31 +72,21 @@ class _Builder:
         if not self._times:
             self._times = [event.at_ms, event.at_ms]
         self._times[1] = max(self._times[1], event.at_ms)
-        handler = _HANDLERS.get(event.kind)
-        if handler is not None:
-            handler(self, event)
+        _HANDLERS[event.kind](self, event)
 
     # --- events ---
 
     def rebalance_started(self, event: GroupEvent) -> None:
         self._apply_pending()
-        if self._markers and self._markers[-1].completed_ms is None:
-            return
-        detail = event.detail
         if event.member_id is not None:
             self._name(event)
-        actor = event.client_id or (self._identity(event) if event.member_id else None)
-        cause = str(detail.get("cause", Cause.UNKNOWN.value))
-        self._markers.append(RebalanceMarker(event.at_ms, None, None, cause, detail.get("reason"), actor))
-        self._joined_ms = None
-        self._assigned = None
+        self._started = self._started or event
+        self._assigned_generation = None
 
     def member_joining(self, event: GroupEvent) -> None:
         name = self._name(event)
         self._apply_pending()
         self._set_state(name, event.at_ms, MemberActivity.JOINING)
-        if self._markers and self._markers[-1].completed_ms is None and self._joined_ms is None:
-            self._markers[-1] = self._markers[-1]._replace(slowest_member=name)
         if self._is_authority(event):
             kept = event.detail.get("retained", 0)
             revoked = self._owned.get(name, set()) if not kept else _partitions(event.detail.get("revoked", {}))
@@ -108,7 +98,6 @@ class _Builder:
             name = self._identities[member_id] = instance_id or member_id
             self._client_ids[name] = instance_id or client_id or member_id
             self._set_state(name, event.at_ms, MemberActivity.SYNCING)
-        self._complete_join(event.at_ms, event.generation)
 
     def member_syncing(self, event: GroupEvent) -> None:
         name = self._name(event)
@@ -116,21 +105,18 @@ class _Builder:
             self._receive(name, self._pending.pop(name), event.at_ms)
             return
         self._synced.add(name)
-        is_assigned = bool(self._markers) and self._markers[-1].completed_ms is not None
-        if not is_assigned or event.generation != self._markers[-1].generation:
+        if self._assigned_generation is None or event.generation != self._assigned_generation:
             self._set_state(name, event.at_ms, MemberActivity.SYNCING)
-        if not self._has_coordinator:
-            self._complete_join(event.at_ms, event.generation)
 
     def assigned(self, event: GroupEvent) -> None:
         form = event.detail.get("assignment")
         if not self._is_authority(event) or form is None:
             return
+        self._started, self._assigned_generation = None, event.generation
         assignment = {self._identities.get(m, m): _partitions(topics) for m, topics in form.items()}
         self._apply_pending()
         for name in set(self._owned) - assignment.keys() if event.application is None else ():
             self._release(self._owned.pop(name), name, event.at_ms)
-        moved = sum(self._last_owner.get(p, name) != name for name, owned in assignment.items() for p in owned)
         waits = self._has_syncs and event.application is None
         self._pending_ms = event.at_ms
         self._pending = {n: owned for n, owned in assignment.items() if waits and n not in self._synced}
@@ -139,7 +125,6 @@ class _Builder:
             self._release(self._owned.get(name, set()) - owned, name, event.at_ms)
         for name, owned in received.items():
             self._receive(name, owned, event.at_ms)
-        self._complete_marker(event, moved)
 
     def _receive(self, name: str, owned: set[TopicPartition], at_ms: int) -> None:
         """Applies the assignment of a member that has received it."""
@@ -177,9 +162,7 @@ class _Builder:
         if self._states.get(name, (0, None))[1] is MemberActivity.WAITING:
             self._set_state(name, event.at_ms, MemberActivity.READING if self._owned.get(name) else MemberActivity.IDLE)
         if self._batch_started_ms is not None:
-            # the member does not know the generation that the rebalance will produce
-            self._unnumbered.append(len(self._bands))
-            self._bands.append(PhaseBand(None, Phase.BATCH, self._batch_started_ms, event.at_ms))
+            self._batches.append((self._batch_started_ms, event.at_ms))
             self._batch_started_ms = None
 
     def revoked(self, event: GroupEvent) -> None:
@@ -187,17 +170,8 @@ class _Builder:
         if self._is_authority(event):
             self._release(_partitions(event.detail.get("partitions", {})), name, event.at_ms)
 
-    def first_record(self, event: GroupEvent) -> None:
+    def name_member(self, event: GroupEvent) -> None:
         self._name(event)
-        if self._assigned is not None:
-            assigned_ms, generation = self._assigned
-            if event.generation is None or generation is None or event.generation == generation:
-                self._add_band(generation, Phase.FIRST_RECORD, assigned_ms, event.at_ms)
-                self._assigned = None
-
-    def repeated(self, event: GroupEvent) -> None:
-        self._name(event)
-        self._repeated[event.generation] += int(event.detail.get("records", 0))
 
     def lag(self, event: GroupEvent) -> None:
         # that of the retained partitions; a sample is that of all
@@ -268,33 +242,6 @@ class _Builder:
             if closed and closed[-1].owner == owner and closed[-1].end_ms == at_ms:
                 at_ms = closed.pop().start_ms
         self._open[partition] = at_ms, owner
-        if owner is not None:
-            self._last_owner[partition] = owner
-
-    # --- rebalances ---
-
-    def _complete_join(self, at_ms: int, generation: int | None) -> None:
-        if self._joined_ms is None and self._markers and self._markers[-1].completed_ms is None:
-            self._joined_ms = at_ms
-            self._add_band(generation, Phase.JOIN, self._markers[-1].started_ms, at_ms)
-
-    def _complete_marker(self, event: GroupEvent, moved: int) -> None:
-        if not self._markers or self._markers[-1].completed_ms is not None:
-            return
-        marker = self._markers[-1]
-        if self._joined_ms is not None:
-            self._add_band(event.generation, Phase.SYNC, self._joined_ms, event.at_ms)
-        for at in self._unnumbered:
-            self._bands[at] = self._bands[at]._replace(generation=event.generation)
-        self._unnumbered.clear()
-        self._markers[-1] = marker._replace(
-            completed_ms=event.at_ms, generation=event.generation, partitions_moved=moved
-        )
-        self._assigned = event.at_ms, event.generation
-
-    def _add_band(self, generation: int | None, phase: Phase, start_ms: int, end_ms: int) -> None:
-        if start_ms < end_ms:
-            self._bands.append(PhaseBand(generation, phase, start_ms, end_ms))
 
     # --- result ---
 
@@ -317,31 +264,36 @@ class _Builder:
             dict(sorted(self._closed.items())),
             {name: periods for name, periods in self._periods.items() if periods},
             _short_names(self._client_ids),
-            self._bands,
-            self._all_markers(rebalances),
+            self._bands(rebalances),
+            self._markers(rebalances),
             self._lag,
         )
 
-    def _all_markers(self, rebalances: Sequence[Rebalance]) -> list[RebalanceMarker]:
-        given: dict[int | None, Rebalance] = {rebalance.generation: rebalance for rebalance in rebalances}
-        markers = []
-        for marker in self._markers:
-            if marker.generation is None:
-                marker = _completed(marker, list(given.values()))
-                given.pop(marker.generation, None)
-                found = None
-            else:
-                found = given.pop(marker.generation, None)
-            if found is None:
-                repeated = self._repeated.get(marker.generation)
-                slowest = marker.slowest_member and self._client_ids.get(marker.slowest_member, marker.slowest_member)
-                markers.append(marker._replace(repeated_records=repeated, slowest_member=slowest))
-            else:
-                markers.append(self._given_marker(found))
-        markers.extend(self._given_marker(rebalance) for rebalance in given.values())
+    def _bands(self, rebalances: Sequence[Rebalance]) -> list[PhaseBand]:
+        bands = []
+        for start_ms, end_ms in self._batches:
+            # the member did not know the generation that the rebalance would produce
+            generation = next((r.generation for r in rebalances if r.completed_ms >= end_ms), None)
+            bands.append(PhaseBand(generation, Phase.BATCH, start_ms, end_ms))
+        for r in rebalances:
+            join_ms, sync_ms, first_ms = r.phases.join_ms or 0, r.phases.sync_ms or 0, r.phases.first_record_ms or 0
+            joined_ms = r.completed_ms - sync_ms
+            bands.append(PhaseBand(r.generation, Phase.JOIN, joined_ms - join_ms, joined_ms))
+            bands.append(PhaseBand(r.generation, Phase.SYNC, joined_ms, r.completed_ms))
+            bands.append(PhaseBand(r.generation, Phase.FIRST_RECORD, r.completed_ms, r.completed_ms + first_ms))
+        return [band for band in bands if band.start_ms < band.end_ms]
+
+    def _markers(self, rebalances: Sequence[Rebalance]) -> list[RebalanceMarker]:
+        """Returns the markers of the rebalances, and of one in progress: its end may be recorded after its record."""
+        markers = [self._marker(rebalance) for rebalance in rebalances]
+        started = self._started
+        if started is not None and all(rebalance.completed_ms < started.at_ms for rebalance in rebalances):
+            actor = started.client_id or (self._identity(started) if started.member_id else None)
+            cause = str(started.detail.get("cause", Cause.UNKNOWN.value))
+            markers.append(RebalanceMarker(started.at_ms, None, None, cause, started.detail.get("reason"), actor))
         return sorted(markers, key=lambda marker: marker.started_ms)
 
-    def _given_marker(self, rebalance: Rebalance) -> RebalanceMarker:
+    def _marker(self, rebalance: Rebalance) -> RebalanceMarker:
         slowest = rebalance.slowest_member
         identity = None if slowest is None else self._identities.get(slowest, slowest)
         return RebalanceMarker(
@@ -350,7 +302,7 @@ class _Builder:
             rebalance.generation,
             rebalance.cause.value,
             rebalance.reason or rebalance.difference or None,
-            _actor_name(rebalance.actor),
+            None if rebalance.actor is None else member_name(rebalance.actor),
             None if identity is None else self._client_ids.get(identity, identity),
             rebalance.partitions_moved,
             rebalance.repeated_records,
@@ -359,7 +311,19 @@ class _Builder:
 
 
 _HANDLERS: Mapping[EventKind, Callable[[_Builder, GroupEvent], None]] = {
-    kind: getattr(_Builder, kind.value) for kind in EventKind if hasattr(_Builder, kind.value)
+    EventKind.REBALANCE_STARTED: _Builder.rebalance_started,
+    EventKind.MEMBER_JOINING: _Builder.member_joining,
+    EventKind.JOIN_COMPLETED: _Builder.join_completed,
+    EventKind.MEMBER_SYNCING: _Builder.member_syncing,
+    EventKind.ASSIGNED: _Builder.assigned,
+    EventKind.MEMBER_LEFT: _Builder.member_left,
+    EventKind.BATCH_WAIT_STARTED: _Builder.batch_wait_started,
+    EventKind.BATCH_WAIT_ENDED: _Builder.batch_wait_ended,
+    EventKind.REVOKED: _Builder.revoked,
+    EventKind.FIRST_RECORD: _Builder.name_member,
+    EventKind.REPEATED: _Builder.name_member,
+    EventKind.LAG: _Builder.lag,
+    EventKind.LAG_SAMPLED: _Builder.lag_sampled,
 }
 
 
@@ -367,22 +331,8 @@ def _partitions(topics: Mapping[str, Iterable[Any]]) -> set[TopicPartition]:
     return {TopicPartition(topic, number) for topic, numbers in topics.items() for number in numbers}
 
 
-def _completed(marker: RebalanceMarker, rebalances: Sequence[Rebalance]) -> RebalanceMarker:
-    """Returns a marker with the record of its end: the events of the end follow the record."""
-    later = [each for each in rebalances if (each.started_ms or each.completed_ms) >= marker.started_ms]
-    if not later:
-        return marker
-    record = min(later, key=lambda each: each.completed_ms)
-    moved = record.partitions_moved
-    return marker._replace(completed_ms=record.completed_ms, generation=record.generation, partitions_moved=moved)
-
-
 def _reporter(event: GroupEvent) -> tuple[str | None, ...]:
     return event.application, event.query, event.member_id
-
-
-def _actor_name(actor: Actor | None) -> str | None:
-    return None if actor is None else actor.group_instance_id or actor.client_id or actor.member_id
 
 
 def _short_names(client_ids: Mapping[str, str]) -> dict[str, str]:
