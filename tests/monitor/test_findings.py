@@ -67,7 +67,7 @@ CASES: dict[str, tuple[list[Rebalance], GroupFacts, str, str]] = {
     "join_timed_out": (
         sequence("JOIN_TIMED_OUT b"),
         FACTS,
-        "Client b did not join within max.poll.interval.ms=300000, once; all other members waited for it.",
+        "Client b did not join within the rebalance timeout of 300000 ms, once; all other members waited for it.",
         "max.poll.interval.ms",
     ),
     "flapping": (
@@ -140,6 +140,19 @@ def test_finding(rule: str) -> None:
     found = {finding.rule: finding for finding in findings(rebalances, facts)}
     assert found[rule].text == text and found[rule].advice.endswith(".")
     assert setting in found[rule].settings or not setting
+
+
+def test_the_rebalance_timeout_of_a_query_is_not_its_poll_interval() -> None:
+    """A query announces at least 12 times the interval and has no poll timer; other consumers announce the interval."""
+    query = Actor("b-1", "b", "/h", None, "app", "q")
+    facts = GroupFacts("g", "range", (), {"b-1": MemberFacts("b-1", "b", "/h", None, 10_000, 3_600_000, 1)})
+    late, slow = rebalance("JOIN_TIMED_OUT", actor=query), rebalance("POLL_EXCEEDED", actor=query)
+    texts = [*(f.text for f in findings([late, slow], facts)), *explain(late, facts), *explain(slow, facts)]
+    assert any("the rebalance timeout of 3600000 ms" in text for text in texts)
+    assert any("decides the rebalance timeout (now 3600000)" in text for text in texts)
+    assert not any(f"max.poll.interval.ms{sign}" in text for text in texts for sign in ("=", " (now"))
+    other = rebalance("POLL_EXCEEDED")
+    assert explain(other, FACTS)[-1].startswith("Setting: max.poll.interval.ms (now 300000)")
 
 
 def test_a_quiet_group_has_no_findings() -> None:

@@ -103,7 +103,8 @@ _WORDS: Mapping[Cause, _Words] = {
     ),
     Cause.JOIN_TIMED_OUT: _Words(
         "{actor} did not join in time and was removed, after the others had waited for the rebalance timeout",
-        "Setting: max.poll.interval.ms{poll}, or smaller batches (maxOffsetsPerTrigger; max.poll.records).",
+        "Setting: max.poll.interval.ms, which decides the rebalance timeout{rebalance}, or smaller batches "
+        "(maxOffsetsPerTrigger; max.poll.records).",
     ),
     Cause.SUBSCRIPTION_CHANGED: _Words("{actor} subscribed to other topics"),
     Cause.PARTITIONS_CHANGED: _Words("the partitions of the subscribed topics changed"),
@@ -167,8 +168,11 @@ def _effect_sentence(rebalance: Rebalance, facts: GroupFacts) -> str:
 
 def _setting_sentence(rebalance: Rebalance, facts: GroupFacts) -> str:
     member = facts.known.get(rebalance.actor.member_id or "") if rebalance.actor else None
+    timeout = _value(member, "rebalance_timeout_ms")
+    # other consumers announce the interval as their rebalance timeout; queries of this package announce more
+    poll = timeout if rebalance.actor is None or rebalance.actor.application is None else ""
     session = _value(member, "session_timeout_ms")
-    return _WORDS[rebalance.cause].setting.format(session=session, poll=_value(member, "rebalance_timeout_ms"))
+    return _WORDS[rebalance.cause].setting.format(session=session, poll=poll, rebalance=timeout)
 
 
 def _value(member: MemberFacts | None, field: str) -> str:

@@ -79,7 +79,9 @@ def _poll_exceeded(rebalances: Sequence[Rebalance], facts: GroupFacts) -> _Resul
     found = _of(rebalances, Cause.POLL_EXCEEDED)
     if not found:
         return None
-    value = _timeout_text("max.poll.interval.ms", found, facts, "rebalance_timeout_ms")
+    # other consumers announce the interval as their rebalance timeout; queries of this package announce more
+    others = [r for r in found if r.actor is None or r.actor.application is None]
+    value = _timeout_text("max.poll.interval.ms=", others, facts, "rebalance_timeout_ms") or "max.poll.interval.ms"
     text = f"{_clients(found)} did not poll within {value}, {_times(len(found))}: a batch takes longer than that."
     advice = f"Increase max.poll.interval.ms, or {_SMALLER_BATCHES}."
     return text, ("max.poll.interval.ms", "maxOffsetsPerTrigger", "max.poll.records"), advice
@@ -89,7 +91,7 @@ def _session_expired(rebalances: Sequence[Rebalance], facts: GroupFacts) -> _Res
     found = _of(rebalances, Cause.SESSION_EXPIRED)
     if not found:
         return None
-    value = _timeout_text("session.timeout.ms", found, facts, "session_timeout_ms")
+    value = _timeout_text("session.timeout.ms=", found, facts, "session_timeout_ms") or "session.timeout.ms"
     text = f"{_clients(found)} sent no heartbeat within {value}, {_times(len(found))}."
     timeouts = [m.session_timeout_ms for m in _facts_of(found, facts) if m.session_timeout_ms is not None]
     if not _has_returned(rebalances):
@@ -106,9 +108,11 @@ def _join_timed_out(rebalances: Sequence[Rebalance], facts: GroupFacts) -> _Resu
     found = _of(rebalances, Cause.JOIN_TIMED_OUT)
     if not found:
         return None
-    value = _timeout_text("max.poll.interval.ms", found, facts, "rebalance_timeout_ms")
-    text = f"{_clients(found)} did not join within {value}, {_times(len(found))}; all other members waited for it."
-    advice = f"Decrease max.poll.interval.ms, which bounds the wait, or {_SMALLER_BATCHES}."
+    value = _timeout_text(" of ", found, facts, "rebalance_timeout_ms", " ms")
+    text = f"{_clients(found)} did not join within the rebalance timeout{value}, {_times(len(found))}; "
+    text += "all other members waited for it."
+    advice = "Decrease max.poll.interval.ms, which decides the rebalance timeout (of a query of groupsource, 12 times "
+    advice += f"the interval or more), or {_SMALLER_BATCHES}."
     return text, ("maxOffsetsPerTrigger", "max.poll.records", "max.poll.interval.ms"), advice
 
 
@@ -301,9 +305,10 @@ def _facts_of(found: Iterable[Rebalance], facts: GroupFacts) -> list[MemberFacts
     return [facts.known[member_id] for member_id in ids if member_id in facts.known]
 
 
-def _timeout_text(name: str, found: Iterable[Rebalance], facts: GroupFacts, field: str) -> str:
+def _timeout_text(start: str, found: Iterable[Rebalance], facts: GroupFacts, field: str, end: str = "") -> str:
+    """Returns the timeout that the members have in common, between two texts; "" if it is not known."""
     values = {value for m in _facts_of(found, facts) if (value := getattr(m, field)) is not None}
-    return f"{name}={values.pop()}" if len(values) == 1 else name
+    return f"{start}{values.pop()}{end}" if len(values) == 1 else ""
 
 
 def _name_of(member_id: str | None, facts: GroupFacts) -> str | None:
