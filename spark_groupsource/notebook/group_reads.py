@@ -14,7 +14,7 @@ from spark_groupsource.monitor.offsets.lag_history import CommitHistory, lag_eve
 from spark_groupsource.monitor.rebalances.event_sources import file_events, group_events
 from spark_groupsource.monitor.rebalances.group_history import GroupLog, GroupLogReader
 from spark_groupsource.monitor.rebalances.history_events import history_events
-from spark_groupsource.monitor.rebalances.rebalance_sources import read_history
+from spark_groupsource.monitor.rebalances.rebalance_sources import rebalances_of_group
 from spark_groupsource.monitor.rebalances.timeline import timeline
 from spark_groupsource.monitor.rebalances.timeline_values import Timeline
 from spark_groupsource.monitor.selection import NameSelection
@@ -39,7 +39,7 @@ def group_timeline(group: Group, samples: Sequence[GroupEvent] = ()) -> Timeline
     client, selection = group._cluster._client, NameSelection((group.name,))
     log = GroupLogReader(client, selection, keeps_commits=True).read().get(group.name) or GroupLog()
     coordinator = group_events(client, selection).get(group.name, [])
-    found = read_history(client, group.name, log).rebalances
+    found = rebalances_of_group(group.name, log, coordinator)
     history = coordinator or list(history_events(group.name, log.records, log.reports))
     events = [*history, *log.reports, *samples]
     if not events:

@@ -43,6 +43,10 @@ class Cause(str, Enum):
 class EventKind(str, Enum):
     """What happened; the comment names the fields of `GroupEvent.detail`.
 
+    Events that were inferred from `__consumer_offsets` have the same form. Their fields in addition: `is_late`, true if
+    the event was earlier than `at_ms`; of REBALANCE_STARTED `inferred`, the names of the fields of the rebalance that
+    were inferred, and `difference` to the previous generation in words.
+
     "application" means that only applications report the event, with the generation that followed (MEMBER_LEFT and
     REPEATED: with the generation that the member left).
     """

@@ -18,7 +18,7 @@ from spark_groupsource.monitor.rebalances.event_sources import group_events
 from spark_groupsource.monitor.rebalances.group_history import GroupLog, read_groups
 from spark_groupsource.monitor.rebalances.history_events import history_events
 from spark_groupsource.monitor.rebalances.rebalance import Cause, Origin, Rebalance
-from spark_groupsource.monitor.rebalances.rebalance_sources import merged_rebalances
+from spark_groupsource.monitor.rebalances.rebalance_sources import rebalances_of_group
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.wire.group_events import GroupEvent
 
@@ -155,7 +155,7 @@ def judge(observed: Sequence[Observed]) -> list[Judged]:
             "events": rebalances_from_events(each.events),
             "own members": rebalances_from_events(each.log.reports),
             "history": history,
-            "merged": merged_rebalances(each.name, each.log, each.events),
+            "merged": rebalances_of_group(each.name, each.log, each.events),
         }
         for injection in each.injections:
             window = [r for r in history if injection.from_ms <= r.completed_ms <= injection.to_ms]
@@ -233,7 +233,7 @@ def deviations(observed: Sequence[Observed]) -> dict[str, list[int]]:
     """Returns field -> what members and history say minus what the coordinator logged, in ms, of each rebalance."""
     found: dict[str, list[int]] = {}
     for each in observed:
-        for r in merged_rebalances(each.name, each.log, ()):
+        for r in rebalances_of_group(each.name, each.log, ()):
             if r.generation not in each.coordinator:
                 continue
             if r.cause in (Cause.STATIC_REPLACED, Cause.COORDINATOR_MOVED):
@@ -260,7 +260,7 @@ def unowned_shares(observed: Sequence[Observed]) -> tuple[float, float] | None:
     said = exact = 0.0
     for each in observed:
         known = rebalances_from_events(each.events)
-        for r in merged_rebalances(each.name, each.log, ()):
+        for r in rebalances_of_group(each.name, each.log, ()):
             if r.cause is Cause.COORDINATOR_MOVED:
                 # the members stop before the new coordinator knows it
                 continue

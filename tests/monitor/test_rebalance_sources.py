@@ -9,7 +9,7 @@ from support.observed_group import POLL_MS, SESSION_MS, ObservedGroup, ObservedM
 
 from spark_groupsource.monitor.rebalances.event_rebalances import rebalances_from_events
 from spark_groupsource.monitor.rebalances.rebalance import Actor, Cause, Origin, Phases, Rebalance
-from spark_groupsource.monitor.rebalances.rebalance_sources import merged_rebalances
+from spark_groupsource.monitor.rebalances.rebalance_sources import rebalances_of_group
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 from spark_groupsource.wire.member_reasons import METADATA_CHANGED, REMOVED_BY_ADMIN, REVOKE_AND_REJOIN
 
@@ -179,11 +179,11 @@ def observe(case: Case) -> Sources:
     group.run(SETTLE_MS)
     return Sources(
         begin_ms,
-        merged_rebalances("g", group.log(False, False), group.events),
-        merged_rebalances("g", group.log(has_reports=False), ()),
-        merged_rebalances("g", group.log(has_records=False), ()),
-        merged_rebalances("g", group.log(), ()),
-        merged_rebalances("g", group.log(), group.events),
+        rebalances_of_group("g", group.log(False, False), group.events),
+        rebalances_of_group("g", group.log(has_reports=False), ()),
+        rebalances_of_group("g", group.log(has_records=False), ()),
+        rebalances_of_group("g", group.log(), ()),
+        rebalances_of_group("g", group.log(), group.events),
     )
 
 

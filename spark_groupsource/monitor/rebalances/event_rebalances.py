@@ -126,7 +126,8 @@ class _GroupState:
 
     def reduce(self, each: Round) -> Rebalance:
         """Returns the rebalance of a round, which follows the state; the state is then that after it."""
-        trigger, difference, effect, size = self._change(each) if each.of_group else self._reported(each)
+        trigger, difference, effect = self._change(each) if each.of_group else (self._cause(each), "", None)
+        size = len(self._members or ()) if each.of_group else each.reported_size
         started_ms, started_origin = _start(each)
         slowest, slowest_origin = _slowest_member(each, size)
         found = Rebalance(
@@ -144,7 +145,7 @@ class _GroupState:
             repeated_records=_sum(report.repeated for report in each.reports),
             lag_added=_sum(r.lags[-1] - r.lags[0] if len(r.lags) > 1 else None for r in each.reports),
             origins={},
-            **(effect or _Effect(_reported_moves(each)))._asdict(),
+            **(effect or _Effect({} if each.of_group else _reported_moves(each)))._asdict(),
         )
         origins = {
             "cause": trigger.origin,
@@ -156,13 +157,8 @@ class _GroupState:
         }
         return found._replace(origins=_known(found, origins, has_effect=effect is not None))
 
-    def _reported(self, each: Round) -> tuple[Trigger, str, _Effect | None, int | None]:
-        """Returns cause, difference, effect and number of members, where only applications report."""
-        size = max((report.size for report in each.reports if report.size is not None), default=None)
-        return self._cause(each), "", None, size
-
-    def _change(self, each: Round) -> tuple[Trigger, str, _Effect | None, int | None]:
-        """Returns cause, difference, effect and number of members, and replaces the state."""
+    def _change(self, each: Round) -> tuple[Trigger, str, _Effect | None]:
+        """Returns cause, difference and effect, and replaces the state."""
         observed = each.of_group[0]
         if each.generation == 1 != self._generation:
             # a new group
@@ -174,7 +170,7 @@ class _GroupState:
         difference, effect = self._difference(observed, members, trigger), self._effect(each, members)
         self._members, self._owners, self._protocol = members, each.owners, observed.protocol or self._protocol
         self._generation, self._completed_ms = each.generation, each.completed_ms
-        return trigger, difference, effect, len(members)
+        return trigger, difference, effect
 
     def _replace(self, former_id: str, actor: Actor) -> None:
         new_id = str(actor.member_id)
@@ -220,9 +216,9 @@ class _GroupState:
 
     def _difference(self, observed: GroupObservation, after: Mapping[str, Actor], trigger: Trigger) -> str:
         """Returns the changes of the member list, and further causes than the first."""
-        before, notes = self._members, [t.note for t in observed.triggers if t.note]
+        before, inferred = self._members, observed.triggers[0].difference if observed.triggers else ""
         if before is None:
-            return notes[0] if notes else ""
+            return inferred
         causes = [(left.actor, left.cause) for left in (*observed.left, trigger) if left.cause is not Cause.UNKNOWN]
         removed = {actor.member_id: f" ({cause.value})" for actor, cause in causes if actor is not None}
         joined = sorted(member_name(after[each]) for each in after.keys() - before.keys())
@@ -233,10 +229,8 @@ class _GroupState:
         others = [t for t in observed.triggers if not observed.inferred and t.cause is not trigger.cause]
         also = [f"{t.cause.value} {member_name(t.actor)}" if t.actor else t.cause.value for t in others]
         texts += [f"also: {bounded_names(dict.fromkeys(also))}"] * bool(also)
-        if not texts and notes:
-            return notes[0]
-        text = "; ".join(texts) or "same members"
-        return f"{text[:1].upper()}{text[1:]}."
+        text = "; ".join(texts or ["same members"])
+        return inferred if inferred and not texts else f"{text[:1].upper()}{text[1:]}."
 
     # -- effect
 

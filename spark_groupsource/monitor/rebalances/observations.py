@@ -27,13 +27,13 @@ _AROUND = frozenset({EventKind.LAG, EventKind.FIRST_RECORD, EventKind.REPEATED})
 
 
 class Trigger(NamedTuple):
-    """A change that starts a rebalance; `note` is the difference to the previous generation, if the history has one."""
+    """A change that starts a rebalance; the history says in words what differs from the previous generation."""
 
     cause: Cause = Cause.UNKNOWN
     actor: Actor | None = None
     reason: str | None = None
     origin: Origin = Origin.SEEN
-    note: str = ""
+    difference: str = ""
 
 
 class Stop(NamedTuple):
@@ -217,6 +217,11 @@ class Round:
     def reports(self) -> list[ApplicationReport]:
         """What applications report."""
         return list(self.queries.values())
+
+    @property
+    def reported_size(self) -> int | None:
+        """Number of members of the group, if an application reports it."""
+        return max((each.size for each in self.reports if each.size is not None), default=None)
 
     @property
     def owners(self) -> Owners | None:

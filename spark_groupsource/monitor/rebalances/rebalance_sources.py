@@ -33,10 +33,10 @@ def group_rebalances(cluster: ClusterClient, selection: NameSelection | None) ->
     logs, coordinator = read_groups(cluster, selection), group_events(cluster, selection)
     groups = sorted({*logs, *coordinator})
     found = ((group, logs.get(group) or GroupLog(), coordinator.get(group, ())) for group in groups)
-    return {group: merged_rebalances(group, log, events) for group, log, events in found}
+    return {group: rebalances_of_group(group, log, events) for group, log, events in found}
 
 
-def merged_rebalances(group: str, log: GroupLog, coordinator: Sequence[GroupEvent]) -> list[Rebalance]:
+def rebalances_of_group(group: str, log: GroupLog, coordinator: Sequence[GroupEvent]) -> list[Rebalance]:
     """Returns the rebalances of one group by time, from its log and the events of the embedded coordinator."""
     history = history_events(group, log.records, log.reports)
     found = rebalances_from_events([*coordinator, *log.reports], history)
@@ -67,7 +67,7 @@ def read_history(cluster: ClusterClient, group: str, log: GroupLog | None = None
     selection = NameSelection((group,))
     if log is None:
         log = read_groups(cluster, selection).get(group) or GroupLog()
-    merged = merged_rebalances(group, log, group_events(cluster, selection).get(group, ()))
+    merged = rebalances_of_group(group, log, group_events(cluster, selection).get(group, ()))
     facts = group_facts(group, log.records)
     return GroupHistory(merged, epoch_facts(group, log.epochs) if log.epochs else facts)
 
