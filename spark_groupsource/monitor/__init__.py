@@ -6,15 +6,18 @@ show them.
 
 * `offsets`: what is committed and where logs end (`offsets/cluster_reads.py`), lag (`offsets/lag.py`, pure), plans
   of resets, entries of `__consumer_offsets` (`offsets/offsets_log.py`).
-* `rebalances`: rebalances with cause, actor, phases and effect, from three kinds of sources:
+* `rebalances`: rebalances with cause, actor, phases and effect. Three sources yield one form of event, `GroupEvent`:
 
-  - events of the embedded coordinator, exact (`rebalances/event_rebalances.py`);
-  - reports of this package's own members, in the metadata of their commits (`rebalances/application_reports.py`);
-  - the history in `__consumer_offsets` of any Kafka (`rebalances/cause_rules.py`, with `rebalances/departures.py`).
+  - the embedded coordinator records events (`rebalances/event_sources.py`), exact;
+  - this package's own members report theirs in the metadata of their commits (`rebalances/group_history.py` reads
+    them), exact for their own actions;
+  - the history in `__consumer_offsets` of any Kafka (`rebalances/history_events.py`, causes by
+    `rebalances/cause_rules.py` and `rebalances/departures.py`; groups with epochs: `rebalances/epoch_history.py`).
 
-  `rebalances/rebalance_merge.py` takes from each field the source that knows it best. `rebalances/findings.py` is a
-  table of rules over the result, `rebalances/explanation.py` has the sentences, `rebalances/timeline.py` the
-  picture.
+  `rebalances/event_rebalances.py` reduces them to rebalances: the events of one rebalance
+  (`rebalances/observations.py`), then each value from the most exact source. `rebalances/rebalance_sources.py` reads
+  all sources of a group. `rebalances/findings.py` is a table of rules over the result, `rebalances/explanation.py` has
+  the sentences, `rebalances/timeline.py` the picture.
 * `tables`: names, types and descriptions of columns (`tables/definitions.py`), their rows (`tables/table_rows.py`).
 
 A table is read from top to bottom: `table_rows` selects groups and topics (`selection.py`), `cluster_reads` sends

@@ -1,7 +1,8 @@
 """Rebalances of a group, reduced from the events of all sources.
 
-Each value is that of the first source that knows it: the coordinator, then the members of applications, then the
-history. Only `_chosen` compares what they say. See `observations` for the events of one rebalance.
+Members, assignment and ends of phases are those of the coordinator, else of the history. The start, and when each
+member stopped reading, are those of the coordinator, else of the members of applications, else of the history. Causes
+are compared (`_chosen`). See `observations` for the events of one rebalance.
 """
 
 from __future__ import annotations
