@@ -39,30 +39,33 @@ class ReportedMembers(NamedTuple):
     """What applications report of their members.
 
     Attributes:
-        joins: generation and member id -> epoch milliseconds of the JoinGroup.
+        joins: generation -> member id -> epoch milliseconds of the JoinGroup.
+        joined: member ids that have sent JoinGroup.
         causes: generation and member id of the JoinGroups with a cause.
         left: member ids that have left, or learned that they were removed.
     """
 
-    joins: Mapping[tuple[int, str], int] = {}
+    joins: Mapping[int, Mapping[str, int]] = {}
+    joined: AbstractSet[str] = frozenset()
     causes: AbstractSet[tuple[int, str]] = frozenset()
     left: AbstractSet[str] = frozenset()
 
 
 def reported_members(reports: Iterable[GroupEvent]) -> ReportedMembers:
     """Returns what the events of applications show of single members."""
-    joins: dict[tuple[int, str], int] = {}
-    causes, left = set(), set()
+    joins: dict[int, dict[str, int]] = {}
+    joined, causes, left = set(), set(), set()
     for event in reports:
         if event.generation is None or event.member_id is None:
             continue
         if event.kind is EventKind.MEMBER_JOINING:
-            joins.setdefault((event.generation, event.member_id), event.at_ms)
+            joins.setdefault(event.generation, {}).setdefault(event.member_id, event.at_ms)
+            joined.add(event.member_id)
         elif event.kind is EventKind.REBALANCE_STARTED:
             causes.add((event.generation, event.member_id))
         elif event.kind is EventKind.MEMBER_LEFT:
             left.add(event.member_id)
-    return ReportedMembers(joins, causes, left)
+    return ReportedMembers(joins, joined, causes, left)
 
 
 def infer_cause(step: Step, reported: ReportedMembers) -> InferredCause:
@@ -75,12 +78,14 @@ def infer_cause(step: Step, reported: ReportedMembers) -> InferredCause:
 
 def _with_reports(step: Step, found: InferredCause, reported: ReportedMembers) -> InferredCause:
     actor, generation = found.actor, step.current.value.generation_id
-    ids = {m.member_id for m in (*step.current.members.values(), *step.previous.members.values())}
-    joins = [at_ms for (number, name), at_ms in reported.joins.items() if number == generation and name in ids]
+    joins = reported.joins.get(generation, {})
+    # a group that was deleted had the same generations, and other members
+    ids = (m.member_id for m in (*step.current.members.values(), *step.previous.members.values()))
+    joins_ms = [joins[member_id] for member_id in ids if member_id in joins]
     timeout_ms = max((m.rebalance_timeout_ms for m in step.previous.members.values()), default=0)
     # members are notified by a heartbeat
     tolerance_ms = min(NOTICE_MS, timeout_ms // 10)
-    join_ms = 0 if not joins or step.has_moved else step.current.joined_ms - min(joins)
+    join_ms = 0 if not joins_ms or step.has_moved else step.current.joined_ms - min(joins_ms)
     if step.gone and 0 < timeout_ms <= join_ms + tolerance_ms:
         return _timed_out(step, timeout_ms)
     if found.cause is Cause.REMOVED_BY_OPERATOR and actor is not None and actor.group_instance_id is None:
@@ -92,11 +97,10 @@ def _with_reports(step: Step, found: InferredCause, reported: ReportedMembers) -
             for m in s.joined
             if (m.client_id, m.client_host) == client
         }
-        if back & {name for _, name in reported.joins} and actor.member_id not in reported.left:
+        if back & reported.joined and actor.member_id not in reported.left:
             return found._replace(cause=Cause.LEFT)
     if found.cause is Cause.LEADER_REJOINED and actor is not None:
-        at = generation, actor.member_id
-        if at in reported.joins and at not in reported.causes:
+        if actor.member_id in joins and (generation, actor.member_id) not in reported.causes:
             # the leader has joined because the group was already rebalancing
             return InferredCause(Cause.JOINED, "Same members: another one joined and left before the assignment.")
     return found
