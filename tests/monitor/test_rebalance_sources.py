@@ -313,6 +313,17 @@ def test_generations_of_a_recreated_group_are_paired_by_time() -> None:
     assert [(r.completed_ms, r.actor and r.actor.client_id) for r in found] == [(1_009, "old"), (90_019, "new")]
 
 
+def test_a_report_belongs_to_the_rebalance_of_its_generation_that_is_nearest_in_time() -> None:
+    """A static member that returns starts no generation: its process reports the one of the rebalance before."""
+    history = [*of_history("JOINED", "a"), *of_history("STATIC_REPLACED", "b", at_ms=60_000)]
+    found = rebalances_from_events([*of_members("JOINED", "a"), *of_members("JOINED", "b", 59_990)], history)
+    assert [(r.generation, r.cause, r.started_ms) for r in found] == [
+        (2, "JOINED", 2_000),
+        (2, "STATIC_REPLACED", 59_990),
+    ]
+    assert [r.phases.join_ms for r in found] == [5, 15]
+
+
 def test_clocks_of_brokers_that_differ_do_not_reorder_what_follows() -> None:
     """The new coordinator is one second behind."""
     joined = of_history("JOINED", "b", 3, 3_000)

@@ -167,6 +167,12 @@ def test_records_of_rebalances_replace_and_add_markers() -> None:
     assert timeline("g", []).end_ms == 0
 
 
+@pytest.mark.parametrize("kind", EventKind)
+def test_every_kind_of_event_has_a_handler(kind: EventKind) -> None:
+    found = timeline("g", [event(5, kind.value, "a", 1), event(9, kind.value, "a", 1, application="job")])
+    assert (found.start_ms, found.end_ms) == (5, 9)
+
+
 class SimulatedGroup:
     """Members 0 to 3 and partitions 0 to 5; every ms of a partition without an owner between two owners is counted."""
 

@@ -150,9 +150,7 @@ def _effect_sentence(rebalance: Rebalance, facts: GroupFacts) -> str:
     if phases.batch_ms:
         parts.append(f"waited {_seconds(phases.batch_ms)} for a batch in flight")
     if rebalance.slowest_member and rebalance.members > 1:
-        slowest = facts.known.get(rebalance.slowest_member)
-        name = rebalance.slowest_member if slowest is None else slowest.group_instance_id or slowest.client_id
-        parts.append(f"last to join was {name}")
+        parts.append(f"last to join was {facts.name_of(rebalance.slowest_member)}")
     if rebalance.partitions_moved:
         parts.append(f"{_count(rebalance.partitions_moved, 'partition')} moved")
     if rebalance.partitions_unassigned:

@@ -42,6 +42,11 @@ class GroupFacts(NamedTuple):
     known: Mapping[str, MemberFacts] = {}
     has_epochs: bool = False
 
+    def name_of(self, member_id: str | None) -> str | None:
+        """Returns the group instance id or client id of a member, its member id if it is not known."""
+        known = self.known.get(member_id or "")
+        return member_id if known is None else known.group_instance_id or known.client_id
+
 
 class Finding(NamedTuple):
     """One observation over several rebalances.
@@ -153,13 +158,13 @@ def _shared_instance_id(rebalances: Sequence[Rebalance], facts: GroupFacts) -> _
 
 
 def _always_last(rebalances: Sequence[Rebalance], facts: GroupFacts) -> _Result:
-    slowest = [_name_of(r.slowest_member, facts) for r in rebalances if r.slowest_member and r.members > 1]
+    slowest = [facts.name_of(r.slowest_member) for r in rebalances if r.slowest_member and r.members > 1]
     if len(slowest) < 3:
         return None
     ((name, count),) = Counter(slowest).most_common(1)
     if count < 3 or count < len(slowest) * 0.8:
         return None
-    joins = [r.phases.join_ms for r in rebalances if _name_of(r.slowest_member, facts) == name and r.phases.join_ms]
+    joins = [r.phases.join_ms for r in rebalances if facts.name_of(r.slowest_member) == name and r.phases.join_ms]
     longest = f", up to {max(joins) / 1_000:,.1f} s after the start" if joins else ""
     text = f"Member {name} was the last to join in {count} of {len(slowest)} rebalances{longest}."
     advice = f"Its batches are the longest: {_SMALLER_BATCHES}."
@@ -309,8 +314,3 @@ def _timeout_text(start: str, found: Iterable[Rebalance], facts: GroupFacts, fie
     """Returns the timeout that the members have in common, between two texts; "" if it is not known."""
     values = {value for m in _facts_of(found, facts) if (value := getattr(m, field)) is not None}
     return f"{start}{values.pop()}{end}" if len(values) == 1 else ""
-
-
-def _name_of(member_id: str | None, facts: GroupFacts) -> str | None:
-    known = facts.known.get(member_id or "")
-    return member_id if known is None else known.group_instance_id or known.client_id
