@@ -36,7 +36,7 @@ from spark_groupsource.model import (
 from spark_groupsource.source.control_client import PeerReply
 from spark_groupsource.source.group.co_readers import CoReaders
 from spark_groupsource.source.group.ownership import Commits, GroupSnapshot, Ownership
-from spark_groupsource.source.group.rebalance_reports import NoReports, Reports
+from spark_groupsource.source.group.rebalance_reports import Reports
 from spark_groupsource.source.group.start_positions import StartPositions
 from spark_groupsource.source.group.transactional_commits import TransactionalCommits
 from spark_groupsource.source.locked_calls import LockedCalls
@@ -109,7 +109,7 @@ class StreamSession:
             clusters=lambda: (self._checkpoint_cluster_id, self._lookup.cluster_id()),
         )
         self._data_loss = data_loss
-        self._reports = reports or NoReports()
+        self._reports = reports or Reports()
         self._epochs = PositionEpochs(cluster)
         self._log_ends = LogEndOffsets(
             self._lookup,

@@ -14,7 +14,7 @@ from spark_groupsource.errors import (
     GenerationMismatchError,
 )
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange
-from spark_groupsource.source.group.rebalance_reports import NoReports
+from spark_groupsource.source.group.rebalance_reports import Reports
 from spark_groupsource.source.options.option_parser import parse_options
 from spark_groupsource.source.positions.batch_planner import Limits
 from spark_groupsource.source.session import StreamSession
@@ -267,7 +267,7 @@ def test_commit_with_a_fatal_error_fails_the_query():
         query.trigger()
 
 
-class OneReport(NoReports):
+class OneReport(Reports):
     """One report, which is pending until it is committed."""
 
     report = "{}"
@@ -282,7 +282,7 @@ class OneReport(NoReports):
 def test_the_lag_of_each_planned_batch_is_sampled():
     sampled = []
 
-    class Samples(NoReports):
+    class Samples(Reports):
         def lag_sampled(self, lags):
             sampled.append(dict(lags))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from itertools import takewhile
-from typing import Any, Callable, Mapping, Protocol, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from spark_groupsource.client.membership.group_client import GroupClient, RebalanceEvent
 from spark_groupsource.client.membership.rebalance_log import describe_rebalance
@@ -18,8 +18,8 @@ from spark_groupsource.wire.group_events import GroupEvent, event_form
 Lags = Mapping[TopicPartition, int]
 
 
-class Reports(Protocol):
-    """What the session reports of its batches; a query without a group reports nothing."""
+class Reports:
+    """What the session reports of its batches; these methods are of a query without a group, which reports nothing."""
 
     def lag_before(self, lags: Lags) -> None:
         """Is called before each poll that may revoke partitions; the first call of a rebalance counts."""
@@ -41,40 +41,13 @@ class Reports(Protocol):
 
     def pending(self) -> str:
         """Returns the report that the next commit carries, "" without one."""
+        return ""
 
     def committed(self) -> None:
         """Is called when a commit with the pending report has succeeded."""
 
 
-class NoReports:
-    """Reports of a query without a group."""
-
-    def lag_before(self, lags: Lags) -> None:
-        return
-
-    def assigned(self, lags: Lags) -> None:
-        return
-
-    def lag_sampled(self, lags: Lags) -> None:
-        return
-
-    def batch_started(self) -> None:
-        return
-
-    def batch_ended(self) -> None:
-        return
-
-    def commit_rejected(self, records: int) -> None:
-        return
-
-    def pending(self) -> str:
-        return ""
-
-    def committed(self) -> None:
-        return
-
-
-class RebalanceReports:
+class RebalanceReports(Reports):
     """Reports of one query.
 
     Args:
