@@ -251,4 +251,3 @@ def _difference(joined: list[MemberValue], gone: list[MemberValue]) -> str:
 
 def _names(members: Iterable[MemberValue]) -> str:
     return bounded_names(sorted(m.group_instance_id or m.client_id for m in members))
-

@@ -123,6 +123,7 @@ class GroupObservation:
         elif not detail.get("retained"):
             stops.append(Stop(event.at_ms))
 
+
 @dataclass
 class ApplicationReport:
     """What the members of one query report of a rebalance; times are of their clock.
@@ -312,9 +313,7 @@ def _trigger(event: GroupEvent) -> Trigger:
 
 
 def _actor(event: GroupEvent) -> Actor:
-    return Actor(
-        event.member_id, event.client_id, event.host, event.group_instance_id, event.application, event.query
-    )
+    return Actor(event.member_id, event.client_id, event.host, event.group_instance_id, event.application, event.query)
 
 
 def _partitions(topics: Mapping[str, Sequence[Any]]) -> Iterator[TopicPartition]:
