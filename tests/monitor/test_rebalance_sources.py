@@ -289,6 +289,12 @@ def test_a_reason_of_the_coordinator_is_not_refined() -> None:
     assert (found.cause, found.reason) == ("LEFT", "the consumer is being closed")
 
 
+def test_a_reason_that_names_no_cause_is_kept() -> None:
+    events = of_group("UNKNOWN", "a", reason="maintenance")
+    (found,) = rebalances_from_events(events, of_history("LEADER_REJOINED", "a"))
+    assert (found.cause, found.reason) == ("LEADER_REJOINED", "maintenance")
+
+
 def test_members_add_what_the_coordinator_does_not_see() -> None:
     (found,) = rebalances_from_events([*of_group("JOINED", "b"), *of_members("JOINED", "b")])
     assert found.actor == Actor("b-1", "b", "/10.0.0.1", None, "app", "q")

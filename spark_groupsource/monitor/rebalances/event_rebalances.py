@@ -192,7 +192,8 @@ class _GroupState:
         for other in (coordinator, reported, history):
             if other is not None and other.cause is chosen.cause and chosen.actor is None:
                 chosen = chosen._replace(actor=other.actor)
-        return chosen
+        # the history has no reasons
+        return chosen if coordinator is None else chosen._replace(reason=chosen.reason or coordinator.reason)
 
     def _recorded_cause(self, observed: GroupObservation, after: Owners | None) -> Trigger:
         """Returns the cause in the events of the coordinator, or what these show where the requests had no reason."""
