@@ -186,8 +186,7 @@ def progress_text(
         started = None
     candidates = [member_id for member_id in now if member_id in before]
     if started is not None:
-        kinds = (EventKind.MEMBER_JOINING,)
-        joined = {e.member_id for e in events[max(0, started - 1) :] if e.kind in kinds}
+        joined = {e.member_id for e in events[max(0, started - 1) :] if e.kind is EventKind.MEMBER_JOINING}
         waiting = sorted(name for member_id, name in now.items() if member_id not in joined)
         return f"{text}; waiting for {bounded_names(waiting)}." if waiting else f"{text}; all have joined."
     late = sorted(now[member_id] for member_id in candidates if {member_id, now[member_id]} & committing)

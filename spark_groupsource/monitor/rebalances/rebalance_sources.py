@@ -67,9 +67,8 @@ def read_history(cluster: ClusterClient, group: str, log: GroupLog | None = None
     selection = NameSelection((group,))
     if log is None:
         log = read_groups(cluster, selection).get(group) or GroupLog()
-    merged = rebalances_of_group(group, log, group_events(cluster, selection).get(group, ()))
-    facts = group_facts(group, log.records)
-    return GroupHistory(merged, epoch_facts(group, log.epochs) if log.epochs else facts)
+    found = rebalances_of_group(group, log, group_events(cluster, selection).get(group, ()))
+    return GroupHistory(found, epoch_facts(group, log.epochs) if log.epochs else group_facts(group, log.records))
 
 
 def group_facts(group: str, records: Sequence[GroupRecord]) -> GroupFacts:
