@@ -155,6 +155,12 @@ def test_a_record_completes_a_rebalance_whose_last_events_are_not_stored_yet() -
     assert [m.generation for m in timeline("g", [*first, *begun], [known, earlier]).markers] == [1, 2, None]
 
 
+def test_a_rebalance_in_progress_after_one_whose_assignment_is_too_large_for_an_event() -> None:
+    large = [*rebalance(0, 1, {"a": [0]}, ["a"])[:-1], event(20, "assigned", generation=1)]
+    found = timeline("g", [*large, event(500, "rebalance_started", "b", 1, cause="JOINED")]).markers
+    assert [(m.started_ms, m.completed_ms) for m in found] == [(0, 20), (500, None)]
+
+
 def test_records_of_rebalances_replace_and_add_markers() -> None:
     record = Rebalance(
         "g", 2, Cause.LEFT, "leaving", "", Actor(client_id="a"), 100, 140, Phases(), "b", 1, {}, 4, 0, 0.5, 9, None, {}

@@ -109,10 +109,13 @@ class _Builder:
             self._set_state(name, event.at_ms, MemberActivity.SYNCING)
 
     def assigned(self, event: GroupEvent) -> None:
-        form = event.detail.get("assignment")
-        if not self._is_authority(event) or form is None:
+        if not self._is_authority(event):
             return
         self._started, self._assigned_generation = None, event.generation
+        form = event.detail.get("assignment")
+        if form is None:
+            # too large for an event
+            return
         assignment = {self._identities.get(m, m): _partitions(topics) for m, topics in form.items()}
         self._apply_pending()
         for name in set(self._owned) - assignment.keys() if event.application is None else ():
