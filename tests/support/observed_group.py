@@ -1,4 +1,4 @@
-"""A group on a simulated coordinator, as events, member reports and history see it."""
+"""A simulated group, as each source of its rebalances sees it."""
 
 from __future__ import annotations
 

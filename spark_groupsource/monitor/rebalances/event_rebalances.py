@@ -14,13 +14,13 @@ from spark_groupsource.model import TopicPartition, bounded_names
 from spark_groupsource.monitor.rebalances.observations import (
     ApplicationReport,
     GroupObservation,
+    ObservedChange,
+    ObservedRebalance,
     Owners,
-    Round,
     Stop,
-    Trigger,
     add_reports,
     cause_of,
-    observed_rounds,
+    observed_rebalances,
 )
 from spark_groupsource.monitor.rebalances.rebalance import (
     Actor,
@@ -42,7 +42,7 @@ _KINDS = (
 )
 # cause of the coordinator -> more exact cause that only the history shows
 _REFINED = {Cause.LEFT: Cause.POLL_EXCEEDED, Cause.STATIC_REPLACED: Cause.ASSIGNOR_CHANGED}
-_UNKNOWN = Trigger(origin=Origin.UNKNOWN)
+_UNKNOWN = ObservedChange(origin=Origin.UNKNOWN)
 
 
 def rebalances_from_events(events: Iterable[GroupEvent], history: Iterable[GroupEvent] = ()) -> list[Rebalance]:
@@ -62,10 +62,10 @@ def rebalances_from_events(events: Iterable[GroupEvent], history: Iterable[Group
     # a sample of the lag is of no rebalance
     listed = [event for event in events if event.kind is not EventKind.LAG_SAMPLED]
     coordinator = [event for event in listed if event.application is None]
-    rounds = observed_rounds(coordinator, history)
-    add_reports(rounds, (event for event in listed if event.application is not None))
+    observed = observed_rebalances(coordinator, history)
+    add_reports(observed, (event for event in listed if event.application is not None))
     state = _GroupState(_returned_members(coordinator))
-    return sorted(map(state.reduce, rounds), key=lambda rebalance: (rebalance.completed_ms, rebalance.generation))
+    return sorted(map(state.reduce, observed), key=lambda found: (found.completed_ms, found.generation))
 
 
 def _returned_members(events: Sequence[GroupEvent]) -> dict[str, Cause]:
@@ -125,28 +125,30 @@ class _GroupState:
         self._released_ms: dict[TopicPartition, int] = {}
         self._protocol: str | None = None
 
-    def reduce(self, each: Round) -> Rebalance:
-        """Returns the rebalance of a round, which follows the state; the state is then that after it."""
-        trigger, difference, effect = self._change(each) if each.of_group else (self._cause(each), "", None)
-        size = len(self._members or ()) if each.of_group else each.reported_size
-        started_ms, started_origin = _start(each)
-        slowest, slowest_origin = _slowest_member(each, size)
+    def reduce(self, rebalance: ObservedRebalance) -> Rebalance:
+        """Returns the next rebalance; the state is then that after it."""
+        trigger, difference, effect = (
+            self._change(rebalance) if rebalance.of_group else (self._cause(rebalance), "", None)
+        )
+        size = len(self._members or ()) if rebalance.of_group else rebalance.reported_size
+        started_ms, started_origin = _start(rebalance)
+        slowest, slowest_origin = _slowest_member(rebalance, size)
         found = Rebalance(
-            group=each.group,
-            generation=each.generation,
+            group=rebalance.group,
+            generation=rebalance.generation,
             cause=trigger.cause,
             reason=trigger.reason,
             difference=difference,
-            actor=_known_actor(trigger.actor, each),
+            actor=_known_actor(trigger.actor, rebalance),
             started_ms=started_ms,
-            completed_ms=each.completed_ms,
-            phases=_phases(each, started_ms),
+            completed_ms=rebalance.completed_ms,
+            phases=_phases(rebalance, started_ms),
             slowest_member=slowest,
-            members=sum(len(report.members) for report in each.reports) if size is None else size,
-            repeated_records=_sum(report.repeated for report in each.reports),
-            lag_added=_sum(r.lags[-1] - r.lags[0] if len(r.lags) > 1 else None for r in each.reports),
+            members=sum(len(report.members) for report in rebalance.reports) if size is None else size,
+            repeated_records=_sum(report.repeated for report in rebalance.reports),
+            lag_added=_sum(r.lags[-1] - r.lags[0] if len(r.lags) > 1 else None for r in rebalance.reports),
             origins={},
-            **(effect or _Effect({} if each.of_group else _reported_moves(each)))._asdict(),
+            **(effect or _Effect({} if rebalance.of_group else _reported_moves(rebalance)))._asdict(),
         )
         origins = {
             "cause": trigger.origin,
@@ -154,23 +156,23 @@ class _GroupState:
             "started_ms": started_origin,
             "join_ms": started_origin,
             "slowest_member": slowest_origin,
-            "unowned_seconds": Origin.INFERRED if each.coordinator is None else Origin.SEEN,
+            "unowned_seconds": Origin.INFERRED if rebalance.coordinator is None else Origin.SEEN,
         }
         return found._replace(origins=_known(found, origins, has_effect=effect is not None))
 
-    def _change(self, each: Round) -> tuple[Trigger, str, _Effect | None]:
+    def _change(self, rebalance: ObservedRebalance) -> tuple[ObservedChange, str, _Effect | None]:
         """Returns cause, difference and effect, and replaces the state."""
-        observed = each.of_group[0]
-        if each.generation == 1 != self._generation:
+        observed = rebalance.of_group[0]
+        if rebalance.generation == 1 != self._generation:
             # a new group
             self._members, self._owners, self._released_ms, self._protocol = {}, {}, {}, None
         for former_id, actor in observed.replaced:
             self._replace(former_id, actor)
         members = observed.members if observed.members is not None else self._members or {}
-        trigger = self._cause(each)
-        difference, effect = self._difference(observed, members, trigger), self._effect(each, members)
-        self._members, self._owners, self._protocol = members, each.owners, observed.protocol or self._protocol
-        self._generation, self._completed_ms = each.generation, each.completed_ms
+        trigger = self._cause(rebalance)
+        difference, effect = self._difference(observed, members, trigger), self._effect(rebalance, members)
+        self._members, self._owners, self._protocol = members, rebalance.owners, observed.protocol or self._protocol
+        self._generation, self._completed_ms = rebalance.generation, rebalance.completed_ms
         return trigger, difference, effect
 
     def _replace(self, former_id: str, actor: Actor) -> None:
@@ -183,11 +185,13 @@ class _GroupState:
 
     # -- cause
 
-    def _cause(self, each: Round) -> Trigger:
-        coordinator = None if each.coordinator is None else self._recorded_cause(each.coordinator, each.owners)
-        first = (trigger for report in each.reports for trigger in report.triggers[:1])
+    def _cause(self, rebalance: ObservedRebalance) -> ObservedChange:
+        coordinator = (
+            None if rebalance.coordinator is None else self._recorded_cause(rebalance.coordinator, rebalance.owners)
+        )
+        first = (trigger for report in rebalance.reports for trigger in report.triggers[:1])
         reported = next((trigger for trigger in first if trigger.cause is not Cause.UNKNOWN), None)
-        history = None if each.history is None or not each.history.triggers else each.history.triggers[0]
+        history = None if rebalance.history is None or not rebalance.history.triggers else rebalance.history.triggers[0]
         chosen = _chosen(coordinator, reported, history)
         for other in (coordinator, reported, history):
             if other is not None and other.cause is chosen.cause and chosen.actor is None:
@@ -195,7 +199,7 @@ class _GroupState:
         # the history has no reasons
         return chosen if coordinator is None else chosen._replace(reason=chosen.reason or coordinator.reason)
 
-    def _recorded_cause(self, observed: GroupObservation, after: Owners | None) -> Trigger:
+    def _recorded_cause(self, observed: GroupObservation, after: Owners | None) -> ObservedChange:
         """Returns the cause in the events of the coordinator, or what these show where the requests had no reason."""
         late = [left for left in observed.left if left.cause is Cause.JOIN_TIMED_OUT]
         if late:
@@ -210,13 +214,13 @@ class _GroupState:
                 return first._replace(cause=Cause.PARTITIONS_CHANGED, origin=Origin.INFERRED)
         if first.cause is Cause.LEFT and first.actor is not None and first.actor.member_id in self._returned:
             cause = self._returned[str(first.actor.member_id)]
-            return Trigger(cause, first.actor, None, Origin.INFERRED)
+            return ObservedChange(cause, first.actor, None, Origin.INFERRED)
         names = self._protocol, observed.protocol
         if first.cause is Cause.UNKNOWN and all(names) and names[0] != names[1]:
             return first._replace(cause=Cause.ASSIGNOR_CHANGED, origin=Origin.INFERRED)
         return first
 
-    def _difference(self, observed: GroupObservation, after: Mapping[str, Actor], trigger: Trigger) -> str:
+    def _difference(self, observed: GroupObservation, after: Mapping[str, Actor], trigger: ObservedChange) -> str:
         """Returns the changes of the member list, and further causes than the first."""
         before, inferred = self._members, observed.triggers[0].difference if observed.triggers else ""
         if before is None:
@@ -236,16 +240,16 @@ class _GroupState:
 
     # -- effect
 
-    def _effect(self, each: Round, members: Mapping[str, Actor]) -> _Effect | None:
+    def _effect(self, rebalance: ObservedRebalance, members: Mapping[str, Actor]) -> _Effect | None:
         """Returns what the assignment changed; None unless this assignment and the previous one are known."""
-        before, after = self._owners, each.owners
+        before, after = self._owners, rebalance.owners
         if before is not None:
-            self._release(each)
+            self._release(rebalance)
         effect = None
         if before is not None and after is not None:
-            unowned_seconds = self._unowned_seconds(each, before, after)
+            unowned_seconds = self._unowned_seconds(rebalance, before, after)
             # without any JoinGroup, it is not known when members stop reading
-            is_known = not before or any(observed.stops for observed in each.of_group)
+            is_known = not before or any(observed.stops for observed in rebalance.of_group)
             effect = _Effect(
                 _moves(before, after),
                 sum(1 for p, owner in after.items() if before.get(p, owner) != owner),
@@ -257,19 +261,19 @@ class _GroupState:
             self._released_ms = {}
         return effect
 
-    def _release(self, each: Round) -> None:
+    def _release(self, rebalance: ObservedRebalance) -> None:
         """Notes since when no member reads the partitions of members that have stopped."""
         owned: dict[str, list[TopicPartition]] = {}
         for partition, owner in (self._owners or {}).items():
             owned.setdefault(owner, []).append(partition)
         for member_id, partitions in owned.items():
-            for stop in _stops(each, member_id):
+            for stop in _stops(rebalance, member_id):
                 for partition in partitions if stop.partitions is None else stop.partitions:
                     self._released_ms.setdefault(partition, max(stop.at_ms, self._completed_ms))
 
-    def _unowned_seconds(self, each: Round, before: Owners, after: Owners) -> float:
-        syncs = {} if each.coordinator is None else each.coordinator.syncs
-        assigned_ms, total_ms = each.completed_ms, 0
+    def _unowned_seconds(self, rebalance: ObservedRebalance, before: Owners, after: Owners) -> float:
+        syncs = {} if rebalance.coordinator is None else rebalance.coordinator.syncs
+        assigned_ms, total_ms = rebalance.completed_ms, 0
         for partition, owner in after.items():
             released_ms = self._released_ms.pop(partition, None)
             if released_ms is not None:
@@ -282,7 +286,9 @@ class _GroupState:
         return total_ms / 1_000
 
 
-def _chosen(coordinator: Trigger | None, reported: Trigger | None, history: Trigger | None) -> Trigger:
+def _chosen(
+    coordinator: ObservedChange | None, reported: ObservedChange | None, history: ObservedChange | None
+) -> ObservedChange:
     """Returns the cause of a rebalance from what the sources say.
 
     The coordinator sees every change. What a member reports of its own action replaces a cause that the coordinator
@@ -305,64 +311,64 @@ def _chosen(coordinator: Trigger | None, reported: Trigger | None, history: Trig
     return history or coordinator or _UNKNOWN
 
 
-def _stops(each: Round, member_id: str) -> Sequence[Stop]:
+def _stops(rebalance: ObservedRebalance, member_id: str) -> Sequence[Stop]:
     """Returns when a member stopped reading, by the most exact source."""
-    if each.coordinator is not None and member_id in each.coordinator.stops:
-        return each.coordinator.stops[member_id]
-    inferred = [] if each.history is None else each.history.stops.get(member_id, [])
-    is_cooperative = any("cooperative" in (observed.protocol or "") for observed in each.of_group)
-    is_gone = not any(member_id in (observed.members or {}) for observed in each.of_group)
+    if rebalance.coordinator is not None and member_id in rebalance.coordinator.stops:
+        return rebalance.coordinator.stops[member_id]
+    inferred = [] if rebalance.history is None else rebalance.history.stops.get(member_id, [])
+    is_cooperative = any("cooperative" in (observed.protocol or "") for observed in rebalance.of_group)
+    is_gone = not any(member_id in (observed.members or {}) for observed in rebalance.of_group)
     # the JoinGroup of a new process of a static member is not the time at which the former one stopped
-    is_new = any(actor.member_id == member_id for observed in each.of_group for _, actor in observed.replaced)
-    reported = [report.stops[member_id] for report in each.reports if member_id in report.stops]
+    is_new = any(actor.member_id == member_id for observed in rebalance.of_group for _, actor in observed.replaced)
+    reported = [report.stops[member_id] for report in rebalance.reports if member_id in report.stops]
     if not reported or is_new or (is_cooperative and not is_gone):
         return inferred
     # a member that was removed reports it later
     return [min(reported + inferred, key=lambda stop: stop.at_ms)]
 
 
-def _start(each: Round) -> tuple[int | None, Origin]:
+def _start(rebalance: ObservedRebalance) -> tuple[int | None, Origin]:
     """Returns the start, and how it is known."""
-    if each.coordinator is not None:
-        return each.coordinator.started_ms, Origin.SEEN
-    starts = [report.started_ms for report in each.reports if report.started_ms is not None]
+    if rebalance.coordinator is not None:
+        return rebalance.coordinator.started_ms, Origin.SEEN
+    starts = [report.started_ms for report in rebalance.reports if report.started_ms is not None]
     if starts:
         # without a cause of its own, the first member was notified up to a heartbeat interval after the start
-        return min(starts), Origin.SEEN if any(report.triggers for report in each.reports) else Origin.INFERRED
-    if each.history is None or each.history.started_ms is None:
+        return min(starts), Origin.SEEN if any(report.triggers for report in rebalance.reports) else Origin.INFERRED
+    if rebalance.history is None or rebalance.history.started_ms is None:
         return None, Origin.UNKNOWN
-    return each.history.started_ms, Origin.INFERRED if "started_ms" in each.history.inferred else Origin.SEEN
+    return rebalance.history.started_ms, Origin.INFERRED if "started_ms" in rebalance.history.inferred else Origin.SEEN
 
 
-def _slowest_member(each: Round, size: int | None) -> tuple[str | None, Origin]:
+def _slowest_member(rebalance: ObservedRebalance, size: int | None) -> tuple[str | None, Origin]:
     """Returns the last member that joined, and how it is known; None unless the joins of all members are known."""
-    for observed in each.of_group:
+    for observed in rebalance.of_group:
         for left in observed.left:
             if left.cause is Cause.JOIN_TIMED_OUT and left.actor is not None:
                 return left.actor.member_id, left.origin
-    joins = {} if each.coordinator is None else each.coordinator.joins
+    joins = {} if rebalance.coordinator is None else rebalance.coordinator.joins
     if not joins:
-        joins = {member_id: at_ms for report in each.reports for member_id, at_ms in report.joins.items()}
+        joins = {member_id: at_ms for report in rebalance.reports for member_id, at_ms in report.joins.items()}
         if len(joins) != size:
             return None, Origin.UNKNOWN
     return max(joins, key=lambda member_id: joins[member_id], default=None), Origin.SEEN
 
 
-def _phases(each: Round, started_ms: int | None) -> Phases:
+def _phases(rebalance: ObservedRebalance, started_ms: int | None) -> Phases:
     """Returns the durations; the clocks of members differ, so that those are at least 0."""
-    reports = each.reports
+    reports = rebalance.reports
     joined_ms = None
-    if each.of_group:
-        joined_ms = each.of_group[0].joined_ms
+    if rebalance.of_group:
+        joined_ms = rebalance.of_group[0].joined_ms
     elif any(report.completed_ms is not None for report in reports):
         joined_ms = max((r.joined_ms for r in reports if r.joined_ms is not None), default=None)
     join_ms = sync_ms = notice_ms = batch_ms = first_record_ms = None
     if joined_ms is not None:
         join_ms = None if started_ms is None else max(joined_ms - started_ms, 0)
-        sync_ms = max(each.completed_ms - joined_ms, 0)
-    elif each.coordinator is not None and started_ms is not None:
+        sync_ms = max(rebalance.completed_ms - joined_ms, 0)
+    elif rebalance.coordinator is not None and started_ms is not None:
         # a static member that returned: there was no join phase
-        join_ms, sync_ms = 0, each.completed_ms - started_ms
+        join_ms, sync_ms = 0, rebalance.completed_ms - started_ms
     noticed = [report.noticed_ms for report in reports if report.noticed_ms is not None]
     if noticed and started_ms is not None:
         notice_ms = max(0, max(noticed) - started_ms)
@@ -370,7 +376,7 @@ def _phases(each: Round, started_ms: int | None) -> Phases:
     batch_ms = max((max(end - at, 0) for at, end in batches if at is not None and end is not None), default=None)
     first = [report.first_record_ms for report in reports if report.first_record_ms is not None]
     if first:
-        first_record_ms = max(min(first) - each.completed_ms, 0)
+        first_record_ms = max(min(first) - rebalance.completed_ms, 0)
     assignment_ms = next((r.assignment_ms for r in reports if r.assignment_ms is not None), None)
     return Phases(notice_ms, batch_ms, join_ms, assignment_ms, sync_ms, first_record_ms)
 
@@ -380,9 +386,9 @@ def _sum(values: Iterable[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-def _reported_moves(each: Round) -> dict[str, MemberMove]:
+def _reported_moves(rebalance: ObservedRebalance) -> dict[str, MemberMove]:
     """Returns what applications were assigned and revoked, where the rest of the assignment is not known."""
-    counts = [(r.assigned, r.revoked) for r in each.reports]
+    counts = [(r.assigned, r.revoked) for r in rebalance.reports]
     names = [(name, assigned, revoked) for assigned, revoked in counts for name in assigned.keys() | revoked.keys()]
     return {name: MemberMove(assigned[name], revoked[name]) for name, assigned, revoked in names}
 
@@ -397,11 +403,11 @@ def _known(found: Rebalance, origins: Mapping[str, Origin], has_effect: bool) ->
     return {name: origins.get(name, Origin.SEEN) for name, value in values.items() if value is not None}
 
 
-def _known_actor(actor: Actor | None, each: Round) -> Actor | None:
+def _known_actor(actor: Actor | None, rebalance: ObservedRebalance) -> Actor | None:
     """Returns the actor, with what any source knows of the member."""
     if actor is None:
         return None
-    sources: Sequence[GroupObservation | ApplicationReport] = (*each.of_group, *each.reports)
+    sources: Sequence[GroupObservation | ApplicationReport] = (*rebalance.of_group, *rebalance.reports)
     acting = (trigger.actor for source in sources for trigger in source.triggers)
     for other in (*acting, *(source.members.get(actor.member_id or "") for source in sources if source.members)):
         if other is not None and other.member_id == actor.member_id:

@@ -2,9 +2,9 @@
 
 The embedded coordinator and the history in `__consumer_offsets` (`history_events`, `epoch_history`) report the whole
 group, rebalance by rebalance. Members of applications report themselves, with the generation of the rebalance. The
-events of one rebalance by one source are a `GroupObservation` or an `ApplicationReport`; those of the same generation
-that are nearest in time are one `Round`: a generation occurs again after its group was deleted, or when a static member
-was replaced.
+events of one rebalance by one source are a `GroupObservation` or an `ApplicationReport`. Those of the same generation
+that are nearest in time are one `ObservedRebalance`: a generation occurs again after its group was deleted, or when a
+static member was replaced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EARLIER = frozenset({EventKind.MEMBER_LEFT, EventKind.REPEATED})
 _AROUND = frozenset({EventKind.LAG, EventKind.FIRST_RECORD, EventKind.REPEATED})
 
 
-class Trigger(NamedTuple):
+class ObservedChange(NamedTuple):
     """A change that starts a rebalance; the history says in words what differs from the previous generation."""
 
     cause: Cause = Cause.UNKNOWN
@@ -67,8 +67,8 @@ class GroupObservation:
     completed_ms: int = 0
     is_assigned: bool = False
     inferred: frozenset[str] = frozenset()
-    triggers: list[Trigger] = field(default_factory=list)
-    left: list[Trigger] = field(default_factory=list)
+    triggers: list[ObservedChange] = field(default_factory=list)
+    left: list[ObservedChange] = field(default_factory=list)
     joins: dict[str, int] = field(default_factory=dict)
     syncs: dict[str, int] = field(default_factory=dict)
     stops: dict[str, list[Stop]] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class ApplicationReport:
     completed_ms: int | None = None
     first_record_ms: int | None = None
     assignment_ms: int | None = None
-    triggers: list[Trigger] = field(default_factory=list)
+    triggers: list[ObservedChange] = field(default_factory=list)
     joins: dict[str, int] = field(default_factory=dict)
     stops: dict[str, Stop] = field(default_factory=dict)
     assigned: Counter[str] = field(default_factory=Counter)
@@ -200,7 +200,7 @@ class ApplicationReport:
 
 
 @dataclass
-class Round:
+class ObservedRebalance:
     """One rebalance, as all sources observed it; `queries` has the reports by application and query."""
 
     group: str
@@ -257,7 +257,7 @@ def _observations(events: Iterable[GroupEvent]) -> Iterator[GroupObservation]:
         yield current
 
 
-def observed_rounds(coordinator: Iterable[GroupEvent], history: Iterable[GroupEvent]) -> list[Round]:
+def observed_rebalances(coordinator: Iterable[GroupEvent], history: Iterable[GroupEvent]) -> list[ObservedRebalance]:
     """Returns the rebalances of one group in the order of the logs.
 
     Each of the coordinator has the nearest one of the history. The clocks of two brokers differ, so times do not order
@@ -267,23 +267,23 @@ def observed_rounds(coordinator: Iterable[GroupEvent], history: Iterable[GroupEv
     by_generation: dict[int, list[int]] = {}
     for at, each in enumerate(inferred):
         by_generation.setdefault(each.generation, []).append(at)
-    rounds, done = [], 0
+    found, done = [], 0
     for each in _observations(coordinator):
         same = [at for at in by_generation.get(each.generation, ()) if at >= done]
         nearest = min(same, key=lambda at: abs(inferred[at].completed_ms - each.completed_ms), default=None)
         if nearest is None:
-            rounds.append(Round(each.group, each.generation, each))
+            found.append(ObservedRebalance(each.group, each.generation, each))
             continue
-        rounds += [Round(other.group, other.generation, None, other) for other in inferred[done:nearest]]
-        rounds.append(Round(each.group, each.generation, each, inferred[nearest]))
+        found += [ObservedRebalance(other.group, other.generation, None, other) for other in inferred[done:nearest]]
+        found.append(ObservedRebalance(each.group, each.generation, each, inferred[nearest]))
         done = nearest + 1
-    return rounds + [Round(other.group, other.generation, None, other) for other in inferred[done:]]
+    return found + [ObservedRebalance(other.group, other.generation, None, other) for other in inferred[done:]]
 
 
-def add_reports(rounds: list[Round], events: Iterable[GroupEvent]) -> None:
-    """Adds each event of an application to the round of its generation that is nearest in time."""
-    by_generation: dict[int, list[Round]] = {}
-    for each in rounds:
+def add_reports(found: list[ObservedRebalance], events: Iterable[GroupEvent]) -> None:
+    """Adds each event of an application to the rebalance of its generation that is nearest in time."""
+    by_generation: dict[int, list[ObservedRebalance]] = {}
+    for each in found:
         by_generation.setdefault(each.generation, []).append(each)
     for event in events:
         if event.generation is None:
@@ -291,8 +291,8 @@ def add_reports(rounds: list[Round], events: Iterable[GroupEvent]) -> None:
         generation = event.generation + (event.kind in _EARLIER)
         same = by_generation.setdefault(generation, [])
         if not same:
-            same.append(Round(event.group, generation))
-            rounds.append(same[0])
+            same.append(ObservedRebalance(event.group, generation))
+            found.append(same[0])
         nearest = min(same, key=lambda each: abs(each.completed_ms - event.at_ms))
         nearest.queries.setdefault((event.application, event.query), ApplicationReport()).add(event)
 
@@ -305,11 +305,11 @@ def cause_of(event: GroupEvent) -> Cause:
         return Cause.UNKNOWN
 
 
-def _trigger(event: GroupEvent) -> Trigger:
+def _trigger(event: GroupEvent) -> ObservedChange:
     detail = event.detail
     origin = Origin.INFERRED if "cause" in detail.get("inferred", ()) else Origin.SEEN
     actor = None if event.member_id is None else _actor(event)
-    return Trigger(cause_of(event), actor, detail.get("reason"), origin, detail.get("difference", ""))
+    return ObservedChange(cause_of(event), actor, detail.get("reason"), origin, detail.get("difference", ""))
 
 
 def _actor(event: GroupEvent) -> Actor:
