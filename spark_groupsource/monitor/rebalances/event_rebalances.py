@@ -127,10 +127,11 @@ class _GroupState:
 
     def reduce(self, rebalance: ObservedRebalance) -> Rebalance:
         """Returns the next rebalance; the state is then that after it."""
-        trigger, difference, effect = (
-            self._change(rebalance) if rebalance.of_group else (self._cause(rebalance), "", None)
-        )
-        size = len(self._members or ()) if rebalance.of_group else rebalance.reported_size
+        if rebalance.of_group:
+            trigger, difference, effect = self._change(rebalance)
+            size: int | None = len(self._members or ())
+        else:
+            trigger, difference, effect, size = self._cause(rebalance), "", None, rebalance.reported_size
         started_ms, started_origin = _start(rebalance)
         slowest, slowest_origin = _slowest_member(rebalance, size)
         found = Rebalance(
