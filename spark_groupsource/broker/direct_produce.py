@@ -1,4 +1,4 @@
-"""Records from Python objects and tables, appended by the broker."""
+"""Records from Python objects and tables, appended by the broker's process."""
 
 from __future__ import annotations
 
@@ -94,6 +94,7 @@ def encoded_records(
     """
     # an application that starts a broker need not produce, and PyArrow takes 100 ms to import
     from spark_groupsource.records.columns.batch_encoder import BatchEncoder
+    from spark_groupsource.records.columns.record_lists import with_partition
 
     if partition is not None and partition >= partition_count:
         raise ConfigurationError(
@@ -113,7 +114,7 @@ def encoded_records(
     )
     objects = isinstance(records, Sequence)
     for batch in _columns(map(key_and_value, records)) if objects else _table_columns(records):
-        yield from encoder.add(batch if partition is None else _with_partition(batch, partition))
+        yield from encoder.add(batch if partition is None else with_partition(batch, partition))
     yield from encoder.finish()
 
 
@@ -162,13 +163,6 @@ def _record_batch(**columns: pa.Array | list[bytes | None]) -> pa.RecordBatch:
 
     arrays = [byte_strings(each) if isinstance(each, list) else each for each in columns.values()]
     return pa.RecordBatch.from_arrays(arrays, list(columns))
-
-
-def _with_partition(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
-    from spark_groupsource.records.columns.arrow_arrays import integers
-
-    columns = {name: batch.column(name) for name in batch.schema.names}
-    return _record_batch(**{**columns, "partition": integers([partition] * batch.num_rows)})
 
 
 def topic_partitions(broker: Broker, topic: str, new_count: int | None = None) -> int:

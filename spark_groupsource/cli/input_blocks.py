@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BLOCK_BYTES = 256 << 10
-# fewer lines are faster one by one, and a short input does not need PyArrow, whose import takes 100 ms
-_MIN_LINES = 200
 
 
 class LineForm(NamedTuple):
@@ -45,18 +43,8 @@ def lines_of(block: bytes, delimiter: bytes) -> list[bytes]:
     return [line.rstrip(b"\r") for line in lines] if delimiter == b"\n" else lines
 
 
-def columns_of(
-    block: bytes, form: LineForm, partition: int | None, count: int, number: int
-) -> pa.RecordBatch | None:
-    """Returns the columns of a block's records; None for few lines, and for a block with a line without separator.
-
-    Args:
-        partition: of all records; None for that of the key, or round-robin.
-        count: number of partitions of the topic.
-        number: number of records before the block.
-    """
-    if block.count(form.delimiter) < _MIN_LINES:
-        return None
+def columns_of(block: bytes, form: LineForm) -> pa.RecordBatch | None:
+    """Returns the keys and values of a block as columns; None for a block with a line without separator."""
     import numpy as np
     import pyarrow as pa
 
@@ -67,7 +55,6 @@ def columns_of(
     data = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(data == form.delimiter[0])
     starts = np.concatenate(([0], ends[:-1] + 1))
-    rows = np.arange(len(ends))
     if form.separator is None:
         lengths, places = ends - starts, ends
     else:
@@ -81,11 +68,6 @@ def columns_of(
     is_kept[ends] = is_kept[places] = False
     pieces = consecutive(pa.binary(), lengths.reshape(-1), data[is_kept])
     if form.separator is None:
-        columns = {"value": pieces}
-    else:
-        columns = {"key": pieces.take(integers(2 * rows)), "value": pieces.take(integers(2 * rows + 1))}
-    if partition is not None:
-        columns["partition"] = integers(np.full(len(rows), partition))
-    elif form.separator is None:
-        columns["partition"] = integers((number + rows) % count)
-    return pa.RecordBatch.from_pydict(columns)
+        return pa.RecordBatch.from_arrays([pieces], ["value"])
+    first = 2 * np.arange(len(ends))
+    return pa.RecordBatch.from_arrays([pieces.take(integers(first + n)) for n in (0, 1)], ["key", "value"])

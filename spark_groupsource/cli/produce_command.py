@@ -5,10 +5,10 @@ from __future__ import annotations
 import fcntl
 import json
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -22,20 +22,17 @@ from spark_groupsource.cli.input_blocks import BLOCK_BYTES, LineForm, blocks_of,
 from spark_groupsource.cli.progress import Progress
 from spark_groupsource.cli.record_lines import unescaped
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
-from spark_groupsource.client.records.producer import MAX_BATCH_BYTES, BatchProducer, encoded
+from spark_groupsource.client.records.producer import MAX_BATCH_BYTES, BatchProducer
 from spark_groupsource.common.config_def import INT32_MAX, INT64_MAX, closest
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
-from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor.near_names import suggests_topics
 from spark_groupsource.records.compression import CODECS, codec_number
 from spark_groupsource.records.encode import Record
-from spark_groupsource.records.partitioner import partition_of_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from spark_groupsource.records.encoded_batch import EncodedBatch
-
+_BUFFER_BYTES = 16 << 20
 _JSON_FIELDS = ("key", "value", "headers", "partition", "timestamp")
 # fields of consume --json that the broker decides
 _SKIPPED_FIELDS = ("topic", "offset")
@@ -201,82 +198,87 @@ def _write(
         raise ConfigurationError(
             f"Option --partition must be between 0 and {count - 1} for topic {topic}, got {partition}."
         )
-    producer = BatchProducer(cluster)
-    written = 0
+    writer = _Writer(cluster, topic, partition, count, codec)
     with Progress("records written") as progress:
         for block in blocks_of(stream, lines.delimiter):
-            columns = lines.form and columns_of(block, lines.form, partition, count, written)
+            columns = lines.form and columns_of(block, lines.form)
             if columns:
-                producer.send(_encoded_columns(cluster, topic, count, columns, codec))
-                written += len(columns)
+                writer.write(columns)
             else:
-                written = _write_lines(producer, topic, partition, count, block, lines, written, codec)
-            progress.update(written)
-    return written
+                writer.write_lines(block, lines)
+            progress.update(writer.written)
+    return writer.written
 
 
-def _encoded_columns(
-    cluster: ClusterClient, topic: str, count: int, columns: pa.RecordBatch, codec: int
-) -> Iterator[EncodedBatch]:
-    # a short input does not need PyArrow, whose import takes 100 ms
-    from spark_groupsource.records.columns.batch_encoder import BatchEncoder
+class _Writer:
+    """Writes records to a topic; `written` is their number.
 
-    encoder = BatchEncoder(
-        lambda _: count,
-        topic=topic,
-        codec=codec,
-        level=None,
-        batch_bytes=MAX_BATCH_BYTES,
-        # the broker checks the size of a record
-        max_record_bytes=INT32_MAX,
-        buffer_bytes=BLOCK_BYTES * 64,
-        timestamp_ms=cluster.clock.timestamp_ms,
-    )
-    yield from encoder.add(columns)
-    yield from encoder.finish()
+    Args:
+        partition: of records that name none; None for that of the key.
+    """
 
+    def __init__(self, cluster: ClusterClient, topic: str, partition: int | None, count: int, codec: int) -> None:
+        # other commands do not need PyArrow, whose import takes 100 ms
+        from spark_groupsource.records.columns.batch_encoder import BatchEncoder
 
-def _write_lines(
-    producer: BatchProducer,
-    topic: str,
-    partition: int | None,
-    count: int,
-    block: bytes,
-    lines: _Lines,
-    written: int,
-    codec: int,
-) -> int:
-    """Writes a block line by line; returns the number of records with the `written` ones. Raises: as `_write`."""
-    batches: dict[TopicPartition, list[Record]] = defaultdict(list)
-    timestamp_ms = producer.cluster.clock.timestamp_ms()
-    invalid = None
-    for text in lines_of(block, lines.delimiter):
-        try:
-            line = lines.parse(text)
-            chosen = _partition(line, topic, partition, count, written)
-        except ConfigurationError as error:
-            invalid = error
-            break
-        record_ms = timestamp_ms if line.timestamp_ms is None else line.timestamp_ms
-        batches[TopicPartition(topic, chosen)].append(Record(line.key, line.value, record_ms, line.headers))
-        written += 1
-    if batches:
-        producer.send(batch for tp, records in batches.items() for batch in encoded(tp, records, codec))
-    if invalid is not None:
-        raise ConfigurationError(
-            f"Line {written + 1} of the input is invalid: {invalid} The {written} lines before it are written."
-        ) from invalid
-    return written
+        self._topic, self._partition, self._count = topic, partition, count
+        self._clock, self._producer = cluster.clock, BatchProducer(cluster)
+        self._encoder = BatchEncoder(
+            lambda _: count,
+            topic=topic,
+            codec=codec,
+            level=None,
+            batch_bytes=MAX_BATCH_BYTES,
+            # the topic decides
+            max_record_bytes=INT32_MAX,
+            buffer_bytes=_BUFFER_BYTES,
+            timestamp_ms=cluster.clock.timestamp_ms,
+            sticky_bytes=0,
+        )
+        self.written = 0
 
+    def write(self, columns: pa.RecordBatch) -> None:
+        """Writes records and waits until they are acknowledged. Raises: BrokerError, NetworkError."""
+        from spark_groupsource.records.columns.record_lists import with_partition
 
-def _partition(line: _Line, topic: str, fixed: int | None, count: int, number: int) -> int:
-    """Returns the partition of a line. Raises: ConfigurationError for one that does not exist."""
-    chosen = line.partition if fixed is None else fixed
-    if chosen is None:
-        return number % count if line.key is None else partition_of_key(line.key, count)
-    if chosen >= count:
-        raise ConfigurationError(f"Field partition must be between 0 and {count - 1} for topic {topic}, got {chosen}.")
-    return chosen
+        if self._partition is not None and "partition" not in columns.schema.names:
+            columns = with_partition(columns, self._partition)
+        self._producer.send(chain(self._encoder.add(columns), self._encoder.finish()))
+        self.written += columns.num_rows
+
+    def write_lines(self, block: bytes, lines: _Lines) -> None:
+        """Writes a block line by line. Raises: ConfigurationError for an invalid line; as `write`."""
+        from spark_groupsource.records.columns.record_lists import record_columns
+
+        timestamp_ms = self._clock.timestamp_ms()
+        records, partitions, invalid = [], [], None
+        for text in lines_of(block, lines.delimiter):
+            try:
+                line = lines.parse(text)
+                partitions.append(self._chosen(line))
+            except ConfigurationError as error:
+                invalid = error
+                break
+            record_ms = timestamp_ms if line.timestamp_ms is None else line.timestamp_ms
+            records.append(Record(line.key, line.value, record_ms, line.headers))
+        if records:
+            self.write(record_columns(records, partitions))
+        if invalid is not None:
+            raise ConfigurationError(
+                f"Line {self.written + 1} of the input is invalid: {invalid} The {self.written} lines before it are "
+                "written."
+            ) from invalid
+
+    def _chosen(self, line: _Line) -> int | None:
+        """Returns the partition that a line names. Raises: ConfigurationError for one that does not exist."""
+        if self._partition is not None or line.partition is None:
+            return self._partition
+        if line.partition >= self._count:
+            raise ConfigurationError(
+                f"Field partition must be between 0 and {self._count - 1} for topic {self._topic}, got "
+                f"{line.partition}."
+            )
+        return line.partition
 
 
 def _parse_object(line: bytes, key_serde: Serde, value_serde: Serde, fixed: Headers, fixed_key: str | None) -> _Line:

@@ -56,8 +56,3 @@ def _hashes(data: Bytes, starts: Numbers, lengths: Numbers) -> Numbers:
     value = (value ^ value >> np.uint32(13)) * _MULTIPLIER
     value ^= value >> np.uint32(15)
     return (value & np.uint32(_POSITIVE)).astype(np.int64)
-
-
-def partitions_of_keys(data: Bytes, starts: Numbers, lengths: Numbers, partition_count: int) -> Numbers:
-    """Returns `partition_of_key` of each key, which is `data` from a start."""
-    return hashes_of_keys(data, starts, lengths) % partition_count

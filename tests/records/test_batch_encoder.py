@@ -25,6 +25,7 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.columns import batch_encoder, compiled_payloads
 from spark_groupsource.records.columns.batch_encoder import BatchEncoder
 from spark_groupsource.records.columns.compiled_payloads import COMPILED_WRITER
+from spark_groupsource.records.columns.record_lists import record_columns
 from spark_groupsource.records.columns.record_payloads import NUMPY_WRITER, RecordWriter
 from spark_groupsource.records.compression import CODECS
 from spark_groupsource.records.decode import decode_records
@@ -178,7 +179,7 @@ rows_before = (b"before", b"before", [("before", b"1")], 5, "t", 0)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(inputs(), st.sampled_from([80, 200, 600, 16_384]), st.integers(0, len(CODECS) - 1))
+@given(inputs(), st.sampled_from([0, 80, 200, 600, 16_384]), st.integers(0, len(CODECS) - 1))
 def test_batches_are_those_of_single_records(writer: Any, given: Any, batch_bytes: int, codec: int) -> None:
     records, batches = given
     reference = Reference(batch_bytes)
@@ -296,6 +297,19 @@ def test_headers_of_a_null_are_not_written(writer: Any) -> None:
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 2]), items, mask=pa.array([True, False]))
     (found,) = written(encoder(), table(key=[b"k", b"k"], value=[b"v", b"w"], headers=lists))
     assert [record.headers for record in records_of(found)] == [(), (("a", b"2"),)]
+
+
+@given(st.lists(rows, max_size=10))
+def test_record_objects_are_columns(given_rows: Any) -> None:
+    records = [Record(*row[:2], -1 if row[3] is None else row[3], tuple(row[2] or ())) for row in given_rows]
+    partitions = [row[5] for row in given_rows]
+    reference = Reference(16_384)
+    for record, partition in zip(records, partitions):
+        reference.add("t", partition, record)
+    columns = record_columns(records, partitions)
+    found = by_partition(written(encoder(), columns))
+    expected = {tp: [encode_batch(chosen) for chosen in each] for tp, each in reference.batches.items()}
+    assert {tp: [batch.data for batch in each] for tp, each in found.items()} == expected
 
 
 @pytest.mark.parametrize("codec", range(len(CODECS)))

@@ -1,4 +1,4 @@
-"""Bytes of the records of a chunk of rows, compiled with numba.
+"""Bytes of records by partition, compiled with numba (extra `fast`).
 
 It writes the bytes of `record_payloads`, whose tests cover both. The records are not ordered by partition first: one
 pass finds the batch of each, and another writes it to its place.

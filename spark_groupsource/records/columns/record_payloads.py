@@ -1,4 +1,4 @@
-"""Bytes of the records of a chunk of rows, with NumPy.
+"""Bytes of records by partition, with NumPy.
 
 A slot is the number of a partition among those of an encoder. The lengths and varints of all records are computed as
 arrays, and one join of binary columns writes the records.

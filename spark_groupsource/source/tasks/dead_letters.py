@@ -5,22 +5,28 @@ Source: Kafka Connect `DeadLetterQueueReporter`.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Iterable
+
+import numpy as np
+import pyarrow as pa
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
-from spark_groupsource.client.records.producer import BatchProducer, encoded
+from spark_groupsource.client.records.producer import MAX_BATCH_BYTES, BatchProducer
+from spark_groupsource.common.config_def import INT32_MAX
 from spark_groupsource.errors import BrokerError, ErrorCode, MalformedRecordError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.records.encode import Record
-from spark_groupsource.records.partitioner import partition_of_key
+from spark_groupsource.records.columns.arrow_arrays import fixed_width, integers, is_valid
+from spark_groupsource.records.columns.batch_encoder import BatchEncoder
+from spark_groupsource.records.columns.binary_columns import milliseconds
+from spark_groupsource.records.columns.record_lists import header_lists
+from spark_groupsource.records.encoded_batch import EncodedBatch
 
 if TYPE_CHECKING:
     from spark_groupsource.values.typed_columns import MalformedError, MalformedRecords
 
 _PREFIX = "__connect.errors."
 _STAGES = {"key": "KEY_CONVERTER", "value": "VALUE_CONVERTER"}
-# of keys, values and headers that wait for the end of the task
+# of records that wait for the end of the task
 _MAX_PENDING_BYTES = 1024 * 1024
 _UNAUTHORIZED = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
@@ -37,29 +43,51 @@ class DeadLetterQueue:
         self._topic = topic
         self._connector = connector
         self._producer = BatchProducer(cluster)
-        self._partitions = 0
-        self._pending: dict[TopicPartition, list[Record]] = defaultdict(list)
-        self._pending_bytes = 0
+        self._encoder: BatchEncoder | None = None
+        self._partition_count = 0
 
     @property
     def has_pending(self) -> bool:
-        """True if records wait for `flush`."""
-        return bool(self._pending)
+        """True if records may wait for `flush`."""
+        return self._encoder is not None
 
     def add(self, records: MalformedRecords) -> None:
-        """Adds records; writes those that wait if they are large. Raises: as `flush`."""
-        source = records.topic_partition
-        microseconds = records.batch.column("timestamp").cast("int64").to_pylist()
-        columns = [records.batch.column(name).to_pylist() for name in ("key", "value", "headers", "offset")]
-        for error, time_us, key, value, received, offset in zip(records.errors, microseconds, *columns):
-            headers = tuple((each["key"], each["value"]) for each in received or ())
-            headers += self._error_headers(source, offset, error)
-            target = TopicPartition(self._topic, self._partition(key, source))
-            self._pending[target].append(Record(key, value, -1 if time_us is None else time_us // 1000, headers))
-            self._pending_bytes += len(key or b"") + len(value or b"")
-            self._pending_bytes += sum(len(name) + len(text or b"") for name, text in headers)
-            if self._pending_bytes > _MAX_PENDING_BYTES:
-                self.flush()
+        """Adds records; writes the largest batches of those that wait if they are large. Raises: as `flush`."""
+        source, batch = records.topic_partition, records.batch
+        if self._encoder is None:
+            self._encoder = self._create_encoder()
+        times, keys = batch.column("timestamp"), batch.column("key")
+        headers = [
+            (*((each["key"], each["value"]) for each in received or ()), *self._error_headers(source, offset, error))
+            for error, received, offset in zip(
+                records.errors, batch.column("headers").to_pylist(), batch.column("offset").to_pylist()
+            )
+        ]
+        # records without a key are written to the partition with the number of theirs
+        numbers = np.full(len(keys), source.partition % self._partition_count)
+        columns = {
+            "key": keys,
+            "value": batch.column("value"),
+            "headers": header_lists(headers),
+            "timestamp": fixed_width(pa.timestamp("ms"), np.where(is_valid(times), milliseconds(times), -1)),
+            "partition": integers(numbers, ~is_valid(keys)),
+        }
+        self._send(self._encoder.add(pa.RecordBatch.from_arrays(list(columns.values()), list(columns))))
+
+    def _create_encoder(self) -> BatchEncoder:
+        found = self._cluster.describe_topics([self._topic], refresh=True)
+        self._partition_count = len(found[self._topic].partitions)
+        return BatchEncoder(
+            lambda _: self._partition_count,
+            topic=self._topic,
+            codec=0,
+            level=None,
+            batch_bytes=MAX_BATCH_BYTES,
+            # the topic decides
+            max_record_bytes=INT32_MAX,
+            buffer_bytes=_MAX_PENDING_BYTES,
+            timestamp_ms=self._cluster.clock.timestamp_ms,
+        )
 
     def _error_headers(
         self, source: TopicPartition, offset: int, error: MalformedError
@@ -76,21 +104,17 @@ class DeadLetterQueue:
         }
         return tuple((f"{_PREFIX}{name}", str(text).encode()) for name, text in described.items())
 
-    def _partition(self, key: bytes | None, source: TopicPartition) -> int:
-        if not self._partitions:
-            found = self._cluster.describe_topics([self._topic], refresh=True)
-            self._partitions = len(found[self._topic].partitions)
-        return source.partition % self._partitions if key is None else partition_of_key(key, self._partitions)
-
     def flush(self) -> None:
         """Writes the records that wait.
 
-        Raises: BrokerError, NetworkError after default.api.timeout.ms.
+        Raises: BrokerError, NetworkError after the timeout of the producer.
         """
-        pending, self._pending, self._pending_bytes = self._pending, defaultdict(list), 0
+        if self._encoder is not None:
+            self._send(self._encoder.finish())
+
+    def _send(self, batches: Iterable[EncodedBatch]) -> None:
         try:
-            if pending:
-                self._producer.send(batch for tp, records in pending.items() for batch in encoded(tp, records))
+            self._producer.send(batches)
         except BrokerError as error:
             remedy = (
                 f"Check option deadLetterTopic={self._topic}, and that max.message.bytes of the topic is sufficient."
