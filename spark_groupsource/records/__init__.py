@@ -6,7 +6,7 @@ It knows the three message formats, the codecs, and Arrow. It knows no partition
 From bytes to columns
 =====================
 
-A record is never a Python object on this way.
+A record is never a Python object on this way, nor on the way back.
 
 1. `columns/batch_selection.py` reads the headers of the batches in a response as columns
    (`columns/header_columns.py`), verifies their checksums, and leaves out what is not to be delivered: batches
@@ -29,6 +29,16 @@ What the format demands
   there.
 * Memory of columns is used again when nothing refers to it, because new pages cost more than the conversion.
 
-From records to bytes: `encode.py`. For the broker: `validation.py` and `plain_records.py` (what a producer may
-send), `compaction.py` (what the cleaner keeps), `message_sets.py` (formats v0 and v1 become batches).
+From columns to bytes
+=====================
+
+1. `columns/batch_encoder.py` divides the rows into chunks, before any array of 32-bit offsets is made
+   (`columns/binary_columns.py`), and chooses the partition of each row (`key_partitions.py`).
+2. The bytes of the records of a chunk are written by partition: in NumPy (`columns/record_payloads.py`), or with the
+   extra `fast` in compiled code (`columns/compiled_payloads.py`).
+3. They wait until the batch of their partition is full, or until too many bytes wait.
+
+Record objects are encoded by `encode.py`, or become columns (`columns/record_lists.py`). For the broker:
+`validation.py` and `plain_records.py` (what a producer may send), `compaction.py` (what the cleaner keeps),
+`message_sets.py` (formats v0 and v1 become batches).
 """

@@ -1,4 +1,4 @@
-"""Record batches ready to be sent, and the identity of their producer.
+"""Encoded record batches, and the identity of their producer.
 
 Source: KIP-98.
 """

@@ -1,4 +1,4 @@
-"""Hashes and partitions of a column of keys, as Kafka's producer."""
+"""Hashes of a column of keys, as Kafka's Java producer computes them."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import warnings
 from collections import defaultdict
 from typing import Any
@@ -348,6 +349,42 @@ def test_hashes_are_those_of_single_keys(writer: Any, longest: int) -> None:
     data = np.frombuffer(b"".join(keys), np.uint8)
     found = writer.hashes(data, np.cumsum(lengths) - lengths, lengths)
     assert found.tolist() == [murmur2(key) & 0x7FFFFFFF for key in keys]
+
+
+def test_compiled_functions_are_loaded_after_many_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+
+    def recording(name: str, writer: RecordWriter) -> RecordWriter:
+        return writer._replace(write=lambda *given: (used.append(name), writer.write(*given))[1])
+
+    selector = type(batch_encoder._selector)()
+    monkeypatch.setattr(selector, "compile_after_rows", 25)
+    monkeypatch.setattr(batch_encoder, "_selector", selector)
+    monkeypatch.setattr(batch_encoder, "NUMPY_WRITER", recording("numpy", NUMPY_WRITER))
+    for found, expected in ((recording("numba", COMPILED_WRITER), "numba"), (None, "numpy")):
+        monkeypatch.setattr(batch_encoder, "compiled_writer", lambda found=found: found)
+        written(encoder(), *[table(value=[b"v"] * 10)] * 4)
+        assert used[-1] == expected
+    assert used[:4] == ["numpy", "numpy", "numba", "numba"]
+
+
+def test_without_numba_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "spark_groupsource.records.columns.compiled_payloads", None)
+    batch_encoder.compiled_writer.cache_clear()
+    try:
+        assert batch_encoder.compiled_writer() is None
+    finally:
+        batch_encoder.compiled_writer.cache_clear()
+
+
+@pytest.mark.parametrize("kind", [*TEXTS, pa.binary(2), pa.dictionary(pa.uint8(), pa.large_string())], ids=str)
+def test_keys_and_values_of_any_type_of_bytes(writer: Any, kind: pa.DataType) -> None:
+    texts = ["aü", "", None, "aü"]
+    values = [b"ab", b"cd", None, b"ab"] if pa.types.is_fixed_size_binary(kind) else texts
+    expected = [each.encode() if isinstance(each, str) else each for each in values]
+    array = column([values[1], *values], kind)[1:]
+    found = [record for batch in written(encoder(), table(key=array, value=array)) for record in records_of(batch)]
+    assert sorted(str(record[:2]) for record in found) == sorted(str((each, each)) for each in expected)
 
 
 def test_each_function_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
