@@ -357,6 +357,7 @@ def test_compiled_functions_are_loaded_after_many_records(monkeypatch: pytest.Mo
     def recording(name: str, writer: RecordWriter) -> RecordWriter:
         return writer._replace(write=lambda *given: (used.append(name), writer.write(*given))[1])
 
+    # one that has counted no records
     selector = type(batch_encoder._selector)()
     monkeypatch.setattr(selector, "compile_after_rows", 25)
     monkeypatch.setattr(batch_encoder, "_selector", selector)
