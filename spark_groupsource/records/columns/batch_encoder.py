@@ -42,6 +42,8 @@ from spark_groupsource.records.key_partitions import Numbers
 _RECORD_OVERHEAD_BYTES = 21
 # of a small record
 _SPARE_BYTES = _RECORD_OVERHEAD_BYTES - 5
+# of the objects of a batch that waits, beside its records
+_OPEN_BATCH_BYTES = 300
 _CHUNK_ROWS = 1 << 14
 _CHUNK_BYTES = 4 << 20
 _NO_KEY = -1
@@ -111,17 +113,18 @@ class BatchEncoder:
             keys = part.binary("key")
             slots = self._targets.slots(part, keys, sizes[first:after] - _SPARE_BYTES, writer)
             self._open = _grown(self._open, self._targets.slot_count)
-            new_headers = HEADER_BYTES * min(after - first, self._targets.slot_count)
-            yield from self._make_room(int(sizes[first:after].sum()) + new_headers)
+            closed = min(int((self._open.counts[slots] == 0).sum()), self._targets.slot_count - len(self._waiting))
+            yield from self._make_room(int(sizes[first:after].sum()), closed)
             rows = Rows(keys, part.values(), part.headers(), part.timestamps(timestamp_ms), slots)
             payload, pieces = writer.write(rows, self._open, self._batch_bytes)
+            view = payload.data
             for slot, is_new, count, start, end, first_ms, max_ms in zip(*(each.tolist() for each in pieces)):
                 if is_new:
                     if slot in self._waiting:
                         yield self._complete(slot)
                     self._waiting[slot] = _Waiting(first_ms)
-                self._waiting[slot].append(payload[start:end].tobytes(), count, max_ms)
-            yield from self._make_room(0)
+                self._waiting[slot].append(view[start:end], count, max_ms)
+            yield from self._make_room(0, 0)
 
     def finish(self) -> Iterator[EncodedBatch]:
         """Yields the batches that wait for further records."""
@@ -141,14 +144,15 @@ class BatchEncoder:
             "max.request.size. Increase it and max.message.bytes of the topic, or write smaller records."
         )
 
-    def _make_room(self, needed: int) -> Iterator[EncodedBatch]:
-        """Yields the largest batches, so that `needed` bytes can wait, too."""
+    def _make_room(self, added_bytes: int, added_batches: int) -> Iterator[EncodedBatch]:
+        """Yields the largest batches, so that at most so many bytes and batches can wait, too."""
         sizes = self._open.sizes
-        excess = int(sizes.sum()) + needed - self._buffer_bytes
+        added = added_bytes + _OPEN_BATCH_BYTES * (added_batches + len(self._waiting))
+        excess = int(sizes.sum()) + added - self._buffer_bytes
         if excess <= 0 or not self._waiting:
             return
         ordered = np.argsort(-sizes, kind="stable")
-        count = int(np.searchsorted(np.cumsum(sizes[ordered]), excess)) + 1
+        count = int(np.searchsorted(np.cumsum(sizes[ordered] + _OPEN_BATCH_BYTES), excess)) + 1
         for slot in ordered[: min(count, len(self._waiting))].tolist():
             yield self._closed(slot)
 
@@ -160,7 +164,7 @@ class BatchEncoder:
     def _complete(self, slot: int) -> EncodedBatch:
         waiting = self._waiting.pop(slot)
         count, base_ms, max_ms = waiting.count, waiting.base_timestamp, waiting.max_timestamp
-        body = waiting.parts[0] if len(waiting.parts) == 1 else b"".join(waiting.parts)
+        body = bytes(waiting.records)
         if self._codec:
             body = compress(self._codec, body, self._level)
         header = BatchHeader(0, 0, 0, MAGIC, 0, self._codec, count - 1, base_ms, max_ms, -1, -1, -1, count, 0, 0)
@@ -170,15 +174,15 @@ class BatchEncoder:
 class _Waiting:
     """A batch that waits for further records: their bytes, their number, and timestamps in ms."""
 
-    __slots__ = ("base_timestamp", "count", "max_timestamp", "parts")
+    __slots__ = ("base_timestamp", "count", "max_timestamp", "records")
 
     def __init__(self, base_timestamp: int) -> None:
-        self.parts: list[bytes] = []
+        self.records = bytearray()
         self.count, self.base_timestamp, self.max_timestamp = 0, base_timestamp, base_timestamp
 
-    def append(self, records: bytes, count: int, max_timestamp: int) -> None:
+    def append(self, records: memoryview, count: int, max_timestamp: int) -> None:
         """Adds records."""
-        self.parts.append(records)
+        self.records += records
         self.count += count
         self.max_timestamp = max(self.max_timestamp, max_timestamp)
 
