@@ -24,8 +24,8 @@ from bench.figures import Figure
 from rich.console import Console
 from rich.table import Table
 
-from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.client.settings import ClientSettings
+from spark_groupsource.common.coroutines import run_at_once
 from spark_groupsource.common.net import parse_addresses
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.columns import arrow
@@ -93,7 +93,7 @@ def batch(shape: Shape) -> bytes:
 
 def append(running: Broker, topic: str, shape: Shape, data: bytes) -> None:
     partitions = 1 + shape.small_partitions
-    running.create_topic(topic, partitions, {"compression.type": "producer"})
+    run_at_once(running.create_topic(topic, partitions, {"compression.type": "producer"}))
     for _ in range(shape.batches):
         running.partitions.partition(topic, 0).append(data, NOW)
     small = encode_batch([Record(None, b"value", NOW)] * 10)
@@ -137,7 +137,7 @@ def peaks(shapes: list[Shape], is_compiled: bool = False) -> Iterator[tuple[Shap
             command = [sys.executable, __file__, "--read", broker.bootstrap_servers, topic, *counts]
             printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             yield shape, len(data), float(printed)
-            broker.call(lambda running: run_steps(running.delete_topic_steps(topic)))
+            broker.call(lambda running: run_at_once(running.delete_topic(topic)))
 
 
 def figures(context: Context) -> Iterator[Figure]:

@@ -165,13 +165,13 @@ def _record_batch(**columns: pa.Array | list[bytes | None]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, list(columns))
 
 
-def topic_partitions(broker: Broker, topic: str, new_count: int | None = None) -> int:
+async def topic_partitions(broker: Broker, topic: str, new_count: int | None = None) -> int:
     """Returns the number of partitions; creates a missing topic with `new_count`, None for num.partitions.
 
     Raises: ApiError.
     """
     if topic not in broker.partitions.topics:
-        broker.create_topic(topic, broker.config.num_partitions if new_count is None else new_count, {})
+        await broker.create_topic(topic, broker.config.num_partitions if new_count is None else new_count, {})
     return broker.partitions.topic(topic).partition_count
 
 

@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections import deque
 from pathlib import Path
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import Any, Callable, Collection, Coroutine, Mapping, TypeVar
 
 from spark_groupsource.broker.config import broker_config
@@ -210,22 +210,23 @@ class EmbeddedBroker:
         if failure is not None:
             raise failure
 
-    def call(self, function: Callable[[Broker], Result]) -> Result:
-        """Runs `function` with the broker in the broker's thread. For inspection and tests. Raises: NotStartedError."""
+    def call(self, function: Callable[[Broker], Result | Coroutine[Any, Any, Result]]) -> Result:
+        """Returns the result of `function` with the broker, or of its coroutine, in the broker's thread.
+
+        For inspection and tests. Raises: NotStartedError.
+        """
         if self._loop is None or self._server is None:
             raise NotStartedError(_NOT_STARTED)
-        server, broker = self._server, self._server.broker
-        result: concurrent.futures.Future[Result] = concurrent.futures.Future()
+        server = self._server
 
-        def run() -> None:
+        async def run() -> Result:
             try:
-                result.set_result(function(broker))
-            except BaseException as error:
-                result.set_exception(error)
-            server.after_call()
+                result = function(server.broker)
+                return await result if isinstance(result, CoroutineType) else result  # type: ignore[return-value]
+            finally:
+                server.after_call()
 
-        self._loop.call_soon_threadsafe(run)
-        return result.result()
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     def move_leader(self, topic: str, partition: int, node_id: int) -> None:
         """Makes another node the leader of a partition. Raises: ApiError; ValueError for a node that does not run."""
@@ -236,7 +237,12 @@ class EmbeddedBroker:
 
         Raises: as `move_leader`.
         """
-        self.call(lambda broker: broker.move_leader(broker.group_coordinator.shards.partition_of(group_id), node_id))
+
+        async def move(broker: Broker) -> None:
+            await broker.group_coordinator.shards.ensure_topic()
+            broker.move_leader(broker.group_coordinator.shards.partition_of(group_id), node_id)
+
+        self.call(move)
 
     def leader(self, topic: str, partition: int) -> Leader:
         """Returns the leader of a partition and its epoch."""
@@ -244,7 +250,12 @@ class EmbeddedBroker:
 
     def coordinator(self, group_id: str) -> int:
         """Returns the node that coordinates a group. Raises: ApiError."""
-        return self.call(lambda broker: broker.group_coordinator.shards.coordinator_node(group_id))
+
+        async def coordinator_node(broker: Broker) -> int:
+            await broker.group_coordinator.shards.ensure_topic()
+            return broker.group_coordinator.shards.coordinator_node(group_id)
+
+        return self.call(coordinator_node)
 
     def pause_loading(self, paused: bool = True) -> None:
         """Pauses the loading of group coordinators, so that they return COORDINATOR_LOAD_IN_PROGRESS; or resumes it."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import Callable, Iterable, Iterator, Mapping
+from typing import Callable, Iterable, Mapping
 
 from spark_groupsource.broker.config import BrokerConfig
+from spark_groupsource.broker.periodic_work import PeriodicWork, StartTask
 from spark_groupsource.broker.storage.log_manager import LogManager
 from spark_groupsource.broker.storage.partition import Partition
 from spark_groupsource.broker.storage.reporter import Reporter
-from spark_groupsource.broker.storage.steps import background_steps, portions
-from spark_groupsource.broker.timed_steps import PeriodicSteps
 from spark_groupsource.common.clock import Clock
+from spark_groupsource.common.coroutines import pause, portions
 from spark_groupsource.common.timers import Timers
 from spark_groupsource.errors import ApiError, StorageError
 from spark_groupsource.model import TopicPartition
@@ -34,6 +34,7 @@ class LogMaintenance:
         partitions: LogManager,
         timers: Timers,
         clock: Clock,
+        start_task: StartTask,
         config: Callable[[], BrokerConfig],
         on_truncate: Callable[[Iterable[TopicPartition]], None],
         report: Reporter,
@@ -42,14 +43,21 @@ class LogMaintenance:
         self._clock = clock
         self._config = config
         self._jobs = (
-            PeriodicSteps(timers, clock, self._apply_retention, lambda: config().log_retention_check_interval_ms),
-            PeriodicSteps(
-                timers, clock, self._expire_producers, lambda: config().producer_id_expiration_check_interval_ms
+            PeriodicWork(
+                timers, clock, start_task, self._apply_retention, lambda: config().log_retention_check_interval_ms
             ),
-            PeriodicSteps(
+            PeriodicWork(
                 timers,
                 clock,
-                partitions.checkpoint_recovery_points_steps,
+                start_task,
+                self._expire_producers,
+                lambda: config().producer_id_expiration_check_interval_ms,
+            ),
+            PeriodicWork(
+                timers,
+                clock,
+                start_task,
+                partitions.checkpoints.recovery_points,
                 lambda: config().log_flush_offset_checkpoint_interval_ms,
             ),
         )
@@ -61,14 +69,14 @@ class LogMaintenance:
         for job in self._jobs:
             job.start()
 
-    def _expire_producers(self) -> Iterator[None]:
+    async def _expire_producers(self) -> None:
         for number, partition in enumerate(self._partitions):
             config = self._config()
             partition.remove_expired_producers(self._clock.timestamp_ms() - config.producer_id_expiration_ms)
             if number % _PARTITIONS_PER_STEP == 0:
-                yield
+                await pause()
 
-    def _apply_retention(self) -> Iterator[bool]:
+    async def _apply_retention(self) -> None:
         partitions = tuple(self._partitions)
         for some in portions(partitions, _PARTITIONS_PER_CHECKPOINT):
             expired: dict[TopicPartition, int] = {}
@@ -80,9 +88,9 @@ class LogMaintenance:
                 else:
                     if limit is not None:
                         expired[partition.topic_partition] = limit
-                yield False
+                await pause()
             if expired:
-                yield from self._delete_expired(expired)
+                await self._delete_expired(expired)
 
     def _retention_limit(self, partition: Partition) -> int | None:
         """Returns the new log start offset of a partition, None without expired segments. Raises: StorageError."""
@@ -95,15 +103,14 @@ class LogMaintenance:
             partition.log.roll()  # the active segment has expired too
         return limit
 
-    def _delete_expired(self, offsets: Mapping[TopicPartition, int]) -> Iterator[bool]:
-        steps = self._partitions.checkpoints.log_start_offsets_steps(offsets)
-        errors = yield from background_steps(steps, self._partitions.files.run_in_background)
+    async def _delete_expired(self, offsets: Mapping[TopicPartition, int]) -> None:
+        errors = await self._partitions.checkpoints.log_start_offsets(offsets)
         for topic_partition in offsets:
             if topic_partition in errors:
                 self._report_failure(topic_partition, errors[topic_partition])
             else:
                 self._on_truncate([topic_partition])
-            yield False
+            await pause()
 
     def _report_failure(self, topic_partition: TopicPartition, error: Exception) -> None:
         text = f"[partition={topic_partition}] Deleting expired segments failed: {error}"

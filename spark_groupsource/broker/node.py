@@ -6,7 +6,7 @@ calls `run_timers` at each deadline.
 
 from __future__ import annotations
 
-from functools import partial
+import asyncio
 from typing import Collection, Iterable, Mapping, Sequence
 
 from spark_groupsource.broker.acls import Authorizer
@@ -19,6 +19,7 @@ from spark_groupsource.broker.dynamic_config import DynamicSettings
 from spark_groupsource.broker.fetch.delayed_fetch import FetchManager
 from spark_groupsource.broker.leaders import Leaders
 from spark_groupsource.broker.log_maintenance import LogMaintenance
+from spark_groupsource.broker.periodic_work import StartTask
 from spark_groupsource.broker.requests import SendResponse
 from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.broker.state_budget import PARTITION_BYTES, StateBudget
@@ -32,11 +33,11 @@ from spark_groupsource.broker.storage.catalog import (
 )
 from spark_groupsource.broker.storage.cleaner import LogCleaner
 from spark_groupsource.broker.storage.data_directory import DataDirectory
-from spark_groupsource.broker.storage.log_manager import CreationSteps, LogManager, TopicPlan
+from spark_groupsource.broker.storage.log_manager import LogManager, TopicPlan
 from spark_groupsource.broker.storage.partition import Partition
 from spark_groupsource.broker.storage.reporter import Reporter
-from spark_groupsource.broker.storage.steps import StorageSteps, run_steps
 from spark_groupsource.common.clock import Clock
+from spark_groupsource.common.coroutines import enter_task, in_thread, pause, run_at_once
 from spark_groupsource.common.timers import Timers
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import Node, TopicPartition
@@ -58,7 +59,7 @@ class Broker:
     """One or several nodes that share a data directory; `leaders` assigns each partition to a node.
 
     Args: `send` sends delayed responses; `report` takes one line for the operator at a time; `add_scram`, SCRAM users
-    to add, in the format of ``--add-scram``.
+    to add, in the format of ``--add-scram``; `start_task` runs work beside requests.
     """
 
     def __init__(
@@ -70,10 +71,12 @@ class Broker:
         report: Reporter,
         node_count: int = 1,
         add_scram: Collection[str] = (),
+        start_task: StartTask = run_at_once,
     ) -> None:
         self.config = config
         self.clock, self.report, self.data = clock, report, data
-        self.is_altering_config = False
+        self.alteration = asyncio.Lock()  # of settings: the new ones depend on the old ones
+        self._creation = asyncio.Lock()  # of the coordinators' topics
         self.nodes = RunningNodes()
         self.leaders = Leaders(range(config.node_id, config.node_id + node_count), report)
         self.credentials = CredentialStore(config, clock.timestamp_ms)
@@ -86,7 +89,7 @@ class Broker:
         self.budget.add_part(self._state_bytes)
         self.partitions.producer_count.is_budget_full = self.budget.is_full
         self.fetch_manager = FetchManager(
-            self.partitions, self.leaders, self.nodes, self.timers, clock, config, send, self.budget
+            self.partitions, self.leaders, self.nodes, self.timers, clock, config, send, self.budget, start_task
         )
         services = CoordinatorServices(
             self.partitions,
@@ -94,7 +97,8 @@ class Broker:
             self.nodes,
             self.timers,
             clock,
-            self.create_topic_steps,
+            start_task,
+            self._ensure_topic,
             self.on_append,
             report,
             self.budget,
@@ -106,9 +110,17 @@ class Broker:
             TRANSACTIONS_TOPIC: self.transaction_coordinator,
         }
         self.maintenance = LogMaintenance(
-            self.partitions, self.timers, clock, lambda: self.config, self.fetch_manager.complete_all, report
+            self.partitions,
+            self.timers,
+            clock,
+            start_task,
+            lambda: self.config,
+            self.fetch_manager.complete_all,
+            report,
         )
-        self.cleaner = LogCleaner(self.partitions, data, self.timers, clock, config.log_cleaner_backoff_ms, report)
+        self.cleaner = LogCleaner(
+            self.partitions, data, self.timers, clock, config.log_cleaner_backoff_ms, report, start_task
+        )
 
     def _state_bytes(self) -> int:
         return len(self.partitions) * PARTITION_BYTES + self.partitions.producer_count.total_bytes
@@ -133,7 +145,7 @@ class Broker:
             if self.authorizer is not None:
                 self.authorizer.open(self.data.path)
             self.leaders.open(self.data.path)
-            self.apply_dynamic_config()
+            run_at_once(self._apply_dynamic_config())
             self.partitions.open_all(self.clock.timestamp_ms() - self.config.producer_id_expiration_ms)
             if not self.data.had_clean_shutdown:
                 self.leaders.raise_epochs(self.partitions.last_leader_epoch())
@@ -153,8 +165,7 @@ class Broker:
         Raises: StorageError.
         """
         self.cleaner.stop()
-        for _ in self.group_coordinator.stop():
-            pass
+        run_at_once(self.group_coordinator.stop())
         self.data.close(is_clean=self.partitions.close_all())
 
     def next_deadline_ms(self) -> int | None:
@@ -167,24 +178,19 @@ class Broker:
 
     # --- dynamic configuration ---
 
-    def apply_dynamic_config(self) -> None:
+    async def _apply_dynamic_config(self) -> None:
         """Applies the stored dynamic settings.
 
         Raises: ConfigurationError for a stored value that this version rejects.
         """
-        run_steps(self._apply_dynamic_config_steps())
-
-    def _apply_dynamic_config_steps(self) -> StorageSteps[None]:
         self.config = self.dynamic.effective()
         self.cleaner.backoff_ms = self.config.log_cleaner_backoff_ms
-        yield from self.partitions.set_topic_defaults_steps(self.config.topic)
+        await self.partitions.set_topic_defaults(self.config.topic)
 
-    def alter_config_steps(
+    async def alter_config(
         self, name: str, settings: Mapping[str, str], *, validate_only: bool = False
-    ) -> StorageSteps[None]:
+    ) -> None:
         """Replaces the dynamic settings of a node (by its id), or of all nodes (empty name), and applies them.
-
-        Must not be called while `is_altering_config`.
 
         Raises: ApiError.
         """
@@ -193,41 +199,45 @@ class Broker:
             return
         self.is_altering_config = True
         try:
-            yield partial(self.dynamic.put, name, settings)
-            yield from self._apply_dynamic_config_steps()
+            await in_thread(self.dynamic.put, name, settings)
+            await self._apply_dynamic_config()
         finally:
-            self.is_altering_config = False
+            self.alteration = asyncio.Lock()  # of settings: the new ones depend on the old ones
+        self._creation = asyncio.Lock()  # of the coordinators' topics
 
     # --- topics ---
 
-    def create_topic(self, name: str, partition_count: int, settings: Mapping[str, str | None]) -> TopicEntry:
-        """Creates a topic and elects its leaders. Raises: ApiError."""
-        return run_steps(self.create_topic_steps(name, partition_count, settings))
-
-    def create_topic_steps(
+    async def create_topic(
         self, name: str, partition_count: int, settings: Mapping[str, str | None]
-    ) -> CreationSteps:
-        """As `create_topic`, in steps between which other requests may run."""
-        (created,) = yield from self.create_topics_steps([TopicPlan(name, partition_count, settings)])
+    ) -> TopicEntry:
+        """Creates a topic and elects its leaders. Raises: ApiError."""
+        (created,) = await self.create_topics([TopicPlan(name, partition_count, settings)])
         if isinstance(created, ApiError):
             raise created
         return created
 
-    def create_topics_steps(self, new: Sequence[TopicPlan]) -> StorageSteps[list[TopicEntry | ApiError]]:
-        """Creates topics in steps, with one write for all; returns the topic or the error of each."""
-        created = yield from self.partitions.create_topics_steps(
+    async def _ensure_topic(self, name: str, partition_count: int, settings: Mapping[str, str]) -> None:
+        """Creates a topic of the coordinators unless it exists. Raises: ApiError."""
+        await enter_task()
+        async with self._creation:
+            if name not in self.partitions.topics:
+                await self.create_topic(name, partition_count, settings)
+
+    async def create_topics(self, new: Sequence[TopicPlan]) -> list[TopicEntry | ApiError]:
+        """Creates topics, with one write for all; returns the topic or the error of each."""
+        created = await self.partitions.create_topics(
             new, lambda topic: self._check_partition_limit(topic.name, topic.partition_count)
         )
         for entry in created:
             if not isinstance(entry, ApiError):
-                yield from self._elect_new(entry.partitions)
+                await self._elect_new(entry.partitions)
         return created
 
-    def add_partitions_steps(self, name: str, partition_count: int) -> CreationSteps:
-        """Adds partitions to a topic, up to `partition_count`, in steps. Raises: ApiError."""
+    async def add_partitions(self, name: str, partition_count: int) -> TopicEntry:
+        """Adds partitions to a topic, up to `partition_count`. Raises: ApiError."""
         self._check_partition_limit(name, partition_count - self.partitions.topic(name).partition_count)
-        entry = yield from self.partitions.add_partitions_steps(name, partition_count)
-        yield from self._elect_new(entry.partitions)
+        entry = await self.partitions.add_partitions(name, partition_count)
+        await self._elect_new(entry.partitions)
         return entry
 
     def _check_partition_limit(self, name: str, added: int) -> None:
@@ -244,32 +254,32 @@ class Broker:
             text = "The broker's memory of groups, transactions, producers and partitions is used. Delete some of them."
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)
 
-    def delete_topic_steps(self, name: str) -> StorageSteps[None]:
-        """Deletes a topic with its files and committed offsets, in steps. Raises: ApiError."""
+    async def delete_topic(self, name: str) -> None:
+        """Deletes a topic with its files and committed offsets. Raises: ApiError."""
         if name == OFFSETS_TOPIC:
             text = f"Topic {name} stores the committed offsets of all groups. Delete groups instead."
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)
         if name == TRANSACTIONS_TOPIC:
             text = f"Topic {name} stores all transactions. It can only be removed with the data directory."
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)
-        deleted = yield from self.partitions.remove_topic_steps(name)
+        deleted = await self.partitions.remove_topic(name)
         self.leaders.remove(deleted)
-        yield None
+        await pause()
         self.fetch_manager.complete_all(deleted)
-        yield None
-        yield from self.group_coordinator.partitions_deleted(deleted)
-        yield from self.partitions.delete_files_steps(name)
+        await pause()
+        await self.group_coordinator.partitions_deleted(deleted)
+        await self.partitions.delete_files(name)
 
-    def delete_records_steps(
+    async def delete_records(
         self, offsets: Mapping[TopicPartition, int]
-    ) -> StorageSteps[dict[TopicPartition, ApiError]]:
+    ) -> dict[TopicPartition, ApiError]:
         """Moves log start offsets, as `check_deletion` returns them, and completes delayed fetches of the partitions.
 
         After that, a coordinator partition can be loaded again.
 
         Returns: the error of each partition that failed.
         """
-        errors = yield from self.partitions.checkpoints.log_start_offsets_steps(offsets)
+        errors = await self.partitions.checkpoints.log_start_offsets(offsets)
         moved = [topic_partition for topic_partition in offsets if topic_partition not in errors]
         self.fetch_manager.complete_all(moved)
         for topic, number in moved:
@@ -321,12 +331,12 @@ class Broker:
     def _elect(self) -> None:
         self._on_new_leaders(self.leaders.elect(partition.topic_partition for partition in self.partitions))
 
-    def _elect_new(self, topic_partitions: Sequence[TopicPartition]) -> StorageSteps[None]:
+    async def _elect_new(self, topic_partitions: Sequence[TopicPartition]) -> None:
         for start in range(0, len(topic_partitions), _PARTITIONS_PER_STEP):
             new = [each for each in topic_partitions[start : start + _PARTITIONS_PER_STEP] if each in self.partitions]
             self.leaders.elect(new)
             self._assign_leader_epochs(self.partitions.partition(*each) for each in new)
-            yield None
+            await pause()
 
     def _assign_leader_epochs(self, partitions: Iterable[Partition]) -> None:
         for partition in partitions:

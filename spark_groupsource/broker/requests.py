@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from enum import Enum
-from typing import Any, Callable, Final, Generator, NamedTuple, Union
+from typing import Any, Callable, Coroutine, Final, NamedTuple, Union
 
 from spark_groupsource.wire.messages import ApiMessage
 
@@ -46,24 +46,12 @@ class ResponseAction(Enum):
     NO_RESPONSE = "the client expects no response (Produce with acks=0)"
 
 
+HandlerResult = Union[ApiMessage, ResponseAction, Coroutine[Any, Any, Union[ApiMessage, ResponseAction]]]
+"""A response, or a coroutine that returns it."""
+
 # the attributes of an Enum class are slow, and every request needs these
 DELAYED: Final = ResponseAction.DELAYED
 NO_RESPONSE: Final = ResponseAction.NO_RESPONSE
 
 SendResponse = Callable[[int, "ApiMessage | None"], None]
 """Sends the response of the request with this token, None where the client expects none. Ignores unknown tokens."""
-
-Steps = Generator[Union[None, Callable[[], Any]], Any, "ApiMessage | ResponseAction"]
-"""A request that is handled in steps, because it may take longer than a time slice.
-
-``yield`` marks a point at which other requests may run, so the next step checks again what the previous ones have read.
-``result = yield function`` calls `function` in the worker thread: it must be pure, and must not access the broker's
-state. ``return`` gives the result of the handler. The steps are dropped when the client disconnects.
-"""
-
-
-def in_a_slice() -> None:
-    """Yielded by short steps that are to continue in a time slice, after the requests of other clients.
-
-    They take little memory, so they do not wait for the end of long requests.
-    """

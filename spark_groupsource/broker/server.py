@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Collection, Iterator, TypeVar
+from typing import Any, Collection, Coroutine, Iterator, TypeVar
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
 from spark_groupsource.broker.api.served_versions import SERVED
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.network.limits import ConnectionLimits
-from spark_groupsource.broker.network.listener import Listener, ResponseRouter
-from spark_groupsource.broker.network.scheduler import Scheduler
+from spark_groupsource.broker.network.listener import Listener
+from spark_groupsource.broker.network.response_router import ResponseRouter
 from spark_groupsource.broker.network.server_tls import ServerTls
 from spark_groupsource.broker.node import Broker
+from spark_groupsource.broker.periodic_work import PeriodicWork
 from spark_groupsource.broker.security_config import ListenerSpec, advertised_addresses, listener_specs
 from spark_groupsource.broker.storage.data_directory import DataDirectory
 from spark_groupsource.broker.storage.reporter import Reporter
-from spark_groupsource.broker.timed_steps import PeriodicSteps
 from spark_groupsource.common.clock import Clock
+from spark_groupsource.common.coroutines import Turns, next_turn, set_turns
 from spark_groupsource.common.net import Address
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.log_text import describe_error, log_line
@@ -68,13 +70,14 @@ class BrokerServer:
 
         self.config = config
         self._listen_option = listen_option
-        self._scheduler = Scheduler(self._schedule_timers)
+        self._worker = ThreadPoolExecutor(1, "groupsource-broker-worker")
+        self._tasks: set[asyncio.Task[None]] = set()
         self._limits = ConnectionLimits(config.queued_max_request_bytes)
-        router = ResponseRouter(self._scheduler)
+        self._router = router = ResponseRouter(self._schedule_timers)
         data = DataDirectory(data_dir, report)
-        self.broker = Broker(config, data, clock, router.send, report, node_count, add_scram)
+        self.broker = Broker(config, data, clock, router.send, report, node_count, add_scram, self._start_task)
         dispatcher = RequestDispatcher(
-            self.broker, SERVED, router.send, router.run_steps, router.complete_with
+            self.broker, SERVED, router.respond, router.run, router.complete_with
         )
         self._clock = clock
         self._report = report
@@ -86,12 +89,12 @@ class BrokerServer:
                 self._new_listener(dispatcher, router, node_id, self._of_node(spec, index, node_count), tls)
                 for spec in self._specs
             )
-        self._limit_fetches(router)
+        self._limit_fetches()
         self._timer_handle: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
         self._timers_run_ms = clock.now_ms()
-        self._connection_check = PeriodicSteps(
-            self.broker.timers, clock, self._check_connections, self._connection_check_interval_ms
+        self._connection_check = PeriodicWork(
+            self.broker.timers, clock, self._start_task, self._check_connections, self._connection_check_interval_ms
         )
         self.warning = ""
 
@@ -120,20 +123,16 @@ class BrokerServer:
             node_id,
             spec,
             self._clock,
-            self._scheduler,
             self._limits,
             self._schedule_timers,
             tls if spec.has_tls else None,
         )
 
-    def _limit_fetches(self, router: ResponseRouter) -> None:
-        """Lets the fetch manager read within the limit of all responses, in steps of the scheduler."""
+    def _limit_fetches(self) -> None:
+        """Lets the fetch manager read within the limit of all responses."""
         fetch_manager = self.broker.fetch_manager
         fetch_manager.available_bytes = lambda: self._limits.responses.largest_bytes
         fetch_manager.may_exceed = lambda: not self._limits.responses.is_full
-        fetch_manager.run_steps = lambda token, steps: router.run_steps(
-            token, steps, None, lambda response: router.send(token, response), False
-        )
 
     async def start(self) -> dict[str, tuple[Address, ...]]:
         """Opens the data directory and the listeners; returns the advertised addresses of the nodes by protocol.
@@ -141,6 +140,8 @@ class BrokerServer:
         Raises: ConfigurationError when a port is in use; StorageError when the directory cannot be used.
         """
         _import_libraries()
+        asyncio.get_running_loop().set_default_executor(self._worker)
+        set_turns(Turns(self._schedule_timers))
         self._advertise()
         option = "listeners" if self.config.security.listeners else self._listen_option
         try:
@@ -174,10 +175,26 @@ class BrokerServer:
         if self._timer_handle is not None:
             self._timer_handle.cancel()
         await self._close_listeners()
-        self._scheduler.close()
-        for _ in self.broker.group_coordinator.stop():  # thousands of events take a second
-            await asyncio.sleep(0)
+        await self._router.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.broker.group_coordinator.stop()  # thousands of events take a second
+        self._worker.shutdown()
         self.broker.stop()
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs work beside requests; reports its error."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end_task)
+
+    def _end_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._report(f"[broker] Unexpected error in background work: {describe_error(error)}.", logging.ERROR)
+        self._schedule_timers()
 
     async def start_node(self, node_id: int) -> None:
         """Starts a stopped node at its previous address.
@@ -253,10 +270,11 @@ class BrokerServer:
             self._report(f"[broker] Unexpected error in a timer callback: {describe_error(error)}.", logging.ERROR)
         self._schedule_timers()
 
-    def _check_connections(self) -> Iterator[None]:
+    async def _check_connections(self) -> None:
         for listener in self._all_listeners():
-            yield from listener.close_idle_steps()
-        yield from self._limits.close_stalled(self._clock.now_ms())
+            await listener.close_idle()
+        for _ in self._limits.close_stalled(self._clock.now_ms()):
+            await next_turn()
 
     def _connection_check_interval_ms(self) -> int:
         shortest_ms = min(self.config.connections_max_idle_ms, self.config.authentication_timeout_ms)

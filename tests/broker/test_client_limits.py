@@ -9,7 +9,7 @@ import struct
 import time
 from collections import deque
 from contextlib import ExitStack, suppress
-from types import GeneratorType
+from types import CoroutineType, SimpleNamespace
 
 import pytest
 from attacks import attack_frames
@@ -25,9 +25,9 @@ from spark_groupsource.broker.api import topic_requests as topics
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.fetch import delayed_fetch
 from spark_groupsource.broker.network import limits
-from spark_groupsource.broker.network.listener import ResponseRouter
-from spark_groupsource.broker.network.scheduler import Scheduler, StepsTask
+from spark_groupsource.broker.network.response_router import ResponseRouter
 from spark_groupsource.broker.storage import log_manager
+from spark_groupsource.common.coroutines import enter_task, next_turn
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import (
@@ -199,7 +199,7 @@ def test_rejected_requests_leave_no_cycles(broker, frame):
                 assert client.read() is not None and client.read() is not None
         wait_until(lambda: broker.call(lambda _: broker.connection_count) == 0, "the connections are closed")
         gc.collect()
-        kept = [each for each in gc.garbage if isinstance(each, (ApiError, GeneratorType, StepsTask))]
+        kept = [each for each in gc.garbage if isinstance(each, (ApiError, CoroutineType, asyncio.Future))]
     finally:
         gc.set_debug(0)
         gc.enable()
@@ -379,48 +379,50 @@ def test_one_large_request_runs_at_a_time():
     running: list[str] = []
     most = 0
 
-    def steps(name: str):
+    async def work(name: str) -> None:
         nonlocal most
+        await enter_task()
         running.append(name)
         most = max(most, sum(each.startswith("large") for each in running))
-        yield None
+        await next_turn()
         running.remove(name)
-        return None
 
     async def run() -> None:
         ended: list[object] = []
-        router = ResponseRouter(Scheduler(lambda: None))
+        router, client = ResponseRouter(), SimpleNamespace(send_response=ended.append, fail=ended.append)
         for number in range(3):
-            router.run_steps(number, steps(f"large {number}"), None, ended.append, True, True)
-            router.run_steps(10 + number, steps(f"small {number}"), None, ended.append, True)
+            for name, is_large in (("large", True), ("small", False)):
+                token = router.new_token(client)
+                router.run(token, work(f"{name} {number}"), 0, is_update=True, is_large=is_large)
         while len(ended) < 6:
             await asyncio.sleep(0)
+        assert ended == [None] * 6
 
     asyncio.run(asyncio.wait_for(run(), 10))
     assert most == 1 and not running
 
 
-def test_short_steps_do_not_wait_for_the_end_of_long_requests():
-    def short():
-        yield None
-        return "short"
+def test_small_requests_do_not_wait_for_the_end_of_long_ones():
+    async def small() -> None:
+        await next_turn()
 
-    def endless():
+    async def endless() -> None:
         while True:
-            yield None
+            await next_turn()
 
     async def run() -> None:
         ended: list[object] = []
-        router = ResponseRouter(Scheduler(lambda: None))
-        for number in range(10):
-            router.run_steps(number, endless(), None, ended.append, False)
-        for number in (10, 11):
-            router.run_steps(number, short(), None, ended.append, False, is_short=True)
+        router, client = ResponseRouter(), SimpleNamespace(send_response=ended.append, fail=ended.append)
+        long = [router.new_token(client) for _ in range(10)]
+        for token in long:
+            router.run(token, endless(), 0, is_update=False)
+        for _ in range(2):
+            router.run(router.new_token(client), small(), 0, is_update=False, is_small=True)
         while len(ended) < 2:
             await asyncio.sleep(0)
-        for number in range(10):
-            router.cancel(number)
-        router.run_steps(12, short(), None, ended.append, False)
+        for token in long:
+            router.cancel(token)
+        router.run(router.new_token(client), small(), 0, is_update=False)
         while len(ended) < 3:
             await asyncio.sleep(0)
 

@@ -12,7 +12,7 @@ from support.partition_logs import batch
 
 from spark_groupsource.broker.storage import segment
 from spark_groupsource.broker.storage.partition import Partition
-from spark_groupsource.broker.storage.steps import run_steps
+from spark_groupsource.common.coroutines import run_at_once
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
@@ -113,8 +113,8 @@ def test_a_rejected_batch_is_not_appended(clients, kind, version):
 def test_a_topic_id_is_not_that_of_the_recreated_topic(clients, version):
     produce(clients, GOOD, version)
     request = produce_request(clients, GOOD, version)
-    run_steps(clients.broker.delete_topic_steps("a"))
-    clients.broker.create_topic("a", TOPICS["a"], {})
+    run_at_once(clients.broker.delete_topic("a"))
+    run_at_once(clients.broker.create_topic("a", TOPICS["a"], {}))
     assert sent(clients, request, version) is (ErrorCode.NONE if version == 12 else ErrorCode.UNKNOWN_TOPIC_ID)
 
 
@@ -174,7 +174,7 @@ def test_partitions_of_a_deleted_topic_are_not_kept(clients):
     for _ in range(3):
         produce(clients, GOOD)
         clients.call(fetch_request(1_000), 11)
-    run_steps(clients.broker.delete_topic_steps("a"))
+    run_at_once(clients.broker.delete_topic("a"))
     gc.collect()
     kept = [each.topic_partition for each in gc.get_objects() if isinstance(each, Partition)]
     assert TopicPartition("b", 0) in kept and TopicPartition("a", 0) not in kept

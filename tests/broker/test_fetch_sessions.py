@@ -16,7 +16,7 @@ from spark_groupsource.broker.fetch import sessions as fetch_sessions
 # private: ids are random, so that their bounds show in many of them only
 from spark_groupsource.broker.fetch.delayed_fetch import _new_session_id as new_session_id
 from spark_groupsource.broker.fetch.sessions import MIN_EVICTION_MS, CachedPartition, FetchSessionCache, next_epoch
-from spark_groupsource.broker.storage.steps import run_steps
+from spark_groupsource.common.coroutines import run_at_once
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
 
@@ -68,11 +68,11 @@ def ids_of(cache):
 
 
 def new_context(cache, *arguments):
-    return run_steps(cache.new_context_steps(*arguments))
+    return run_at_once(cache.new_context(*arguments))
 
 
 def respond(cache, *arguments):
-    return run_steps(cache.respond_steps(*arguments))
+    return run_at_once(cache.respond(*arguments))
 
 
 def create_session(cache, size, now_ms=0, version=NAMES):

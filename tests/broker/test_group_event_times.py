@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from spark_groupsource.broker.coordinators.group_event_log import GroupEventLog
+from spark_groupsource.common.coroutines import begin
 from spark_groupsource.records.encode import Record
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
@@ -29,11 +31,15 @@ def test_the_end_of_a_rebalance_delays_no_other_event(monkeypatch: pytest.Monkey
     )
     log = GroupEventLog(services)
     # the only way to see the records without a broker
-    monkeypatch.setattr(log, "_append", appended.extend)
+    async def append(records: list[Record]) -> None:
+        appended.extend(records)
+
+    monkeypatch.setattr(log, "_append", append)
 
     def expire() -> None:
         clock.time_ms = timer.deadline_ms
-        next(log.flush())
+        with suppress(StopIteration):
+            begin(log.flush(), 0)
 
     log.add([START])
     assert timer.deadline_ms == 1_100

@@ -15,8 +15,8 @@ from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.storage.catalog import OFFSETS_TOPIC
-from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.common.clock import Instant
+from spark_groupsource.common.coroutines import run_at_once
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import DeleteGroupsRequest, JoinGroupRequest, OffsetCommitRequest
 
@@ -46,7 +46,7 @@ def limit_batches(broker: EmbeddedBroker) -> int:
 
     def alter(b) -> int:
         settings = {**b.partitions.topic(OFFSETS_TOPIC).settings, "max.message.bytes": str(LIMIT)}
-        run_steps(b.partitions.alter_topic_steps(OFFSETS_TOPIC, settings))
+        run_at_once(b.partitions.alter_topic(OFFSETS_TOPIC, settings))
         return b.partitions.partition(OFFSETS_TOPIC, 0).log.log_end_offset
 
     return broker.call(alter)
@@ -63,7 +63,7 @@ def batch_sizes(broker: EmbeddedBroker, start: int) -> list[int]:
 
 
 def delete_topic(broker: EmbeddedBroker) -> None:
-    broker.call(lambda b: run_steps(b.delete_topic_steps("t")))
+    broker.call(lambda b: run_at_once(b.delete_topic("t")))
 
 
 def expire(broker: EmbeddedBroker) -> None:
@@ -77,8 +77,7 @@ def expire(broker: EmbeddedBroker) -> None:
         coordinator._clock = SimpleNamespace(
             instant=lambda: later, now_ms=clock.now_ms, timestamp_ms=lambda: later.timestamp_ms
         )
-        for _ in coordinator.removal.expire():
-            pass
+        run_at_once(coordinator.removal.expire())
         coordinator._clock = clock
 
     broker.call(run)

@@ -22,7 +22,7 @@ from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.group import SessionTimer, coordinator_partition
-from spark_groupsource.broker.storage.steps import run_steps
+from spark_groupsource.common.coroutines import run_at_once
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.frames import decode_response
 from spark_groupsource.wire.messages import (
@@ -145,7 +145,7 @@ def test_offsets_of_a_topic_deleted_during_loading_are_removed(broker, nodes, to
     broker.pause_loading()
     try:
         broker.move_coordinator(group, other_than(first))
-        broker.call(lambda b: run_steps(b.delete_topic_steps(topic)))
+        broker.call(lambda b: run_at_once(b.delete_topic(topic)))
     finally:
         broker.pause_loading(False)
     responses = []

@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, fetch, fetched_values, produce, produce_request
+from support.step_calls import calls_of_steps
 from support.waiting import wait_until
 
-from spark_groupsource.broker.api.inline_steps import run_inline
-
-# private: the number of steps of one request
-from spark_groupsource.broker.api.produce_requests import _produce_steps
+from spark_groupsource.broker.api import produce_requests
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.requests import ApiRequestContext
-from spark_groupsource.broker.storage.log_validator import check_format
-from spark_groupsource.broker.storage.steps import run_steps
+from spark_groupsource.broker.storage.log_validator import begin_validation, check_format
+from spark_groupsource.common.coroutines import begin, run_at_once
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
@@ -93,11 +91,10 @@ def test_large_requests_continue_in_time_slices():
     data = encode_batch([*[record] * 30, record._replace(timestamp_ms=2_000)], codec=4)
     with EmbeddedBroker() as broker, RawConnection(broker.bootstrap_servers) as connection:
         assert create_topic(connection, "t").error_code == 0
-        steps = broker.call(lambda b: b.partitions.partition("t", 0).validate(data, check_format(data), 5_000))
-        assert sum(1 for _ in steps) >= 30
+        log = broker.call(lambda b: b.partitions.partition("t", 0).log)
+        assert len(calls_of_steps(begin_validation(log, data, check_format(data), 5_000)).in_steps) > 30
         assert produce(connection, "t", data).error_code == 0
-        steps = broker.call(lambda b: b.partitions.partition("t", 0).log.find_timestamp(2_000))
-        assert sum(1 for _ in steps) >= 30
+        assert len(calls_of_steps(log.find_timestamp(2_000)).in_steps) > 30
         row = ListOffsetsRequest.ListOffsetsTopic
         wanted = row.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=2_000)
         request = ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=[row(name="t", partitions=[wanted])])
@@ -112,30 +109,15 @@ def test_a_partition_deleted_during_validation_gets_no_records():
 
         def run(b):
             context = ApiRequestContext(1, 0, 9, "client", "host", b.controller_id)
-            steps = run_inline(_produce_steps(b, context, produce_request("t", data)), 0)
-            next(steps)
-            run_steps(b.delete_topic_steps("t"))
-            b.create_topic("t", 1, {})
+            work = produce_requests.produce(b, context, produce_request("t", data))
+            begin(work, 0)
+            run_at_once(b.delete_topic("t"))
+            run_at_once(b.create_topic("t", 1, {}))
             try:
                 while True:
-                    next(steps)
+                    begin(work, 0)
             except StopIteration as end:
                 return end.value.responses[0].partition_responses[0]
 
         assert broker.call(run).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         assert produce(connection, "t", batch(b"x")).base_offset == 0
-
-
-def test_steps_run_at_once_up_to_a_limit():
-    def steps(results):
-        for function in (None, None, max):
-            results.append((yield function))
-        return "response"
-
-    results = []
-    assert run_inline(steps(results), 0) is not None and results == []
-    remaining = run_inline(steps(results), 10_000_000_000)
-    assert results == [None, None] and next(remaining) is max
-    with pytest.raises(StopIteration) as end:
-        remaining.send(3)
-    assert end.value.value == "response" and results == [None, None, 3]

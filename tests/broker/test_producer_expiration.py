@@ -10,6 +10,7 @@ from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.storage.data_directory import DataDirectory
 from spark_groupsource.broker.storage.partition import Partition
 from spark_groupsource.common.clock import ManualClock
+from spark_groupsource.common.coroutines import run_at_once
 from spark_groupsource.model import Node
 
 
@@ -19,7 +20,7 @@ def test_producer_states_expire_by_the_clock_of_the_broker(tmp_path):
     broker = Broker(config, DataDirectory(tmp_path), clock, lambda token, response: None, lambda line, level=0: None)
     broker.start()
     broker.node_started(1, {"PLAINTEXT": Node(1, "127.0.0.1", 9092)})
-    broker.create_topic("t", 1, {})
+    run_at_once(broker.create_topic("t", 1, {}))
     partition = broker.partitions.partition("t", 0)
     now = clock.timestamp_ms()
     partition.append(batch(b"x", producer_id=7, producer_epoch=0, base_sequence=0, timestamp_ms=now), now)
@@ -45,7 +46,7 @@ def test_producers_that_expired_while_the_broker_was_stopped_are_not_loaded(tmp_
         broker.start()
         broker.node_started(1, {"PLAINTEXT": Node(1, "127.0.0.1", 9092)})
         if "t" not in broker.partitions.topics:
-            broker.create_topic("t", 1, {})
+            run_at_once(broker.create_topic("t", 1, {}))
         return broker, broker.partitions.partition("t", 0)
 
     broker, partition = started()

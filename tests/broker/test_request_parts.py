@@ -13,12 +13,12 @@ from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, fetch_request, fetched_values, produce
 from support.waiting import wait_until
 
+from spark_groupsource.broker.api import dispatch
 from spark_groupsource.broker.api.group_parts import delete_groups
-from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.broker.network import scheduler
-from spark_groupsource.broker.requests import ApiRequestContext, in_a_slice
-from spark_groupsource.broker.storage.steps import run_steps
+from spark_groupsource.broker.requests import ApiRequestContext
+from spark_groupsource.common import coroutines
+from spark_groupsource.common.coroutines import begin, rest_of, run_at_once
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.frames import decode_response
 from spark_groupsource.wire.messages import (
@@ -89,8 +89,18 @@ def slices(monkeypatch):
         counts.append(count)
 
     monkeypatch.setattr(asyncio.Handle, "_run", counted)
-    monkeypatch.setattr(scheduler, "_SLICE_NS", 0)
+    monkeypatch.setattr(coroutines, "SLICE_NS", 0)
+    monkeypatch.setattr(dispatch, "FIRST_SLICE_NS", 0)
     return counts
+
+
+def first_slice(work):
+    """Returns a list with the result if the first slice of a coroutine is its last, else an empty list."""
+    try:
+        begin(work, 10**9)
+    except StopIteration as end:
+        return [end.value]
+    return []
 
 
 def _commit(connection, count: int, group_id: str = "g"):
@@ -210,18 +220,18 @@ def test_a_group_of_many_offsets_is_not_changed_while_it_is_deleted(broker, conn
 
     def delete_partly(node):
         (only,) = node.nodes.ids()
-        steps = delete_groups(node, context._replace(node_id=only), deletion)
-        next(steps)
-        return steps
+        work = delete_groups(node, context._replace(node_id=only), deletion)
+        begin(work, 0)
+        return [work]
 
-    steps = broker.call(delete_partly)
+    (work,) = broker.call(delete_partly)
     every = OffsetFetchRequest(groups=[_FetchGroup(group_id="deleted", topics=None)], require_stable=False)
     loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     assert connection.call(every, 8).groups[0].error_code == loading
     assert connection.call(deletion, 1).results[0].error_code == loading
     assert {each.error_code for each in _commit(connection, 1, "deleted").topics[0].partitions} == {loading}
     assert _commit(connection, 1, "untouched").topics[0].partitions[0].error_code == 0
-    (result,) = broker.call(lambda node: run_inline(steps, 10**10)).results
+    (result,) = broker.call(lambda _: rest_of(work)).results
     assert (result.group_id, result.error_code) == ("deleted", 0)
     assert connection.call(every, 8).groups[0].topics == []
 
@@ -261,14 +271,14 @@ def test_a_fetch_after_a_large_one_continues_in_a_slice(broker):
     def fetch_twice(node):
         (only,) = node.nodes.ids()
         large, next_fetch = (node.fetch_manager.fetch(0, only, request, 11) for _ in range(2))
-        return run_steps(large), next(next_fetch), run_inline(next_fetch, 10**9)
+        return run_at_once(large), first_slice(next_fetch), run_at_once(next_fetch)
 
     with RawConnection(broker.bootstrap_servers) as producer:
         create_topic(producer, "large", 1)
         for _ in range(3):
             produce(producer, "large", batch(b"v" * 600_000, timestamp_ms=int(time.time() * 1000)), partition=0)
     large, pause, following = broker.call(fetch_twice)
-    assert pause is in_a_slice and following == large
+    assert not pause and following == large
     assert len(large.responses[0].partitions[0].records) > 1_000_000
 
 
@@ -278,7 +288,7 @@ def test_a_small_fetch_after_a_large_one_does_not_wait_for_others(broker):
     def fetch_all(node):
         (only,) = node.nodes.ids()
         fetches = [node.fetch_manager.fetch(0, only, request, 11) for request in (large, at_end, last)]
-        return [run_steps(fetches[0]), *(run_inline(each, 10**9) for each in fetches[1:])]
+        return [run_at_once(fetches[0]), *(first_slice(each)[0] for each in fetches[1:])]
 
     with RawConnection(broker.bootstrap_servers) as producer:
         create_topic(producer, "tail", 1)

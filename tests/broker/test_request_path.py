@@ -18,7 +18,6 @@ from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.network.client_connection import Connection
 from spark_groupsource.broker.network.limits import RequestMemory, ResponseMemory
-from spark_groupsource.broker.network.scheduler import Scheduler
 from spark_groupsource.wire.frames import encode_request
 from spark_groupsource.wire.messages import (
     ApiVersionsRequest,
@@ -75,7 +74,6 @@ class Host:
         self.dispatcher: Any = RequestDispatcher(self.broker, SERVED, lambda *_: None, lambda *_: None)
         self.dispatcher.handle = self._handle
         self.on_open = self.on_close = self.cancel = lambda connection: None
-        self.scheduler = Scheduler(lambda: None)
         self.after_requests = lambda: None
 
     def new_token(self, connection: Connection) -> int:
@@ -145,7 +143,6 @@ def test_a_response_that_was_sent_holds_no_response_memory():
         assert host.responses.total > 0
         while not wire.correlation_ids:
             await asyncio.sleep(0.001)
-        host.scheduler.close()
         assert host.responses.total == 0
 
     asyncio.run(asyncio.wait_for(run(), 10))

@@ -19,8 +19,8 @@ from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.broker.storage.data_directory import DataDirectory
 from spark_groupsource.broker.storage.partition import Partition
-from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.common.clock import ManualClock
+from spark_groupsource.common.coroutines import begin, run_at_once
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import Node, ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.wire.messages import (
@@ -47,7 +47,13 @@ def sent():
 
 
 @pytest.fixture
-def broker(tmp_path, clock, sent):
+def started():
+    """Work that the broker has started beside the requests."""
+    return []
+
+
+@pytest.fixture
+def broker(tmp_path, clock, sent, started):
     config = broker_config(
         {
             "offsets.topic.num.partitions": "1",
@@ -55,17 +61,20 @@ def broker(tmp_path, clock, sent):
             "group.initial.rebalance.delay.ms": "0",
         }
     )
-    running = Broker(config, DataDirectory(tmp_path), clock, sent.__setitem__, lambda line, level=0: None)
+    data = DataDirectory(tmp_path)
+    running = Broker(config, data, clock, sent.__setitem__, lambda line, level=0: None, start_task=started.append)
     running.start()
     running.node_started(1, {"PLAINTEXT": Node(1, "127.0.0.1", 9092)})
     yield running
     running.stop()
+    for work in started:
+        work.close()
 
 
 def test_markers_are_written_for_a_few_milliseconds_at_a_time(broker, clock, monkeypatch):
-    broker.create_topic("t", 40, {})
+    run_at_once(broker.create_topic("t", 40, {}))
     coordinator = broker.transaction_coordinator
-    coordinator.shards.ensure_topic()
+    run_at_once(coordinator.shards.ensure_topic())
     _, producer = coordinator.init(1, "id", 60_000, None)
     coordinator.add(1, "id", producer, [TopicPartition("t", number) for number in range(40)])
     write = TransactionRuntime.write_marker
@@ -86,7 +95,7 @@ def test_markers_are_written_for_a_few_milliseconds_at_a_time(broker, clock, mon
 
 
 def test_batches_of_many_partitions_are_appended_for_a_few_milliseconds_at_a_time(broker, clock, monkeypatch):
-    broker.create_topic("t", 20, {})
+    run_at_once(broker.create_topic("t", 20, {}))
     append = Partition.append_validated
 
     def append_slowly(*arguments):
@@ -104,10 +113,10 @@ def test_batches_of_many_partitions_are_appended_for_a_few_milliseconds_at_a_tim
     began_ms = clock.now_ms()
     response = None
     # private: the length of each step of one request
-    handled = produce._produce_steps(broker, ApiRequestContext(1, 0, 8, "c", "h", 1), request)
+    handled = produce.produce(broker, ApiRequestContext(1, 0, 8, "c", "h", 1), request)
     while response is None:
         try:
-            next(handled)
+            begin(handled, 0)
         except StopIteration as end:
             response = end.value
         steps.append(clock.now_ms() - began_ms)
@@ -117,10 +126,10 @@ def test_batches_of_many_partitions_are_appended_for_a_few_milliseconds_at_a_tim
 
 
 @pytest.mark.parametrize("has_new_member", [False, True])
-def test_a_large_assignment_is_stored_and_returned_in_two_steps(broker, sent, monkeypatch, has_new_member):
+def test_a_large_assignment_is_stored_and_returned_in_two_steps(broker, sent, started, monkeypatch, has_new_member):
     monkeypatch.setattr(group_runtime, "_LARGE_VALUE_BYTES", 1_000)
     coordinator = broker.group_coordinator
-    coordinator.shards.ensure_topic()
+    run_at_once(coordinator.shards.ensure_topic())
 
     def call(token: int, api_key: int, version: int, request) -> None:
         coordinator.handle(ApiRequestContext(token, api_key, version, "c", "h", 1), request)
@@ -146,7 +155,8 @@ def test_a_large_assignment_is_stored_and_returned_in_two_steps(broker, sent, mo
         join(3)
         assert (sent[2].error_code, 3 in sent) == (27, False)  # the group has another generation soon
     else:
-        broker.run_timers()
+        while started:
+            run_at_once(started.pop(0))
         assert (sent[2].error_code, len(sent[2].assignment)) == (0, 2_000)
 
 
@@ -187,7 +197,7 @@ def test_long_lists_of_settings_are_changed_in_linear_time(operation, expected):
 
 
 def test_many_names_of_settings_are_looked_up_in_linear_time(broker):
-    run_steps(broker.alter_config_steps("", {f"own.{number}": "" for number in range(6_000)}, validate_only=False))
+    run_at_once(broker.alter_config("", {f"own.{number}": "" for number in range(6_000)}, validate_only=False))
     resource = DescribeConfigsRequest.DescribeConfigsResource
     names = [f"other.{number}" for number in range(100_000)] + ["own.999"]
     described = resource(resource_type=4, resource_name="", configuration_keys=names)
@@ -202,7 +212,7 @@ def test_many_names_of_settings_are_looked_up_in_linear_time(broker):
 def test_transactional_ids_are_matched_in_steps():
     ids = [f"{'ab' * 60}-{number:05}" for number in range(500)]
     # private: transactions of 500 ids take longer
-    calls, in_worker, found = calls_of_steps(producers._matching_steps(ids, "(a|b)*-00[12].*"))
+    calls, in_worker, found = calls_of_steps(producers._matching_ids(ids, "(a|b)*-00[12].*"))
     assert found == set(ids[100:300]) and in_worker == len(calls) - 1 >= 10
 
 
@@ -210,5 +220,5 @@ def test_transactional_ids_are_matched_in_steps():
 def test_patterns_of_transactional_ids_are_checked(pattern):
     with pytest.raises(ApiError) as raised:
         # private: as above
-        calls_of_steps(producers._matching_steps([], pattern))
+        calls_of_steps(producers._matching_ids([], pattern))
     assert raised.value.code == ErrorCode.INVALID_REGULAR_EXPRESSION

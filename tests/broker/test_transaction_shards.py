@@ -13,8 +13,8 @@ from support.waiting import wait_until
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.broker.storage.catalog import TRANSACTIONS_TOPIC
 from spark_groupsource.broker.storage.partition import Partition
-from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.broker.transactions.transaction_states import COMPLETE_COMMIT, EMPTY, ONGOING, PREPARE_ABORT
+from spark_groupsource.common.coroutines import begin, run_at_once
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.wire.messages import DescribeTransactionsRequest, InitProducerIdRequest, ListTransactionsRequest
 
@@ -228,13 +228,13 @@ def test_an_id_that_is_used_between_two_steps_of_the_expiration_remains(broker, 
         machine = b.transaction_coordinator.shards.loaded_shard(0).state_machine
         config = machine.config
         machine.config = config.__class__(config.transaction_max_timeout_ms, -1)
-        steps = b.transaction_coordinator.expire_transactional_ids()
-        next(steps)  # the expired ids are found
-        return steps, machine, config
+        work = b.transaction_coordinator.expire_transactional_ids()
+        begin(work, 0)  # the expired ids are found
+        return work, machine, config
 
-    steps, machine, config = broker.call(begin_expiration)
+    work, machine, config = broker.call(begin_expiration)
     assert producer.add(topic, 0) == [NONE]
-    broker.call(lambda b: list(steps))
+    broker.call(lambda b: run_at_once(work))
     machine.config = config
     assert value_of(broker, group).status is ONGOING
 
@@ -247,7 +247,7 @@ def test_tombstones_of_many_ids_are_stored_in_batches_below_the_limit(broker, co
 
     def set_limit(b, limit: str) -> int:
         settings = {**b.partitions.topic(TRANSACTIONS_TOPIC).settings, "max.message.bytes": limit}
-        run_steps(b.partitions.alter_topic_steps(TRANSACTIONS_TOPIC, settings))
+        run_at_once(b.partitions.alter_topic(TRANSACTIONS_TOPIC, settings))
         return b.partitions.partition(TRANSACTIONS_TOPIC, 0).log.log_end_offset
 
     end = broker.call(lambda b: set_limit(b, "50"))
@@ -269,7 +269,7 @@ def expire(broker: EmbeddedBroker) -> None:
         machine = b.transaction_coordinator.shards.loaded_shard(0).state_machine
         config = machine.config
         machine.config = config.__class__(config.transaction_max_timeout_ms, -1)
-        list(b.transaction_coordinator.expire_transactional_ids())
+        run_at_once(b.transaction_coordinator.expire_transactional_ids())
         machine.config = config
 
     broker.call(run)

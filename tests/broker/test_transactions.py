@@ -14,7 +14,6 @@ from support.waiting import wait_until
 
 from spark_groupsource.broker.coordinators.transaction_runtime import TransactionTimer
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.broker.transactions import transaction_shard
 from spark_groupsource.broker.transactions.transaction_states import (
     COMPLETE_ABORT,
@@ -26,6 +25,7 @@ from spark_groupsource.broker.transactions.transaction_states import (
     TransactionOperation,
     TransactionRule,
 )
+from spark_groupsource.common.coroutines import run_at_once
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import DescribeTransactionsRequest, FindCoordinatorRequest
 
@@ -218,7 +218,7 @@ def test_an_illegal_transition_is_an_error_response(broker, connection, topic, g
 
 def test_a_deleted_topic_needs_no_marker(connection, topic, group, broker):
     producer = begun(connection, topic, group)
-    broker.call(lambda b: run_steps(b.delete_topic_steps(topic)))
+    broker.call(lambda b: run_at_once(b.delete_topic(topic)))
     assert producer.end(True) is NONE
     assert broker.call(lambda b: state_of(b, group)).status is COMPLETE_COMMIT
 
@@ -234,7 +234,7 @@ def test_unused_transactional_ids_expire(tmp_path):
 
             def forgotten() -> bool:
                 def look(b) -> bool:
-                    list(b.transaction_coordinator.expire_transactional_ids())
+                    run_at_once(b.transaction_coordinator.expire_transactional_ids())
                     return state_of(b, "id") is None
 
                 return broker.call(look)
@@ -313,9 +313,10 @@ def test_a_restart_writes_the_markers_of_a_prepared_transaction(tmp_path, commit
 def test_a_corrupt_transaction_partition_is_reported_and_only_its_ids_are_unavailable(tmp_path):
     names = {0: "", 1: ""}
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
+        shards = broker.call(lambda b: b.transaction_coordinator.shards)
+        broker.call(lambda _: shards.ensure_topic())
         for number in range(20):
             name = f"id-{number}"
-            shards = broker.call(lambda b: b.transaction_coordinator.shards)
             names[broker.call(lambda b, name=name: shards.partition_of(name).partition)] = name
         for name in names.values():
             assert RawTransactions(connection, name).init() is NONE

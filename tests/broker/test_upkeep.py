@@ -14,8 +14,8 @@ from support.raw_broker import BrokerProcess, RawConnection, create_topic, fetch
 from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.common.clock import SystemClock
+from spark_groupsource.common.coroutines import run_at_once
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
@@ -190,8 +190,8 @@ def test_a_topic_can_be_deleted_during_its_compaction(tmp_path):
             create_topic(connection, name, cleanup_policy="compact", segment_bytes="1024")
             for item in range(30):
                 put(connection, name, b"k%d" % item, b"x" * 200)
-            broker.call(lambda b: (b.cleaner.start_next_pass(), b.cleaner.resume_pass()))
-            broker.call(lambda b, name=name: run_steps(b.delete_topic_steps(name)))
+            broker.call(lambda b: b.cleaner.start_next_pass())
+            broker.call(lambda b, name=name: run_at_once(b.delete_topic(name)))
         create_topic(connection, "last", cleanup_policy="compact", segment_bytes="1024")
         for item in range(30):
             put(connection, "last", b"k", b"x" * 200)

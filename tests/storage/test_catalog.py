@@ -17,7 +17,7 @@ from support.power_loss import Disk, write_state
 from spark_groupsource.broker.storage import catalog
 from spark_groupsource.broker.storage.catalog import TopicCatalog, TopicEntry
 from spark_groupsource.broker.storage.log_manager import TopicPlan
-from spark_groupsource.broker.storage.steps import run_steps
+from spark_groupsource.common.coroutines import run_at_once
 from spark_groupsource.errors import StorageError
 
 
@@ -152,7 +152,7 @@ def test_topics_of_one_request_are_written_once_and_their_files_by_the_first_rec
     with FileOperations(tmp_path, operations.append):
         broker = LogBroker(tmp_path)
         operations.clear()
-        run_steps(broker.logs.create_topics_steps([TopicPlan(f"t{number}", 5, {}) for number in range(200)]))
+        run_at_once(broker.logs.create_topics([TopicPlan(f"t{number}", 5, {}) for number in range(200)]))
         kinds = [kind for kind, *_ in operations]
         assert kinds.count("flush") == 1 and "mkdir" not in kinds and len(kinds) < 10
         operations.clear()
@@ -174,7 +174,7 @@ def test_topics_that_were_deleted_leave_no_files_and_no_checkpoints(tmp_path):
     create_topic(broker.logs, "t", 300, {})
     for number in (0, 150, 299):
         append(broker.logs.partition("t", number), b"x")
-    broker.logs.checkpoint_recovery_points()
+    run_at_once(broker.logs.checkpoints.recovery_points())
     assert len(broker.data.recovery_points) == 3
     delete_topic(broker.logs, "t")
     assert not [path for path in tmp_path.iterdir() if path.is_dir()] and not broker.data.recovery_points

@@ -14,9 +14,9 @@ from spark_groupsource.broker.storage.catalog import TopicEntry
 from spark_groupsource.broker.storage.data_directory import DataDirectory
 from spark_groupsource.broker.storage.log import PartitionLog
 from spark_groupsource.broker.storage.log_manager import LogManager
-from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.broker.storage.topic_config import TopicConfig
 from spark_groupsource.common.config_def import INT64_MAX
+from spark_groupsource.common.coroutines import run_at_once
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 
@@ -233,7 +233,7 @@ def test_an_error_in_one_log_leaves_the_deletion_of_records_in_the_others(tmp_pa
         return delete_records(log, before_offset)
 
     monkeypatch.setattr(PartitionLog, "delete_records", fail)
-    errors = run_steps(manager.checkpoints.log_start_offsets_steps({TopicPartition("t", n): 1 for n in (0, 1, 2, 9)}))
+    errors = run_at_once(manager.checkpoints.log_start_offsets({TopicPartition("t", n): 1 for n in (0, 1, 2, 9)}))
     assert {each.partition: error.code for each, error in errors.items()} == {
         0: ErrorCode.KAFKA_STORAGE_ERROR, 9: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     }  # fmt: skip

@@ -11,6 +11,7 @@ from support.file_operations import FileOperations
 from support.log_broker import NOW, SMALL, LogBroker, append, read
 from support.log_requests import create_topic, delete_records
 
+from spark_groupsource.common.coroutines import run_at_once
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
 
@@ -68,7 +69,7 @@ def requests(disk: FullDisk) -> None:
         disk.request(lambda broker: end(False, broker))
         disk.request(lambda broker: send(values[2], broker, base_sequence=2 * number + 1, **ids))
         disk.request(lambda broker: end(True, broker))
-        disk.broker.logs.checkpoint_recovery_points()
+        run_at_once(disk.broker.logs.checkpoints.recovery_points())
     disk.request(lambda broker: delete_records(broker.logs, TopicPartition("t", 0), 1))
 
 
@@ -107,12 +108,12 @@ def test_a_disk_that_fills_during_a_checkpoint_is_reported(tmp_path: Path) -> No
         create_topic(broker.logs, "t", 1, {})
         append(broker.partition("t"), b"x")
         files.free_bytes = 0
-        assert not broker.logs.checkpoint_recovery_points()
+        assert not run_at_once(broker.logs.checkpoints.recovery_points())
         assert "Storing recovery points failed" in broker.reports[-1] and "No space left" in broker.reports[-1]
         with pytest.raises(ApiError, match="No space left"):
             delete_records(broker.logs, TopicPartition("t", 0), 1)
         assert broker.partition("t").log.log_start_offset == 0
         files.free_bytes = None
-        assert broker.logs.checkpoint_recovery_points()
+        assert run_at_once(broker.logs.checkpoints.recovery_points())
         assert broker.data.recovery_points == {TopicPartition("t", 0): 1}
         broker.stop()

@@ -16,8 +16,8 @@ from spark_groupsource.broker.storage.log_validator import (
     check_format,
 )
 from spark_groupsource.broker.storage.partition import Partition
-from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.broker.storage.topic_config import TopicConfig
+from spark_groupsource.common.coroutines import begin, run_at_once
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records import validation
@@ -63,7 +63,7 @@ def with_payload(data: bytes, payload: bytes, **fields) -> bytes:
 def validated(data, config=TopicConfig(), now=NOW) -> tuple[bytes, BatchHeader]:
     log = PartitionLog(Path("/nonexistent"), TopicPartition("t", 0), config, FileCache(), print)
     result = begin_validation(log, data, check_format(data), now)
-    found, header = result if isinstance(result, ValidatedBatch) else run_steps(result)
+    found, header = result if isinstance(result, ValidatedBatch) else run_at_once(result)
     assert next(iter_batches(found)) == header
     check_crc(found, header)
     return bytes(found), header
@@ -356,11 +356,11 @@ def test_a_batch_that_expands_is_validated_in_small_steps():
     data = bomb(one * count, count)
     assert len(data) < 50_000
     log = PartitionLog(Path("/nonexistent"), TopicPartition("t", 0), TopicConfig(), FileCache(), print)
-    steps = begin_validation(log, data, check_format(data), NOW)
-    assert not isinstance(steps, ValidatedBatch)
+    validation = begin_validation(log, data, check_format(data), NOW)
+    assert not isinstance(validation, ValidatedBatch)
     for _ in range(20):
-        assert next(steps) is None
-    steps.close()
+        begin(validation, 0)
+    validation.close()
 
 
 # --- after the append ---

@@ -16,6 +16,7 @@ from support.log_broker import NOW, SMALL, LogBroker, append, read
 from support.log_requests import create_topic, delete_records, delete_topic
 from support.power_loss import Disk, Operation, write_state
 
+from spark_groupsource.common.coroutines import run_at_once
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import decode_records
 
@@ -88,7 +89,7 @@ def run_transactions(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
         partition.append_transaction_marker(1, 0, True, 0, NOW)
         mark(("value", "t", committed))
         if number % 4 == 1:
-            broker.logs.checkpoint_recovery_points()
+            run_at_once(broker.logs.checkpoints.recovery_points())
     assert len(partition.log.segments) > 3
     flushes.run_all()
 
@@ -108,7 +109,7 @@ def run_compaction(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
         mark(("latest", key, value))
         if number % 20 == 19:
             broker.clean("c", on_wait=flushes.run_all)
-            broker.logs.checkpoint_recovery_points()
+            run_at_once(broker.logs.checkpoints.recovery_points())
     assert len(partition.log.segments) > 2
     flushes.run_all()
 
@@ -126,7 +127,7 @@ def run_topics(broker: LogBroker, mark: Callable[[tuple], None]) -> None:
             value = b"%d %d" % (number, item) + b"." * 200
             append(partition, value)
             mark(("value", "again", value))
-        broker.logs.checkpoint_recovery_points()
+        run_at_once(broker.logs.checkpoints.recovery_points())
         end = partition.log.log_end_offset
         partition.log.roll()
         mark(("topic", "again"))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any, Coroutine, Mapping
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
 from spark_groupsource.broker.api.served_versions import SERVED
 from spark_groupsource.broker.config import broker_config
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext
+from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction
 from spark_groupsource.broker.storage.data_directory import DataDirectory
-from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.common.clock import ManualClock
+from spark_groupsource.common.coroutines import run_at_once
 from spark_groupsource.model import Node, TopicPartition
 from spark_groupsource.wire.frames import decode_response, encode_request, encode_response, read_request_header
 
@@ -30,16 +30,16 @@ class BrokerWithoutSockets:
         self.broker.start()
         self.broker.node_started(1, {"PLAINTEXT": Node(1, "127.0.0.1", 9092)})
         for name, count in TOPICS.items():
-            self.broker.create_topic(name, count, {})
-        self._dispatcher = RequestDispatcher(self.broker, SERVED, send, self._run_steps)
+            run_at_once(self.broker.create_topic(name, count, {}))
+        self._dispatcher = RequestDispatcher(self.broker, SERVED, self._respond, self._run)
         self._token = 0
 
-    def _run_steps(
-        self, token: int, steps: Any, first: Any, on_result: Callable[[Any], None], *_: bool, **__: bool
-    ) -> None:
-        """Runs the steps of a request; only a busy processor ends the first one early."""
-        assert first is None, "a small request needs no worker thread"
-        on_result(run_steps(steps))
+    def _run(self, token: int, work: Coroutine[Any, Any, Any], slice_ns: int, **_: bool) -> None:
+        self._respond(token, run_at_once(work))
+
+    def _respond(self, token: int, response: Any) -> None:
+        if not isinstance(response, ResponseAction):
+            self._sent[token] = response
 
     def partition(self, name: str, number: int) -> Any:
         return self.broker.partitions.find(TopicPartition(name, number))

@@ -11,8 +11,8 @@ from support.reported_lines import ReportedLines
 from spark_groupsource.broker.storage.files import FileCache
 from spark_groupsource.broker.storage.log import PartitionLog
 from spark_groupsource.broker.storage.segment_index import TimestampAndOffset
-from spark_groupsource.broker.storage.steps import run_steps
 from spark_groupsource.broker.storage.topic_config import TopicConfig
+from spark_groupsource.common.coroutines import run_at_once
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
@@ -83,11 +83,11 @@ def values_from(log: PartitionLog, offset: int, max_bytes: int = 1 << 20) -> lis
 
 
 def offset_for_timestamp(log: PartitionLog, timestamp_ms: int) -> TimestampAndOffset | None:
-    return run_steps(log.find_timestamp(timestamp_ms))
+    return run_at_once(log.find_timestamp(timestamp_ms))
 
 
 def latest_timestamp(log: PartitionLog) -> TimestampAndOffset | None:
-    return run_steps(log.find_latest_timestamp())
+    return run_at_once(log.find_latest_timestamp())
 
 
 def fill(log, batches: int = 30, size: int = 3) -> list[tuple[int, bytes]]:

@@ -5,14 +5,13 @@ Source: KIP-11, KIP-140, KIP-290; Kafka `AclApis`.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from spark_groupsource.broker.acls import MAX_ACLS, Acl, AclFilter, check_acl
 from spark_groupsource.broker.api.request_limits import check_changes
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext, Steps
-from spark_groupsource.broker.storage.steps import portions
+from spark_groupsource.broker.requests import ApiRequestContext
+from spark_groupsource.common.coroutines import in_thread, pause, portions
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.wire.messages import (
     CreateAclsRequest,
@@ -44,7 +43,9 @@ def _filter(given: Any) -> AclFilter:
     )
 
 
-def describe_acls(broker: Broker, context: ApiRequestContext, request: DescribeAclsRequest) -> Steps:
+async def describe_acls(
+    broker: Broker, context: ApiRequestContext, request: DescribeAclsRequest
+) -> DescribeAclsResponse:
     """Returns the selected ACLs by resource."""
     if broker.authorizer is None:
         code = ErrorCode.SECURITY_DISABLED
@@ -64,13 +65,13 @@ def describe_acls(broker: Broker, context: ApiRequestContext, request: DescribeA
             )
             acls[key].append(description)
         if len(some) == _PER_STEP:
-            yield None
+            await pause()
     return DescribeAclsResponse(
         throttle_time_ms=0, error_code=ErrorCode.NONE, error_message=None, resources=resources
     )
 
 
-def create_acls(broker: Broker, context: ApiRequestContext, request: CreateAclsRequest) -> Steps:
+async def create_acls(broker: Broker, context: ApiRequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
     """Adds the valid ACLs; each of the others has an error."""
     if broker.authorizer is None:
         rejected = _Created(error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER)
@@ -95,10 +96,10 @@ def create_acls(broker: Broker, context: ApiRequestContext, request: CreateAclsR
             added.append(acl)
             results.append(_Created(error_code=ErrorCode.NONE, error_message=None))
         if number % _PER_STEP == 0:
-            yield None
+            await pause()
     try:
         if added:
-            yield partial(broker.authorizer.change, added)
+            await in_thread(broker.authorizer.change, added)
     except (StorageError, ApiError) as error:
         code = error.code if isinstance(error, ApiError) else ErrorCode.KAFKA_STORAGE_ERROR
         failed = _Created(error_code=code, error_message=str(error))
@@ -106,7 +107,7 @@ def create_acls(broker: Broker, context: ApiRequestContext, request: CreateAclsR
     return CreateAclsResponse(throttle_time_ms=0, results=results)
 
 
-def delete_acls(broker: Broker, context: ApiRequestContext, request: DeleteAclsRequest) -> Steps:
+async def delete_acls(broker: Broker, context: ApiRequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
     """Removes the selected ACLs and returns them."""
     if broker.authorizer is None:
         rejected = _Filtered(
@@ -119,24 +120,24 @@ def delete_acls(broker: Broker, context: ApiRequestContext, request: DeleteAclsR
         selected = broker.authorizer.matching(_filter(each)) if count <= _MAX_DELETED else None
         count += len(selected or ())
         found.append(selected if count <= _MAX_DELETED else None)
-        yield None
+        await pause()
     code, text = ErrorCode.NONE, None
     try:
         removed = [acl for acls in found for acl in acls or ()]
         if removed:
-            yield partial(broker.authorizer.change, (), removed)
+            await in_thread(broker.authorizer.change, (), removed)
     except StorageError as error:
         code, text = ErrorCode.KAFKA_STORAGE_ERROR, str(error)
     results = []
     for selected in found:
         if selected is None:
             results.append(_Filtered(error_code=ErrorCode.POLICY_VIOLATION, error_message=_TOO_MANY, matching_acls=[]))
-            yield None
+            await pause()
             continue
         matching = []
         for some in portions(selected, _PER_STEP):
             matching += [_deleted(acl, code, text) for acl in some]
-            yield None
+            await pause()
         results.append(_Filtered(error_code=code, error_message=text, matching_acls=matching))
     return DeleteAclsResponse(throttle_time_ms=0, filter_results=results)
 

@@ -20,11 +20,11 @@ from spark_groupsource.broker.dynamic_config import (
     STATIC_SOURCE,
 )
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext, Steps
+from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.broker.storage.catalog import UNLISTED_TOPICS
-from spark_groupsource.broker.storage.steps import StorageSteps, portions
 from spark_groupsource.broker.storage.topic_config import TOPIC_FIELDS, TOPIC_SETTINGS
 from spark_groupsource.common.config_def import BrokerConfigKey, ConfigType, format_value
+from spark_groupsource.common.coroutines import enter_task, pause, portions
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.wire.messages import (
     AlterConfigsRequest,
@@ -71,7 +71,9 @@ _Synonym = tuple[str, "str | None", int]
 # --- DescribeConfigs ---
 
 
-def describe_configs(broker: Broker, context: ApiRequestContext, request: DescribeConfigsRequest) -> Steps:
+async def describe_configs(
+    broker: Broker, context: ApiRequestContext, request: DescribeConfigsRequest
+) -> DescribeConfigsResponse:
     """Describes the settings of topics and of this broker; no other resource has any.
 
     Equal descriptions share their entries. A resource that is named repeatedly is described again while the response is
@@ -115,7 +117,7 @@ def describe_configs(broker: Broker, context: ApiRequestContext, request: Descri
             configs=entries,
         )
         results.append(result)
-        yield None
+        await pause()
     return DescribeConfigsResponse(throttle_time_ms=0, results=results)
 
 
@@ -267,9 +269,9 @@ def _entry(
 # --- ListConfigResources ---
 
 
-def list_config_resources(
+async def list_config_resources(
     broker: Broker, context: ApiRequestContext, request: ListConfigResourcesRequest
-) -> Steps:
+) -> ListConfigResourcesResponse:
     """Lists the resources with settings: brokers and topics. Version 0 lists client metrics only, which have none."""
     nodes = [str(node_id) for node_id in broker.nodes.ids()]
     known = {
@@ -288,28 +290,30 @@ def list_config_resources(
     for kind in sorted(requested):
         for names in portions(known[kind], _PER_STEP):
             found += [resource(resource_name=name, resource_type=kind) for name in names]
-            yield None
+            await pause()
     return ListConfigResourcesResponse(throttle_time_ms=0, error_code=0, config_resources=found)
 
 
 # --- AlterConfigs and IncrementalAlterConfigs ---
 
 
-def incremental_alter_configs(
+async def incremental_alter_configs(
     broker: Broker, context: ApiRequestContext, request: IncrementalAlterConfigsRequest
-) -> Steps:
+) -> IncrementalAlterConfigsResponse:
     """Alters settings of topics and brokers; the changes of one resource succeed or fail together."""
     result = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
-    responses = yield from _alter(
+    responses = await _alter(
         broker, context, request.resources, _changed, result, validate_only=request.validate_only
     )
     return IncrementalAlterConfigsResponse(throttle_time_ms=0, responses=responses)
 
 
-def alter_configs(broker: Broker, context: ApiRequestContext, request: AlterConfigsRequest) -> Steps:
+async def alter_configs(
+    broker: Broker, context: ApiRequestContext, request: AlterConfigsRequest
+) -> AlterConfigsResponse:
     """Replaces all settings of topics and brokers; a setting that is not named returns to its default."""
     result = AlterConfigsResponse.AlterConfigsResourceResponse
-    responses = yield from _alter(
+    responses = await _alter(
         broker, context, request.resources, _replaced, result, validate_only=request.validate_only
     )
     return AlterConfigsResponse(throttle_time_ms=0, responses=responses)
@@ -323,7 +327,7 @@ _ResultT = TypeVar(
 )
 
 
-def _alter(
+async def _alter(
     broker: Broker,
     context: ApiRequestContext,
     resources: Sequence[_ResourceT],
@@ -331,12 +335,12 @@ def _alter(
     response: type[_ResultT],
     *,
     validate_only: bool,
-) -> StorageSteps[list[_ResultT]]:
+) -> list[_ResultT]:
     named = Counter((resource.resource_type, resource.resource_name) for resource in resources)
     changes = sum(len(resource.configs) for resource in resources)
     results = []
     for resource in resources:
-        yield None
+        await pause()
         code: int = ErrorCode.NONE
         message: str | None = None
         try:
@@ -344,22 +348,20 @@ def _alter(
             if named[(resource.resource_type, resource.resource_name)] > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
             _check_alterable(resource)
-            yield None
             if resource.resource_type == _BROKER_RESOURCE:
                 _check_node(context, resource)
-                while broker.is_altering_config:
-                    yield _nothing  # until the current request has altered it
-                altered = settings(resource, dict(broker.dynamic.of(resource.resource_name)))
-                yield from broker.alter_config_steps(resource.resource_name, altered, validate_only=validate_only)
-            else:
-                while broker.partitions.is_altering(resource.resource_name):
-                    yield _nothing
-                entry = broker.partitions.topics.get(resource.resource_name)
-                altered = settings(resource, {} if entry is None else dict(entry.settings))
-                broker.partitions.check_name(resource.resource_name)
-                broker.partitions.check_settings(altered)  # before the topic is looked up, as Kafka does
-                entry = broker.partitions.topic(resource.resource_name)
-                yield from broker.partitions.alter_topic_steps(entry.name, altered, validate_only=validate_only)
+            await enter_task()
+            async with broker.alteration:
+                if resource.resource_type == _BROKER_RESOURCE:
+                    altered = settings(resource, dict(broker.dynamic.of(resource.resource_name)))
+                    await broker.alter_config(resource.resource_name, altered, validate_only=validate_only)
+                else:
+                    entry = broker.partitions.topics.get(resource.resource_name)
+                    altered = settings(resource, {} if entry is None else dict(entry.settings))
+                    broker.partitions.check_name(resource.resource_name)
+                    broker.partitions.check_settings(altered)  # before the topic is looked up, as Kafka does
+                    entry = broker.partitions.topic(resource.resource_name)
+                    await broker.partitions.alter_topic(entry.name, altered, validate_only=validate_only)
         except ApiError as error:
             code, message = error.code, error.message
         results.append(
@@ -371,10 +373,6 @@ def _alter(
             )
         )
     return results
-
-
-def _nothing() -> None:
-    return None
 
 
 def _check_alterable(resource: _AlteredResource) -> None:
@@ -426,7 +424,9 @@ def _value(
 # --- DescribeLogDirs ---
 
 
-def describe_log_dirs(broker: Broker, context: ApiRequestContext, request: DescribeLogDirsRequest) -> Steps:
+async def describe_log_dirs(
+    broker: Broker, context: ApiRequestContext, request: DescribeLogDirsRequest
+) -> DescribeLogDirsResponse:
     """Describes the only data directory: the size of each partition, total and usable bytes."""
     requested: set[tuple[str, int]] | None = None
     if request.topics is not None:
@@ -434,11 +434,11 @@ def describe_log_dirs(broker: Broker, context: ApiRequestContext, request: Descr
         for each in request.topics:
             for numbers in portions(each.partitions, _PER_STEP):
                 requested.update((each.topic, number) for number in numbers)
-                yield None
+                await pause()
     topics: dict[str, list[_LogDir.DescribeLogDirsTopic.DescribeLogDirsPartition]] = {}
     for number, partition in enumerate(broker.partitions):
         if number % _PER_STEP == 0:
-            yield None
+            await pause()
         topic = partition.topic_partition.topic
         if topic in UNLISTED_TOPICS if requested is None else tuple(partition.topic_partition) not in requested:
             continue

@@ -1,14 +1,15 @@
-"""Creates the topics of the coordinators at their first use, in steps.
+"""Creates the topics of the coordinators at their first use.
 
 Source: Kafka `KafkaApis.getCoordinator`, `AutoTopicCreationManager`: there the client retries until the topic exists.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import suppress
+from typing import Any, Sequence
 
+from spark_groupsource.broker.coordinators.shard_registry import ShardRegistry
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.storage.steps import StorageSteps
 from spark_groupsource.errors import ApiError
 from spark_groupsource.wire.api_keys import ApiKey
 
@@ -43,32 +44,24 @@ USES_TOPICS = _GROUP_APIS | _TRANSACTION_APIS | _TRANSACTIONAL_ID_APIS | {ApiKey
 """APIs whose requests may create a topic; such a request is completed even if the client disconnects."""
 
 
-def creation_steps(broker: Broker, request: Any) -> StorageSteps[None] | None:
-    """Returns the steps that create the topics which `request` needs and which do not exist; None if there are none.
-
-    An error is ignored here: the handler of the request raises it again.
-    """
+def missing_topics(broker: Broker, request: Any) -> list[ShardRegistry[Any, Any]]:
+    """Returns the coordinators that `request` needs and whose topics do not exist; none in the usual case."""
     if request.API_KEY not in USES_TOPICS or (request.API_KEY == ApiKey.PRODUCE and not request.transactional_id):
-        return None
+        return []
     group, transaction = broker.group_coordinator.shards, broker.transaction_coordinator.shards
     if group.partition_count and (
         request.API_KEY in _GROUP_ONLY_APIS or transaction.partition_count or not _needs_transactions(request)
     ):
-        return None  # the usual case; that of each heartbeat and commit is decided first
-    needed = [
-        shards
-        for shards, is_needed in ((group, _needs_groups), (transaction, _needs_transactions))
-        if not shards.partition_count and is_needed(request)
-    ]
-    return _create(needed) if needed else None
+        return []  # that of each heartbeat and commit is decided first
+    needed = ((group, _needs_groups), (transaction, _needs_transactions))
+    return [shards for shards, is_needed in needed if not shards.partition_count and is_needed(request)]
 
 
-def _create(needed: list[Any]) -> StorageSteps[None]:
-    for shards in needed:
-        try:
-            yield from shards.ensure_topic_steps()
-        except ApiError:
-            return
+async def create_topics(coordinators: Sequence[ShardRegistry[Any, Any]]) -> None:
+    """Creates the topics of coordinators. An error is ignored here: the handler of the request raises it again."""
+    with suppress(ApiError):
+        for shards in coordinators:
+            await shards.ensure_topic()
 
 
 def _needs_groups(request: Any) -> bool:

@@ -10,27 +10,25 @@ from collections import Counter
 from typing import Sequence
 
 from spark_groupsource.broker.api.authorization import readable_topics
-from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction, Steps
+from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction
 from spark_groupsource.broker.storage.leader_epoch_cache import UNKNOWN_EPOCH_END
 from spark_groupsource.broker.storage.partition import Partition
 from spark_groupsource.broker.storage.segment_index import TimestampAndOffset
-from spark_groupsource.broker.storage.steps import StorageSteps, portions
+from spark_groupsource.common.coroutines import pause, portions
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.messages import (
-    ApiMessage,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
     FetchRequest,
+    FetchResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
 )
 
-_INLINE_NS = 1_000_000
 _PARTITIONS_PER_STEP, _COUNTED_PER_STEP = 100, 2_000
 _PARTITIONS_PER_CHECKPOINT = 500
 _LATEST = -1
@@ -58,25 +56,20 @@ _DeletedPartition = _DeletedTopic.DeleteRecordsPartitionResult
 # --- fetch and offsets ---
 
 
-def fetch(broker: Broker, context: ApiRequestContext, request: FetchRequest) -> ApiMessage | ResponseAction | Steps:
+async def fetch(
+    broker: Broker, context: ApiRequestContext, request: FetchRequest
+) -> FetchResponse | ResponseAction:
     """Returns record batches, at once or when enough bytes are available."""
-    steps = broker.fetch_manager.fetch(
+    return await broker.fetch_manager.fetch(
         context.token, context.node_id, request, context.api_version, context.listener, readable_topics(broker, context)
     )
-    return run_inline(steps, _INLINE_NS)
 
 
-def list_offsets(
-    broker: Broker, context: ApiRequestContext, request: ListOffsetsRequest
-) -> ApiMessage | ResponseAction | Steps:
+async def list_offsets(broker: Broker, context: ApiRequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
     """Returns offsets by timestamp, up to the end that is visible at the isolation level.
 
     The leader epoch is that of the record found, which a client compares with later ones (KIP-320).
     """
-    return run_inline(_list_offsets_steps(broker, context, request), _INLINE_NS)
-
-
-def _list_offsets_steps(broker: Broker, context: ApiRequestContext, request: ListOffsetsRequest) -> Steps:
     committed = request.isolation_level == _READ_COMMITTED
     topics: list[_ListedTopic] = []
     named: Counter[tuple[str, int]] = Counter()
@@ -87,7 +80,7 @@ def _list_offsets_steps(broker: Broker, context: ApiRequestContext, request: Lis
             done += len(some) + 1
             if done >= _COUNTED_PER_STEP:
                 done = 0
-                yield None
+                await pause()
     for topic in request.topics:
         results: list[_ListedPartition] = []
         for requested in {each.partition_index: each for each in topic.partitions}.values():
@@ -104,7 +97,7 @@ def _list_offsets_steps(broker: Broker, context: ApiRequestContext, request: Lis
                 leader = broker.leaders.check_leader(
                     context.node_id, partition.topic_partition, requested.current_leader_epoch
                 )
-                found = yield from _look_up(partition, requested, committed)
+                found = await _look_up(partition, requested, committed)
                 if found.offset >= 0:
                     is_latest = requested.timestamp == _LATEST
                     leader_epoch = leader.epoch if is_latest else partition.epoch_for_offset(found.offset)
@@ -121,14 +114,14 @@ def _list_offsets_steps(broker: Broker, context: ApiRequestContext, request: Lis
             done += 1
             if done >= _PARTITIONS_PER_STEP:
                 done = 0
-                yield None
+                await pause()
         topics.append(_ListedTopic(name=topic.name, partitions=results))
     return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
 
 
-def _look_up(
+async def _look_up(
     partition: Partition, requested: _RequestedOffset, committed: bool
-) -> StorageSteps[TimestampAndOffset]:
+) -> TimestampAndOffset:
     log, timestamp = partition.log, requested.timestamp
     end = partition.last_stable_offset if committed else log.high_watermark
     if timestamp == _LATEST:
@@ -139,9 +132,9 @@ def _look_up(
         return _NOT_FOUND  # this broker has no tiered storage
     try:
         if timestamp == _MAX_TIMESTAMP:
-            found = yield from log.find_latest_timestamp()
+            found = await log.find_latest_timestamp()
         else:
-            found = yield from log.find_timestamp(timestamp)
+            found = await log.find_timestamp(timestamp)
         return found if found is not None and found.offset < end else _NOT_FOUND
     except CorruptRecordError as error:
         raise ApiError(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
@@ -149,9 +142,9 @@ def _look_up(
         raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
 
 
-def offset_for_leader_epoch(
+async def offset_for_leader_epoch(
     broker: Broker, context: ApiRequestContext, request: OffsetForLeaderEpochRequest
-) -> Steps:
+) -> OffsetForLeaderEpochResponse:
     """Returns the end offset of each requested leader epoch."""
     topics: list[_EpochTopic] = []
     done = 0
@@ -177,12 +170,14 @@ def offset_for_leader_epoch(
             done += 1
             if done >= _PARTITIONS_PER_STEP:
                 done = 0
-                yield None
+                await pause()
         topics.append(_EpochTopic(topic=topic.topic, partitions=results))
     return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
 
 
-def delete_records(broker: Broker, context: ApiRequestContext, request: DeleteRecordsRequest) -> Steps:
+async def delete_records(
+    broker: Broker, context: ApiRequestContext, request: DeleteRecordsRequest
+) -> DeleteRecordsResponse:
     """Moves log start offsets forward; offset -1 is the high watermark. Stores them for some partitions at a time."""
     topics: list[_DeletedTopic] = []
     named: dict[str, dict[int, _RequestedDeletion]] = {}  # the last of duplicates counts
@@ -190,20 +185,20 @@ def delete_records(broker: Broker, context: ApiRequestContext, request: DeleteRe
         for some in portions(topic.partitions, _COUNTED_PER_STEP):
             named.setdefault(topic.name, {}).update((each.partition_index, each) for each in some)
         if number % _COUNTED_PER_STEP == 0 or len(topic.partitions) >= _COUNTED_PER_STEP:
-            yield None
+            await pause()
     for name, wanted in named.items():
         results: list[_DeletedPartition] = []
         partitions = list(wanted.values())
         for start in range(0, len(partitions), _PARTITIONS_PER_CHECKPOINT):
             requested = partitions[start : start + _PARTITIONS_PER_CHECKPOINT]
-            results += yield from _delete_some_records(broker, context, name, requested)
+            results += await _delete_some_records(broker, context, name, requested)
         topics.append(_DeletedTopic(name=name, partitions=results))
     return DeleteRecordsResponse(throttle_time_ms=0, topics=topics)
 
 
-def _delete_some_records(
+async def _delete_some_records(
     broker: Broker, context: ApiRequestContext, name: str, requested: Sequence[_RequestedDeletion]
-) -> StorageSteps[list[_DeletedPartition]]:
+) -> list[_DeletedPartition]:
     results: dict[int, _DeletedPartition] = {}
     offsets: dict[TopicPartition, int] = {}
     for number, each in enumerate(requested, 1):
@@ -219,10 +214,10 @@ def _delete_some_records(
             partition_index=each.partition_index, low_watermark=low_watermark, error_code=code
         )
         if number % _PARTITIONS_PER_STEP == 0:
-            yield None
-    failures = yield from broker.delete_records_steps(offsets)
+            await pause()
+    failures = await broker.delete_records(offsets)
     for topic_partition, failure in failures.items():
         result = results[topic_partition.partition]
         result.low_watermark, result.error_code = -1, failure.code
-    yield None
+    await pause()
     return list(results.values())

@@ -1,41 +1,34 @@
 """Dispatch of decoded requests to their handlers.
 
-A handler whose work grows with the request or with the broker's state is a generator (`Steps`): it yields between its
-steps, so that other clients are served meanwhile. All other handlers must return within a few milliseconds.
+A handler whose work grows with the request or with the broker's state is a coroutine, which pauses so that other
+clients are served meanwhile. All other handlers must return within a few milliseconds.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from types import GeneratorType
-from typing import Any, Callable, Mapping, NamedTuple, Protocol
+from types import CoroutineType
+from typing import Any, Callable, Coroutine, Mapping, NamedTuple, Protocol, Sequence
 
 from spark_groupsource.broker.api.access import Verdict
 from spark_groupsource.broker.api.authorization import authorize
-from spark_groupsource.broker.api.coordinator_topics import USES_TOPICS, creation_steps
+from spark_groupsource.broker.api.coordinator_topics import USES_TOPICS, create_topics, missing_topics
 from spark_groupsource.broker.api.request_limits import INLINE_ELEMENTS, SLICE_ELEMENTS, request_limit
 from spark_groupsource.broker.api.small_responses import has_small_response
+from spark_groupsource.broker.coordinators.shard_registry import ShardRegistry
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import (
-    DELAYED,
-    NO_RESPONSE,
-    ApiRequestContext,
-    ResponseAction,
-    SendResponse,
-    Steps,
-    in_a_slice,
-)
-from spark_groupsource.broker.storage.steps import StorageSteps
+from spark_groupsource.broker.requests import NO_RESPONSE, ApiRequestContext, HandlerResult
+from spark_groupsource.common.coroutines import FIRST_SLICE_NS, in_thread, pause
 from spark_groupsource.errors import RemoteProtocolError, UnsupportedVersionError
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.decoder import TooManyElementsError
 from spark_groupsource.wire.frames import RequestHeader, decode_request, read_request_header
-from spark_groupsource.wire.messages import ApiMessage
 
 # each handler takes the request class of its API, so the request is Any here
-Handler = Callable[[Broker, ApiRequestContext, Any], "ApiMessage | ResponseAction | Steps"]
+Handler = Callable[[Broker, ApiRequestContext, Any], HandlerResult]
 # an element has at least 2 bytes, and takes up to 700 with that of the response
 _LARGE_FRAME_BYTES = 16_384
+# without a response, the producer may disconnect at once, and a handler that waits for its place is dropped then
+_UNACKNOWLEDGED_SLICE_NS = 15_000_000
 _UPDATES = frozenset(
     {
         ApiKey.PRODUCE,
@@ -53,23 +46,23 @@ _UPDATES = frozenset(
 )
 
 
-class RunSteps(Protocol):
-    """Runs the remaining steps of the request with this token in time slices, and calls `on_result` with their result.
+class RunHandler(Protocol):
+    """Runs a handler that may take longer than a time slice, and sends the response of the request with this token.
 
-    Args: `first`, the value that the first step yielded; `is_update`, whether all steps run even if the client
-    disconnects; `is_large`, whether the request and its response may take a large part of the broker's memory;
-    `is_short`, whether it runs beside any number of others.
+    Args: `slice_ns`, length of the slice that runs at once; `is_update`, whether a handler that has its place runs to
+    its end even if the client disconnects; `is_large`, whether the request and its response may take a large part of
+    the broker's memory; `is_small`, whether it runs beside any number of others.
     """
 
     def __call__(
         self,
         token: int,
-        steps: Steps,
-        first: Any,
-        on_result: Callable[[Any], None],
+        work: Coroutine[Any, Any, Any],
+        slice_ns: int,
+        *,
         is_update: bool,
         is_large: bool = False,
-        is_short: bool = False,
+        is_small: bool = False,
     ) -> None: ...
 
 
@@ -92,33 +85,27 @@ class ServedApi(NamedTuple):
         return self.min_version if self.advertised_since is None else self.advertised_since, self.max_version
 
 
-class _Rejection(NamedTuple):
-    """The response to a request that is not authorized."""
-
-    response: Any
-
-
 class RequestDispatcher:
     """Calls the handler of each request and sends the response that it returns.
 
-    Args: `complete_with` takes a function that changes the response of a request before it is sent, or None.
+    Args: `respond` sends the result of a handler; `complete_with` takes a function that changes the response of a
+    request before it is sent.
     """
 
     def __init__(
         self,
         broker: Broker,
         served: Mapping[ApiKey, ServedApi],
-        send: SendResponse,
-        run_steps: RunSteps,
-        complete_with: Callable[[int, Callable[[Any], Any] | None], None] = lambda token, complete: None,
+        respond: Callable[[int, Any], None],
+        run: RunHandler,
+        complete_with: Callable[[int, Callable[[Any], Any]], None] = lambda token, complete: None,
     ) -> None:
         # keyed by int: requests of unknown APIs are looked up too
         self.served: Mapping[int, ServedApi] = {int(key): api for key, api in served.items()}
         self._broker = broker
-        self._send = send
-        self._run_steps = run_steps
+        self._respond = respond
+        self._run = run
         self._complete_with = complete_with
-        self._is_first_step = False
 
     def has_small_response(self, frame: memoryview) -> bool:
         """Returns whether the response to a request of one of `PREDICTABLE_RESPONSES` is small, or an error."""
@@ -141,107 +128,73 @@ class RequestDispatcher:
         try:
             request = decode_request(frame, header, position, INLINE_ELEMENTS)
         except TooManyElementsError:
-            steps = self._large_request(context, frame, header, position)
-            is_large = len(frame) > _LARGE_FRAME_BYTES
-            self._start(context, steps, creates_topic=context.api_key in USES_TOPICS, is_large=is_large)
+            work = self._handle_large(context, frame, header, position)
+            self._run(
+                context.token,
+                work,
+                0,
+                is_update=context.api_key in _UPDATES or context.api_key in USES_TOPICS,
+                is_large=len(frame) > _LARGE_FRAME_BYTES,
+            )
         else:
             self.handle(context, request)
 
-    def _large_request(
+    async def _handle_large(
         self, context: ApiRequestContext, frame: memoryview, header: RequestHeader, position: int
-    ) -> Steps:
-        yield None
+    ) -> Any:
+        await pause()
         try:
             request = decode_request(frame, header, position, SLICE_ELEMENTS)
         except TooManyElementsError:
             limit = request_limit(header.api_key).max_elements
-            request = yield partial(decode_request, frame, header, position, limit)
-        yield None
-        complete = None
+            request = await in_thread(decode_request, frame, header, position, limit)
+        await pause()
         if self._broker.authorizer is not None:
             # reads only the ACLs and the names of topics
-            verdict = yield partial(authorize, self._broker, context, request)
-            request = self._accepted(context, request, verdict)
-            complete = verdict.complete
-        if isinstance(request, _Rejection):
-            response: ApiMessage | ResponseAction = request.response
-            return response
-        steps = self._handle_after(creation_steps(self._broker, request), context, request)
-        if complete is not None:
-            steps = self._completed(context.token, steps, complete)
-        response = yield from steps
-        return response
+            verdict = await in_thread(authorize, self._broker, context, request)
+            if verdict.response is not None:
+                return _rejection(context, request, verdict)
+            request = self._accepted(context, verdict)
+        return await self._call_handler(context, request, missing_topics(self._broker, request))
 
-    def _handle_after(
-        self, creation: StorageSteps[None] | None, context: ApiRequestContext, request: ApiMessage
-    ) -> Steps:
-        if creation is not None:
-            yield from creation
-        result: Any = self.served[context.api_key].handler(self._broker, context, request)
-        response: ApiMessage | ResponseAction = (yield from result) if isinstance(result, GeneratorType) else result
-        return response
+    async def _call_handler(
+        self, context: ApiRequestContext, request: Any, missing: Sequence[ShardRegistry[Any, Any]]
+    ) -> Any:
+        await create_topics(missing)
+        result = self.served[context.api_key].handler(self._broker, context, request)
+        return await result if isinstance(result, CoroutineType) else result
 
-    def handle(self, context: ApiRequestContext, request: ApiMessage) -> None:
+    def handle(self, context: ApiRequestContext, request: Any) -> None:
         """Handles a request of a served API and version."""
-        verdict = None if self._broker.authorizer is None else authorize(self._broker, context, request)
-        complete = None
-        if verdict is not None:
-            request, complete = self._accepted(context, request, verdict), verdict.complete
-        if isinstance(request, _Rejection):
-            self._respond(context.token, request.response)
-            return
-        creation = creation_steps(self._broker, request)
-        if creation is not None:
-            self._start(context, self._handle_after(creation, context, request), creates_topic=True)
+        if self._broker.authorizer is not None:
+            verdict = authorize(self._broker, context, request)
+            if verdict.response is not None:
+                self._respond(context.token, _rejection(context, request, verdict))
+                return
+            request = self._accepted(context, verdict)
+        missing = missing_topics(self._broker, request)
+        if missing:
+            work = self._call_handler(context, request, missing)
+            self._run(context.token, work, FIRST_SLICE_NS, is_update=True)
             return
         result = self.served[context.api_key].handler(self._broker, context, request)
-        if isinstance(result, GeneratorType):
-            self._start(context, result if complete is None else self._completed(context.token, result, complete))
+        if isinstance(result, CoroutineType):
+            slice_ns = _UNACKNOWLEDGED_SLICE_NS if _is_unacknowledged(context, request) else FIRST_SLICE_NS
+            is_small = context.api_key == ApiKey.FETCH  # it takes a place if it has many partitions
+            self._run(context.token, result, slice_ns, is_update=context.api_key in _UPDATES, is_small=is_small)
         else:
             self._respond(context.token, result)
 
-    def _completed(self, token: int, steps: Steps, complete: Callable[[Any], Any]) -> Steps:
-        """Completes the response in the worker thread if the handler needed more than one step."""
-        response = yield from steps
-        if isinstance(response, ResponseAction) or self._is_first_step:
-            return response
-        self._complete_with(token, None)
-        completed: ApiMessage = yield partial(complete, response)
-        return completed
-
-    def _accepted(self, context: ApiRequestContext, request: Any, verdict: Verdict) -> Any:
-        """Returns the request without what its principal may not access, or a rejection."""
-        if verdict.response is not None:
-            is_unacknowledged = context.api_key == ApiKey.PRODUCE and not request.acks
-            return _Rejection(NO_RESPONSE if is_unacknowledged else verdict.response)
+    def _accepted(self, context: ApiRequestContext, verdict: Verdict) -> Any:
+        """Returns the request without what its principal may not access."""
         if verdict.complete is not None:
             self._complete_with(context.token, verdict.complete)
         return verdict.request
 
-    def _start(
-        self, context: ApiRequestContext, steps: Steps, creates_topic: bool = False, is_large: bool = False
-    ) -> None:
-        """Performs the first step, which is the only one of most requests."""
-        token = context.token
-        try:
-            first = self._first(steps)
-        except StopIteration as end:
-            self._respond(token, end.value)
-        else:
-            is_update = context.api_key in _UPDATES or creates_topic
-            respond = partial(self._respond, token)
-            is_short = first is in_a_slice
-            self._run_steps(token, steps, None if is_short else first, respond, is_update, is_large, is_short)
 
-    def _first(self, steps: Steps) -> Any:
-        self._is_first_step = True
-        try:
-            return next(steps)
-        finally:
-            self._is_first_step = False
+def _rejection(context: ApiRequestContext, request: Any, verdict: Verdict) -> Any:
+    return NO_RESPONSE if _is_unacknowledged(context, request) else verdict.response
 
-    def _respond(self, token: int, response: Any) -> None:
-        if response is NO_RESPONSE:
-            self._send(token, None)
-        elif response is not DELAYED:
-            self._send(token, response)
+
+def _is_unacknowledged(context: ApiRequestContext, request: Any) -> bool:
+    return context.api_key == ApiKey.PRODUCE and not request.acks

@@ -7,12 +7,12 @@ partition as a whole, and offsets of a transaction become visible with its end.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Generator, Iterable, Iterator, NamedTuple, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence, TypeVar
 
 from spark_groupsource.broker.group import GroupRequest, group_fetch_error, merge_responses
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext, Steps
-from spark_groupsource.broker.storage.steps import portions
+from spark_groupsource.broker.requests import ApiRequestContext
+from spark_groupsource.common.coroutines import pause, portions
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import (
     ApiMessage,
@@ -70,7 +70,9 @@ def has_many_partitions(request: OffsetCommitRequest | TxnOffsetCommitRequest | 
     return sum(1 + len(topic.partitions) for topic in request.topics) > _PER_PART
 
 
-def change_offsets(broker: Broker, context: ApiRequestContext, request: OffsetsRequest, check: Check) -> Steps:
+async def change_offsets(
+    broker: Broker, context: ApiRequestContext, request: OffsetsRequest, check: Check
+) -> ApiMessage:
     """Commits or deletes the offsets of many partitions; `check` is applied to each part."""
     topics: dict[Any, Any] = {}
     for part in _topic_parts(request.topics, "partitions"):
@@ -81,7 +83,7 @@ def change_offsets(broker: Broker, context: ApiRequestContext, request: OffsetsR
             known = topics.setdefault((topic.name, getattr(topic, "topic_id", None)), topic)
             if known is not topic:
                 known.partitions += topic.partitions
-        yield None
+        await pause()
     response.topics = list(topics.values())
     return response  # type: ignore[no-any-return]
 
@@ -129,14 +131,16 @@ def _fetched(broker: Broker, group_id: str, topics: Sequence[Any] | None) -> int
     return 1 + sum(1 + len(topic.partition_indexes) for topic in topics)
 
 
-def fetch_offsets(broker: Broker, context: ApiRequestContext, request: OffsetFetchRequest, check: Check) -> Steps:
+async def fetch_offsets(
+    broker: Broker, context: ApiRequestContext, request: OffsetFetchRequest, check: Check
+) -> ApiMessage:
     """Returns the offsets of many partitions or groups.
 
     Groups beyond the largest size of a response get COORDINATOR_LOAD_IN_PROGRESS, so that a client requests them again.
     """
     version = context.api_version
     if version < _FETCH_GROUPS_SINCE:
-        return (yield from _fetch_group(broker, context, request, request, check))
+        return await _fetch_group(broker, context, request, request, check)
     groups: list[Any] = []
     left = _MAX_FETCHED_BYTES
     small: list[_FetchGroup] = []
@@ -147,7 +151,7 @@ def fetch_offsets(broker: Broker, context: ApiRequestContext, request: OffsetFet
             part = OffsetFetchRequest(groups=small, require_stable=request.require_stable)
             groups += handle_part(broker, context, check(broker, context, part)).groups
             small, size = [], 0
-            yield None
+            await pause()
         if group is None:
             break
         if left <= 0:
@@ -161,14 +165,14 @@ def fetch_offsets(broker: Broker, context: ApiRequestContext, request: OffsetFet
             small.append(group)
             size += count
         else:
-            response = yield from _fetch_group(broker, context, request, group, check)
+            response = await _fetch_group(broker, context, request, group, check)
             groups += response.groups
     return OffsetFetchResponse(throttle_time_ms=0, groups=groups)
 
 
-def _fetch_group(
+async def _fetch_group(
     broker: Broker, context: ApiRequestContext, request: OffsetFetchRequest, group: Any, check: Check
-) -> Generator[None, None, OffsetFetchResponse]:
+) -> OffsetFetchResponse:
     """Returns many offsets of one group, which is the request itself below version 8."""
     is_single, fetches_all = group is request, group.topics is None
     topics: dict[Any, Any] = {}
@@ -190,7 +194,7 @@ def _fetch_group(
             known = topics.setdefault((topic.name, getattr(topic, "topic_id", None)), topic)
             if known is not topic:
                 known.partitions += topic.partitions
-        yield None
+        await pause()
     found.error_code = error_code
     found.topics = list(topics.values())
     return response  # type: ignore[no-any-return]
@@ -230,14 +234,16 @@ def has_many_groups(broker: Broker, request: GroupRequest) -> bool:
     return False
 
 
-def describe_groups(broker: Broker, context: ApiRequestContext, request: DescribeGroupsRequest) -> Steps:
+async def describe_groups(
+    broker: Broker, context: ApiRequestContext, request: DescribeGroupsRequest
+) -> ApiMessage:
     """Describes many groups, or groups with many members."""
     include = request.include_authorized_operations
     responses = []
     for some in _described_parts(broker, request.groups):
         part = DescribeGroupsRequest(groups=some, include_authorized_operations=include)
         responses.append(broker.group_coordinator.handle_part(context, part))
-        yield None
+        await pause()
     return merge_responses(request, context.api_version, responses)
 
 
@@ -259,7 +265,7 @@ def has_many_members(request: LeaveGroupRequest) -> bool:
     return len(request.members) > _MEMBERS_PER_PART
 
 
-def leave_group(broker: Broker, context: ApiRequestContext, request: LeaveGroupRequest) -> Steps:
+async def leave_group(broker: Broker, context: ApiRequestContext, request: LeaveGroupRequest) -> ApiMessage:
     """Removes many members; the first part starts the rebalance, which cannot complete before the last one."""
     response: Any = None
     for some in portions(request.members, _MEMBERS_PER_PART):
@@ -272,11 +278,11 @@ def leave_group(broker: Broker, context: ApiRequestContext, request: LeaveGroupR
         if following.error_code:
             response.error_code = following.error_code
             return response  # type: ignore[no-any-return]
-        yield None
+        await pause()
     return response  # type: ignore[no-any-return]
 
 
-def delete_groups(broker: Broker, context: ApiRequestContext, request: DeleteGroupsRequest) -> Steps:
+async def delete_groups(broker: Broker, context: ApiRequestContext, request: DeleteGroupsRequest) -> ApiMessage:
     """Deletes many groups, or groups with many offsets."""
     responses: list[ApiMessage] = []
     some: list[str] = []
@@ -284,18 +290,18 @@ def delete_groups(broker: Broker, context: ApiRequestContext, request: DeleteGro
     names = list(dict.fromkeys(request.groups_names))
     for number, group_id in enumerate(names, 1):
         size += _fetched(broker, group_id, None)
-        yield from broker.group_coordinator.deletion_steps(context.node_id, group_id)
+        await broker.group_coordinator.remove_offsets(context.node_id, group_id)
         some.append(group_id)  # of a large group, the rest is deleted before another request runs
         if size >= _PER_PART or number == len(names):
             responses.append(broker.group_coordinator.handle_part(context, DeleteGroupsRequest(groups_names=some)))
             some, size = [], 0
-            yield None
+            await pause()
     return merge_responses(request, context.api_version, responses)
 
 
-def list_groups(broker: Broker, context: ApiRequestContext, request: ListGroupsRequest) -> Steps:
+async def list_groups(broker: Broker, context: ApiRequestContext, request: ListGroupsRequest) -> ApiMessage:
     """Lists the groups of one shard after another."""
-    responses = yield from broker.group_coordinator.list_groups(context, request)
+    responses = await broker.group_coordinator.list_groups(context, request)
     return merge_responses(request, context.api_version, responses)
 
 

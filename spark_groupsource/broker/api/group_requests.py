@@ -13,10 +13,10 @@ from typing import Any, Iterable, Mapping, Sequence, TypeVar
 
 from spark_groupsource.broker.api import group_parts
 from spark_groupsource.broker.api.group_parts import Checked, CompleteResponse, with_topics
-from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.group import GroupRequest
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ApiRequestContext, ResponseAction, Steps
+from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ApiRequestContext, HandlerResult, ResponseAction
+from spark_groupsource.common.coroutines import pause
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.messages import (
@@ -52,12 +52,13 @@ _FetchedTopic = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponse
 _TxnCommitTopic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
 
 _GROUPS_PER_STEP = 200
-_INLINE_NS = 1_000_000
 
 RequestTopic = TypeVar("RequestTopic", _CommitTopic, _DeleteTopic, _TxnCommitTopic)
 
 
-def find_coordinator(broker: Broker, context: ApiRequestContext, request: FindCoordinatorRequest) -> Steps:
+async def find_coordinator(
+    broker: Broker, context: ApiRequestContext, request: FindCoordinatorRequest
+) -> FindCoordinatorResponse:
     """Returns the coordinator of each group id or transactional id; share groups have none here."""
     is_batched = context.api_version >= _BATCHED_SINCE
     keys = request.coordinator_keys if is_batched else [request.key]
@@ -65,7 +66,7 @@ def find_coordinator(broker: Broker, context: ApiRequestContext, request: FindCo
     for number, key in enumerate(keys, 1):
         found.append(_coordinator(broker, context.listener, request.key_type, key))
         if number % _GROUPS_PER_STEP == 0:
-            yield None
+            await pause()
     if is_batched:
         return FindCoordinatorResponse(throttle_time_ms=0, coordinators=found)
     (coordinator,) = found
@@ -98,7 +99,7 @@ def _coordinator(broker: Broker, listener: str, key_type: int, key: str) -> Find
     )
 
 
-def group_request(broker: Broker, context: ApiRequestContext, request: GroupRequest) -> ResponseAction | Steps:
+def group_request(broker: Broker, context: ApiRequestContext, request: GroupRequest) -> HandlerResult:
     """Passes a request to the group coordinator without further checks, a large one in parts."""
     if isinstance(request, (DescribeGroupsRequest, DeleteGroupsRequest)):
         if group_parts.has_many_groups(broker, request):
@@ -113,11 +114,11 @@ def group_request(broker: Broker, context: ApiRequestContext, request: GroupRequ
 
 def list_groups(
     broker: Broker, context: ApiRequestContext, request: ListGroupsRequest
-) -> ApiMessage | ResponseAction | Steps:
+) -> HandlerResult:
     """Returns the groups whose coordinator is this node."""
     if not broker.group_coordinator.shards.partition_count:  # the topic could not be created
         return group_request(broker, context, request)
-    return run_inline(group_parts.list_groups(broker, context, request), _INLINE_NS)
+    return group_parts.list_groups(broker, context, request)
 
 
 def pass_on(broker: Broker, context: ApiRequestContext, checked: Checked | ApiMessage) -> ApiMessage | ResponseAction:
@@ -133,7 +134,7 @@ def pass_on(broker: Broker, context: ApiRequestContext, checked: Checked | ApiMe
 
 def offset_commit(
     broker: Broker, context: ApiRequestContext, request: OffsetCommitRequest
-) -> ApiMessage | ResponseAction | Steps:
+) -> HandlerResult:
     """Commits offsets; partitions that do not exist get an error each."""
     if group_parts.has_many_partitions(request):
         return group_parts.change_offsets(broker, context, request, _check_commit)
@@ -179,7 +180,7 @@ def _resolve_commit_topics(
 
 def offset_fetch(
     broker: Broker, context: ApiRequestContext, request: OffsetFetchRequest
-) -> ApiMessage | ResponseAction | Steps:
+) -> HandlerResult:
     """Returns committed offsets; topics have names, and ids from version 10."""
     if group_parts.has_many_offsets(broker, context, request):
         return group_parts.fetch_offsets(broker, context, request, _check_fetch)
@@ -225,7 +226,7 @@ def _check_fetch(broker: Broker, context: ApiRequestContext, request: OffsetFetc
 
 def offset_delete(
     broker: Broker, context: ApiRequestContext, request: OffsetDeleteRequest
-) -> ApiMessage | ResponseAction | Steps:
+) -> HandlerResult:
     """Deletes committed offsets; partitions that do not exist get an error each."""
     if group_parts.has_many_partitions(request):
         return group_parts.change_offsets(broker, context, request, _check_delete)

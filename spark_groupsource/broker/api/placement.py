@@ -9,14 +9,13 @@ Source: KIP-966 (pagination of topics), KIP-460 (elections), KIP-455 (reassignme
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Collection, Generator, Sequence
+from typing import Collection, Sequence
 
 from spark_groupsource.broker.api.topic_requests import TOPIC_OPERATIONS, partition_fields
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext, Steps
+from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.broker.storage.catalog import INTERNAL_TOPICS, UNLISTED_TOPICS
-from spark_groupsource.broker.storage.steps import portions
+from spark_groupsource.common.coroutines import in_thread, pause, portions
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.messages import (
@@ -46,9 +45,9 @@ _Elected = ElectLeadersResponse.ReplicaElectionResult
 # --- topics by pages ---
 
 
-def describe_topic_partitions(
+async def describe_topic_partitions(
     broker: Broker, context: ApiRequestContext, request: DescribeTopicPartitionsRequest
-) -> Steps:
+) -> DescribeTopicPartitionsResponse:
     """Returns partitions in the order of topic names from the cursor, up to the limits of client and broker.
 
     An incomplete response contains the cursor of the next one.
@@ -61,10 +60,13 @@ def describe_topic_partitions(
     left = max(min(request.response_partition_limit, _MAX_PARTITIONS), 1)
     topics: list[_Topic] = []
     known = named or broker.partitions.topics.keys() - UNLISTED_TOPICS
-    names = (yield partial(_sorted_from, start, known)) if len(known) > _NAMES_PER_STEP else _sorted_from(start, known)
+    if len(known) > _NAMES_PER_STEP:
+        names = await in_thread(_sorted_from, start, known)
+    else:
+        names = _sorted_from(start, known)
     for number, name in enumerate(names, 1):
         if number % _PARTITIONS_PER_STEP == 0:
-            yield None
+            await pause()
         if left <= 0:
             return _page(topics, _Cursor(topic_name=name, partition_index=0))
         try:
@@ -80,7 +82,7 @@ def describe_topic_partitions(
         for some in portions(included, _PARTITIONS_PER_STEP):
             # a topic may have been deleted since the previous step
             partitions += [_describe_partition(broker, each) for each in some if each in broker.partitions]
-            yield None
+            await pause()
         described.partitions = partitions
         topics.append(described)
         left -= len(included)
@@ -123,7 +125,9 @@ def _describe_partition(broker: Broker, topic_partition: TopicPartition) -> _Par
 # --- elections and reassignments ---
 
 
-def elect_leaders(broker: Broker, context: ApiRequestContext, request: ElectLeadersRequest) -> Steps:
+async def elect_leaders(
+    broker: Broker, context: ApiRequestContext, request: ElectLeadersRequest
+) -> ElectLeadersResponse:
     """Responds that no election is needed, or that a partition is offline."""
     has_type = context.api_version >= _ELECTION_TYPES_SINCE
     election_type = request.election_type if has_type else _PREFERRED
@@ -132,7 +136,7 @@ def elect_leaders(broker: Broker, context: ApiRequestContext, request: ElectLead
     if request.topic_partitions is None:
         # only partitions that need an election are reported
         for name, entry in list(broker.partitions.topics.items()) if is_known_type else ():
-            offline = yield from _offline_partitions(broker, name, entry.partition_count)
+            offline = await _offline_partitions(broker, name, entry.partition_count)
             elections = [_election(broker, TopicPartition(name, number), election_type) for number in offline]
             results.append(_Elected(topic=name, partition_result=elections))
     else:
@@ -141,14 +145,14 @@ def elect_leaders(broker: Broker, context: ApiRequestContext, request: ElectLead
             for number, partition in enumerate(requested.partitions, 1):
                 elections.append(_election(broker, TopicPartition(requested.topic, partition), election_type))
                 if number % _PARTITIONS_PER_STEP == 0:
-                    yield None
+                    await pause()
             results.append(_Elected(topic=requested.topic, partition_result=elections))
-            yield None
+            await pause()
     code = ErrorCode.NONE if is_known_type else ErrorCode.INVALID_REQUEST
     return ElectLeadersResponse(throttle_time_ms=0, error_code=code, replica_election_results=results)
 
 
-def _offline_partitions(broker: Broker, topic: str, count: int) -> Generator[None, None, list[int]]:
+async def _offline_partitions(broker: Broker, topic: str, count: int) -> list[int]:
     offline = []
     for start in range(0, count, _PARTITIONS_PER_STEP):
         for number in range(start, min(start + _PARTITIONS_PER_STEP, count)):
@@ -156,7 +160,7 @@ def _offline_partitions(broker: Broker, topic: str, count: int) -> Generator[Non
             # not if it was deleted since the previous step
             if topic_partition in broker.partitions and broker.partitions.offline_reason(topic_partition):
                 offline.append(number)
-        yield None
+        await pause()
     return offline
 
 

@@ -1,30 +1,26 @@
 """Handler of Produce.
 
-The records of a request are validated in steps, because a small compressed batch may have millions of them.
+The records of a request are validated with pauses, because a small compressed batch may have millions of them.
 
 Source: Kafka `KafkaApis.handleProduceRequest`, `ReplicaManager.appendRecords`.
 """
 
 from __future__ import annotations
 
-from spark_groupsource.broker.api.inline_steps import run_inline
 from spark_groupsource.broker.current_leader import add_current_leaders
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import NO_RESPONSE, ZERO_UUID, ApiRequestContext, ResponseAction, Steps
+from spark_groupsource.broker.requests import NO_RESPONSE, ZERO_UUID, ApiRequestContext, ResponseAction
 from spark_groupsource.broker.storage.catalog import INTERNAL_TOPICS
 from spark_groupsource.broker.storage.log_validator import RejectedBatchError, ValidatedBatch, check_format
 from spark_groupsource.broker.storage.partition import AppendResult, Partition, TransactionVerifier
 from spark_groupsource.broker.storage.producer_state import NO_PRODUCER_ID
-from spark_groupsource.broker.storage.steps import StorageSteps
 from spark_groupsource.common.clock import monotonic_ns
+from spark_groupsource.common.coroutines import pause
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, RemoteProtocolError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition, bounded_names
 from spark_groupsource.records.header import BatchHeader, Buffer, first_header, has_transactional_flag
-from spark_groupsource.wire.messages import ApiMessage, ProduceRequest, ProduceResponse
+from spark_groupsource.wire.messages import ProduceRequest, ProduceResponse
 
-_INLINE_NS = 1_000_000
-# without a response, the producer may disconnect at once, and then the remaining steps are dropped
-_INLINE_UNACKNOWLEDGED_NS = 15_000_000
 _BYTES_PER_STEP = 1 << 16
 _STEP_NS = 2_000_000  # the first record of a partition also creates its files
 
@@ -47,20 +43,14 @@ _ProducedPartition = _ProducedTopic.PartitionProduceResponse
 _RecordError = _ProducedPartition.BatchIndexAndErrorMessage
 
 
-def produce(
+async def produce(
     broker: Broker, context: ApiRequestContext, request: ProduceRequest
-) -> ApiMessage | ResponseAction | Steps:
+) -> ProduceResponse | ResponseAction:
     """Appends a batch to each partition; acks=-1 requires min.insync.replicas running nodes (`Leaders.check_in_sync`).
 
     Raises: RemoteProtocolError for an error with acks=0: the producer expects no response, so the connection is closed.
     """
-    steps = _produce_steps(broker, context, request, _rejection(request))
-    return run_inline(steps, _INLINE_NS if request.acks else _INLINE_UNACKNOWLEDGED_NS)
-
-
-def _produce_steps(
-    broker: Broker, context: ApiRequestContext, request: ProduceRequest, rejection: ApiError | None = None
-) -> Steps:
+    rejection = _rejection(request)
     responses: list[_ProducedTopic] = []
     failed: list[tuple[TopicPartition, _ProducedPartition]] = []
     appended: list[tuple[TopicPartition, int]] = []
@@ -72,7 +62,7 @@ def _produce_steps(
                 try:
                     if rejection is not None:
                         raise rejection
-                    done, partition = yield from _append(broker, context, request, topic, data)
+                    done, partition = await _append(broker, context, request, topic, data)
                     if done.size:
                         appended.append((partition.topic_partition, done.size))
                     results.append(_produced(partition, done))
@@ -81,7 +71,7 @@ def _produce_steps(
                     failed.append((TopicPartition(_response_name(broker, context, topic), data.index), results[-1]))
                 pending_bytes += len(data.records or b"")
                 if pending_bytes > _BYTES_PER_STEP or monotonic_ns() >= end_ns:
-                    yield None
+                    await pause()
                     pending_bytes, end_ns = 0, monotonic_ns() + _STEP_NS
             responses.append(
                 _ProducedTopic(name=topic.name, topic_id=topic.topic_id, partition_responses=results)
@@ -134,13 +124,13 @@ def _unacknowledged(failed: list[tuple[TopicPartition, _ProducedPartition]]) -> 
     return f"Produce with acks=0 failed for {names}. Set acks=1 in the producer to see the reason."
 
 
-def _append(
+async def _append(
     broker: Broker,
     context: ApiRequestContext,
     request: ProduceRequest,
     topic: ProduceRequest.TopicProduceData,
     data: ProduceRequest.TopicProduceData.PartitionProduceData,
-) -> StorageSteps[tuple[AppendResult, Partition]]:
+) -> tuple[AppendResult, Partition]:
     """Verifies, validates and appends the batch of one partition, with Kafka's order of checks. Raises: ApiError."""
     partition = _partition(broker, context, topic, data.index)
     records = data.records or b""
@@ -157,13 +147,13 @@ def _append(
     if isinstance(found, ValidatedBatch):
         batch = found
     else:
-        batch = yield from found
-        # the partition may have been deleted or moved between two steps
+        batch = await found
+        # the partition may have been deleted or moved during a pause
         if _partition(broker, context, topic, data.index) is not partition:
             text = f"Partition {partition.topic_partition} was recreated."
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
         _check_append(broker, context.node_id, request.acks, partition)
-    # verified again, because a transaction may have ended between two steps
+    # verified again, because a transaction may have ended during a pause
     return partition.append_validated(batch, broker.clock.timestamp_ms(), verifier), partition
 
 

@@ -10,14 +10,13 @@ Source: KIP-664, KIP-994 (duration filter), KIP-1152 (pattern), KIP-1228 (transa
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import Collection, Mapping, Sequence
 
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext, Steps
+from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.broker.storage.producer_state import ProducerStateEntry
-from spark_groupsource.broker.storage.steps import StorageSteps, portions
 from spark_groupsource.broker.transactions.transaction_states import TRANSACTION_STATE_NAMES
+from spark_groupsource.common.coroutines import in_thread, pause, portions
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.wire.messages import (
@@ -49,7 +48,9 @@ _MATCHED_PER_STEP = 4_096
 """Characters of the ids that are matched in one step."""
 
 
-def describe_producers(broker: Broker, context: ApiRequestContext, request: DescribeProducersRequest) -> Steps:
+async def describe_producers(
+    broker: Broker, context: ApiRequestContext, request: DescribeProducersRequest
+) -> DescribeProducersResponse:
     """Returns the producer states of each partition.
 
     Partitions beyond the largest size of a response get LEADER_NOT_AVAILABLE, so that a client requests them again.
@@ -71,7 +72,7 @@ def describe_producers(broker: Broker, context: ApiRequestContext, request: Desc
                 for some in portions(list(partition.producers().items()), _ENTRIES_PER_STEP):
                     producers += [_producer(*each) for each in some]
                     if len(some) == _ENTRIES_PER_STEP:
-                        yield None
+                        await pause()
                 entry.active_producers = producers
             except ApiError as error:
                 entry.error_code, entry.error_message = error.code, error.message
@@ -80,7 +81,7 @@ def describe_producers(broker: Broker, context: ApiRequestContext, request: Desc
             described += 1 + len(entry.active_producers)
             if described >= _ENTRIES_PER_STEP:
                 described = 0
-                yield None
+                await pause()
         topics.append(_Topic(name=topic.name, partitions=results))
     return DescribeProducersResponse(throttle_time_ms=0, topics=topics)
 
@@ -96,7 +97,9 @@ def _producer(producer_id: int, entry: ProducerStateEntry) -> _Partition.Produce
     )
 
 
-def describe_transactions(broker: Broker, context: ApiRequestContext, request: DescribeTransactionsRequest) -> Steps:
+async def describe_transactions(
+    broker: Broker, context: ApiRequestContext, request: DescribeTransactionsRequest
+) -> DescribeTransactionsResponse:
     """Returns the state of each transactional id.
 
     Those beyond the largest size of a response get COORDINATOR_LOAD_IN_PROGRESS, so that a client requests them again.
@@ -116,7 +119,7 @@ def describe_transactions(broker: Broker, context: ApiRequestContext, request: D
         entries += size
         if entries >= _ENTRIES_PER_STEP:
             entries = 0
-            yield None
+            await pause()
     return DescribeTransactionsResponse(throttle_time_ms=0, transaction_states=described)
 
 
@@ -149,9 +152,9 @@ def _description(transactional_id: str, code: ErrorCode, value: TransactionValue
     )
 
 
-def list_transactions(
+async def list_transactions(
     broker: Broker, context: ApiRequestContext, request: ListTransactionsRequest
-) -> Steps:
+) -> ListTransactionsResponse:
     """Returns the transactional ids that this node coordinates and that match the filters of the request."""
     shards = broker.transaction_coordinator.state_machines(context.node_id)
     if shards is None:
@@ -163,7 +166,7 @@ def list_transactions(
     try:
         matches = {name for shard in shards for name in shard.transactions}
         if pattern:
-            matches = yield from _matching_steps(matches, pattern)
+            matches = await _matching_ids(matches, pattern)
     except ApiError as error:
         return ListTransactionsResponse(
             throttle_time_ms=0, error_code=error.code, unknown_state_filters=[], transaction_states=[]
@@ -185,7 +188,7 @@ def list_transactions(
                 and name in matches
                 and (duration_ms < 0 or timestamp_ms - value.start_ms > duration_ms)
             ]
-            yield None
+            await pause()
     return ListTransactionsResponse(
         throttle_time_ms=0,
         error_code=ErrorCode.NONE,
@@ -194,7 +197,7 @@ def list_transactions(
     )
 
 
-def _matching_steps(transactional_ids: Collection[str], pattern: str) -> StorageSteps[set[str]]:
+async def _matching_ids(transactional_ids: Collection[str], pattern: str) -> set[str]:
     """Returns the ids that match a pattern as a whole.
 
     Patterns have the syntax of RE2, as in Kafka: the time of a match is linear in the length of an id, and in that of
@@ -212,9 +215,9 @@ def _matching_steps(transactional_ids: Collection[str], pattern: str) -> Storage
         some.append(name)
         length += len(name)
         if length >= _MATCHED_PER_STEP:
-            matches |= yield partial(_matching, some, pattern)
+            matches |= await in_thread(_matching, some, pattern)
             some, length = [], 0
-    matches |= yield partial(_matching, some, pattern)
+    matches |= await in_thread(_matching, some, pattern)
     return matches
 
 
@@ -236,7 +239,9 @@ def _matching(transactional_ids: Sequence[str], pattern: str) -> set[str]:
         raise ApiError(ErrorCode.INVALID_REGULAR_EXPRESSION, str(error)) from error
 
 
-def write_txn_markers(broker: Broker, context: ApiRequestContext, request: WriteTxnMarkersRequest) -> Steps:
+async def write_txn_markers(
+    broker: Broker, context: ApiRequestContext, request: WriteTxnMarkersRequest
+) -> WriteTxnMarkersResponse:
     """Ends transactions in single partitions, independent of the state of their coordinator."""
     results: dict[int, dict[TopicPartition, ErrorCode]] = {}
     for marker in request.markers:
@@ -245,10 +250,10 @@ def write_txn_markers(broker: Broker, context: ApiRequestContext, request: Write
                 topic_partition = TopicPartition(topic.name, number)
                 codes = results.setdefault(marker.producer_id, {})
                 codes[topic_partition] = _write_marker(broker, context, marker, topic_partition)
-                yield None
+                await pause()
     markers = []
     for producer_id, by_partition in results.items():
-        markers.append((yield from _marker_result(producer_id, by_partition)))
+        markers.append(await _marker_result(producer_id, by_partition))
     return WriteTxnMarkersResponse(markers=markers)
 
 
@@ -275,11 +280,11 @@ def _write_marker(
     return ErrorCode.NONE
 
 
-def _marker_result(producer_id: int, codes: Mapping[TopicPartition, ErrorCode]) -> StorageSteps[_MarkerResult]:
+async def _marker_result(producer_id: int, codes: Mapping[TopicPartition, ErrorCode]) -> _MarkerResult:
     topics: dict[str, list[_MarkedTopic.WritableTxnMarkerPartitionResult]] = {}
     for count, ((topic, number), code) in enumerate(codes.items()):
         if count % _ENTRIES_PER_STEP == 0:
-            yield None
+            await pause()
         result = _MarkedTopic.WritableTxnMarkerPartitionResult(partition_index=number, error_code=code)
         topics.setdefault(topic, []).append(result)
     return _MarkerResult(

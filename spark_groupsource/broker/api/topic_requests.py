@@ -11,7 +11,7 @@ from typing import Mapping, NamedTuple, Sequence
 
 from spark_groupsource.broker.api.request_limits import check_changes
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ZERO_UUID, ApiRequestContext, Steps
+from spark_groupsource.broker.requests import ZERO_UUID, ApiRequestContext
 from spark_groupsource.broker.storage.catalog import (
     INTERNAL_TOPICS,
     OFFSETS_TOPIC,
@@ -20,9 +20,9 @@ from spark_groupsource.broker.storage.catalog import (
     TopicEntry,
 )
 from spark_groupsource.broker.storage.log_manager import TopicPlan
-from spark_groupsource.broker.storage.steps import StorageSteps
 from spark_groupsource.broker.storage.topic_config import TOPIC_FIELDS, TOPIC_SETTINGS
 from spark_groupsource.common.config_def import format_value
+from spark_groupsource.common.coroutines import pause
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition, bounded_names
 from spark_groupsource.wire.messages import (
@@ -72,7 +72,7 @@ class PartitionFields(NamedTuple):
 # --- metadata ---
 
 
-def metadata(broker: Broker, context: ApiRequestContext, request: MetadataRequest) -> Steps:
+async def metadata(broker: Broker, context: ApiRequestContext, request: MetadataRequest) -> MetadataResponse:
     """Returns running nodes and topics with their leaders; may create topics that are requested by name.
 
     Names beyond the largest number of new topics get UNKNOWN_TOPIC_OR_PARTITION, so clients retry.
@@ -85,28 +85,28 @@ def metadata(broker: Broker, context: ApiRequestContext, request: MetadataReques
             if entry.name in UNLISTED_TOPICS:
                 continue
             try:
-                topics.append((yield from _describe_topic(broker, entry, request)))
+                topics.append(await _describe_topic(broker, entry, request))
             except ApiError:
                 continue  # deleted since the first step
             described += len(entry.partitions) + 1
             if described >= _PARTITIONS_PER_STEP:
                 described = 0
-                yield None
+                await pause()
     else:
         distinct: dict[tuple[str | None, uuid.UUID | None], MetadataRequest.MetadataRequestTopic] = {}
         for number, topic in enumerate(requested, 1):
             distinct[topic.name, topic.topic_id] = topic
             if number % _NAMES_PER_STEP == 0:
-                yield None
+                await pause()
         errors: dict[str, ErrorCode] = {}
         if context.api_version < 4 or request.allow_auto_topic_creation:
-            errors = yield from _auto_create(broker, [name for name, _ in distinct if name is not None])
+            errors = await _auto_create(broker, [name for name, _ in distinct if name is not None])
         for topic in distinct.values():
-            topics.append((yield from _requested_topic(broker, context, request, topic, errors)))
+            topics.append(await _requested_topic(broker, context, request, topic, errors))
             described += len(topics[-1].partitions) + 1
             if described >= _PARTITIONS_PER_STEP:
                 described = 0
-                yield None
+                await pause()
     return MetadataResponse(
         throttle_time_ms=0,
         brokers=[
@@ -121,13 +121,13 @@ def metadata(broker: Broker, context: ApiRequestContext, request: MetadataReques
     )
 
 
-def _requested_topic(
+async def _requested_topic(
     broker: Broker,
     context: ApiRequestContext,
     request: MetadataRequest,
     requested: MetadataRequest.MetadataRequestTopic,
     errors: Mapping[str, ErrorCode],
-) -> StorageSteps[_MetadataTopic]:
+) -> _MetadataTopic:
     name, topic_id = requested.name, requested.topic_id or ZERO_UUID
     try:
         if name is None:
@@ -135,7 +135,7 @@ def _requested_topic(
         elif name not in broker.partitions.topics:
             broker.partitions.check_name(name)
             raise ApiError(errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
-        return (yield from _describe_topic(broker, broker.partitions.topic(name), request))
+        return await _describe_topic(broker, broker.partitions.topic(name), request)
     except ApiError as error:
         # null from version 12, empty before
         response_name = name if name is not None or context.api_version >= 12 else ""
@@ -150,7 +150,7 @@ def _requested_topic(
         )
 
 
-def _auto_create(broker: Broker, names: Sequence[str]) -> StorageSteps[dict[str, ErrorCode]]:
+async def _auto_create(broker: Broker, names: Sequence[str]) -> dict[str, ErrorCode]:
     """Creates the first unknown topics; returns the errors."""
     if not broker.config.auto_create_topics_enable:
         return {}
@@ -160,40 +160,40 @@ def _auto_create(broker: Broker, names: Sequence[str]) -> StorageSteps[dict[str,
         if name not in broker.partitions.topics and len(new) < _MAX_CREATED_BY_METADATA:
             try:
                 if name in INTERNAL_TOPICS:
-                    yield from _create_internal(broker, name)
+                    await _create_internal(broker, name)
                 else:
                     broker.partitions.check_name(name)
                     new.append(TopicPlan(name, broker.config.num_partitions, {}))
             except ApiError as error:
                 errors[name] = error.code
         if number % _NAMES_PER_STEP == 0:
-            yield None
+            await pause()
     if new:
-        created = yield from broker.create_topics_steps(new)
+        created = await broker.create_topics(new)
         errors.update((topic.name, result.code) for topic, result in zip(new, created) if isinstance(result, ApiError))
     return errors
 
 
-def _create_internal(broker: Broker, name: str) -> StorageSteps[None]:
+async def _create_internal(broker: Broker, name: str) -> None:
     """Raises: ApiError."""
     if name == OFFSETS_TOPIC:
-        yield from broker.group_coordinator.shards.ensure_topic_steps()
+        await broker.group_coordinator.shards.ensure_topic()
     elif name == TRANSACTIONS_TOPIC:
-        yield from broker.transaction_coordinator.shards.ensure_topic_steps()
+        await broker.transaction_coordinator.shards.ensure_topic()
     else:
-        broker.group_coordinator.event_log.ensure_topic()
+        await broker.group_coordinator.event_log.ensure_topic()
 
 
-def _describe_topic(
+async def _describe_topic(
     broker: Broker, entry: TopicEntry, request: MetadataRequest
-) -> StorageSteps[_MetadataTopic]:
+) -> _MetadataTopic:
     partitions: list[_MetadataPartition] = []
     for number, topic_partition in enumerate(entry.partitions, 1):
         if topic_partition not in broker.partitions:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)  # deleted since the previous step
         partitions.append(_described_partition(partition_fields(broker, topic_partition)))
         if number % _PARTITIONS_PER_STEP == 0:
-            yield None
+            await pause()
     return _MetadataTopic(
         error_code=0,
         name=entry.name,
@@ -267,7 +267,9 @@ def describe_cluster(
 # --- changes ---
 
 
-def create_topics(broker: Broker, context: ApiRequestContext, request: CreateTopicsRequest) -> Steps:
+async def create_topics(
+    broker: Broker, context: ApiRequestContext, request: CreateTopicsRequest
+) -> CreateTopicsResponse:
     """Creates each topic independently of the others, up to the largest number of partitions of one request."""
     counted = configured = 0
     named = Counter(topic.name for topic in request.topics)
@@ -295,14 +297,14 @@ def create_topics(broker: Broker, context: ApiRequestContext, request: CreateTop
         except ApiError as error:
             outcomes[topic.name] = error.without_traceback()
         if number % _TOPICS_PER_STEP == 0:
-            yield None
-    created = yield from broker.create_topics_steps(new)
+            await pause()
+    created = await broker.create_topics(new)
     outcomes.update((topic.name, outcome) for topic, outcome in zip(new, created))
     results = []
     for name in distinct:
         results.append(_created_topic(broker, context, name, outcomes[name]))
         if len(results) % _TOPICS_PER_STEP == 0:
-            yield None
+            await pause()
     return CreateTopicsResponse(throttle_time_ms=0, topics=results)
 
 
@@ -375,19 +377,21 @@ def _partition_count(broker: Broker, topic: _NewTopic) -> int:
     return broker.config.num_partitions if topic.num_partitions == -1 else topic.num_partitions
 
 
-def delete_topics(broker: Broker, context: ApiRequestContext, request: DeleteTopicsRequest) -> Steps:
+async def delete_topics(
+    broker: Broker, context: ApiRequestContext, request: DeleteTopicsRequest
+) -> DeleteTopicsResponse:
     """Deletes topics by name, or by id from version 6."""
     requested: list[tuple[str | None, uuid.UUID]]
     if context.api_version >= 6:
         requested = [(topic.name, topic.topic_id or ZERO_UUID) for topic in request.topics]
     else:
         requested = [(name, ZERO_UUID) for name in request.topic_names]
-    yield None
+    await pause()
     names = {entry.topic_id: name for name, entry in broker.partitions.topics.items()}
-    yield None
+    await pause()
     counts = Counter(names.get(topic_id, topic_id) if name is None else name for name, topic_id in requested)
     results = []
-    yield None
+    await pause()
     for name, topic_id in dict.fromkeys(requested):
         code, message = ErrorCode.NONE, None
         try:
@@ -401,15 +405,17 @@ def delete_topics(broker: Broker, context: ApiRequestContext, request: DeleteTop
             if name is None:
                 name = broker.partitions.topic_name(topic_id)
             topic_id = broker.partitions.topic(name).topic_id
-            yield from broker.delete_topic_steps(name)
+            await broker.delete_topic(name)
         except ApiError as error:
             code, message = error.code, error.message
         results.append(_DeletedTopic(name=name, topic_id=topic_id, error_code=code, error_message=message))
-        yield None
+        await pause()
     return DeleteTopicsResponse(throttle_time_ms=0, responses=results)
 
 
-def create_partitions(broker: Broker, context: ApiRequestContext, request: CreatePartitionsRequest) -> Steps:
+async def create_partitions(
+    broker: Broker, context: ApiRequestContext, request: CreatePartitionsRequest
+) -> CreatePartitionsResponse:
     """Adds partitions to topics, up to the largest number of one request."""
     results: list[_GrownTopic] = []
     created = 0
@@ -417,7 +423,7 @@ def create_partitions(broker: Broker, context: ApiRequestContext, request: Creat
     for topic in {topic.name: topic for topic in request.topics}.values():
         code, message = ErrorCode.NONE, None
         if len(results) % _TOPICS_PER_STEP == 0:
-            yield None
+            await pause()
         try:
             if named[topic.name] > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"The request contains topic {topic.name} more than once.")
@@ -426,7 +432,7 @@ def create_partitions(broker: Broker, context: ApiRequestContext, request: Creat
             check_changes(created + added, "partitions")
             created += added
             if not request.validate_only:
-                yield from broker.add_partitions_steps(topic.name, topic.count)
+                await broker.add_partitions(topic.name, topic.count)
         except ApiError as error:
             code, message = error.code, error.message
         results.append(_GrownTopic(name=topic.name, error_code=code, error_message=message))

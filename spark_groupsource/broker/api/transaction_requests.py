@@ -15,9 +15,9 @@ from spark_groupsource.broker.api.group_parts import Checked, change_offsets, ha
 from spark_groupsource.broker.api.group_requests import add_topics, missing_topics, pass_on, split_by_existence
 from spark_groupsource.broker.group import error_response, verification_error
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext, ResponseAction, Steps
+from spark_groupsource.broker.requests import ApiRequestContext, HandlerResult
 from spark_groupsource.broker.storage.catalog import INTERNAL_TOPICS
-from spark_groupsource.broker.storage.steps import StorageSteps, portions
+from spark_groupsource.common.coroutines import pause, portions
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.wire.messages import (
@@ -25,7 +25,6 @@ from spark_groupsource.wire.messages import (
     AddOffsetsToTxnResponse,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
-    ApiMessage,
     EndTxnRequest,
     EndTxnResponse,
     InitProducerIdRequest,
@@ -79,7 +78,9 @@ def _init_idempotent(broker: Broker) -> tuple[ErrorCode, ProducerIdAndEpoch]:
         return ErrorCode.KAFKA_STORAGE_ERROR, ProducerIdAndEpoch(-1, -1)
 
 
-def add_partitions(broker: Broker, context: ApiRequestContext, request: AddPartitionsToTxnRequest) -> Steps:
+async def add_partitions(
+    broker: Broker, context: ApiRequestContext, request: AddPartitionsToTxnRequest
+) -> AddPartitionsToTxnResponse:
     """Adds partitions to a transaction: all, or none if one does not exist or belongs to an internal topic."""
     topics = request.v3_and_below_topics
     requested: set[TopicPartition] = set()
@@ -94,7 +95,7 @@ def add_partitions(broker: Broker, context: ApiRequestContext, request: AddParti
             done += len(numbers) + 1
             if done >= _PARTITIONS_PER_STEP:
                 done = 0
-                yield None
+                await pause()
     if refused:
         code = ErrorCode.OPERATION_NOT_ATTEMPTED
     else:
@@ -105,13 +106,13 @@ def add_partitions(broker: Broker, context: ApiRequestContext, request: AddParti
         except ApiError as error:
             code = error.code
     code = _fencing_error(code, context.api_version)
-    results = yield from _results(topics, code, refused)
+    results = await _results(topics, code, refused)
     return AddPartitionsToTxnResponse(throttle_time_ms=0, results_by_topic_v3_and_below=results)
 
 
-def _results(
+async def _results(
     topics: Sequence[_AddTopic], code: ErrorCode, refused: Collection[TopicPartition]
-) -> StorageSteps[list[_AddedTopic]]:
+) -> list[_AddedTopic]:
     """Returns the topics and partitions as often as they are requested, or once if some are refused, as Kafka does."""
     named: Iterable[tuple[str, Iterable[int]]] = ((topic.name, topic.partitions) for topic in topics)
     if refused:
@@ -119,7 +120,7 @@ def _results(
         for count, topic in enumerate(topics, 1):
             merged.setdefault(topic.name, {}).update(dict.fromkeys(topic.partitions))
             if count % _PARTITIONS_PER_STEP == 0:
-                yield None
+                await pause()
         named = merged.items()
     results: list[_AddedTopic] = []
     added = 0
@@ -131,10 +132,10 @@ def _results(
             entries.append(_AddedPartition(partition_index=number, partition_error_code=error_code))
             added += 1
             if added % _PARTITIONS_PER_STEP == 0:
-                yield None
+                await pause()
         added += 1
         if added % _PARTITIONS_PER_STEP == 0:
-            yield None
+            await pause()
         results.append(_AddedTopic(name=name, results_by_partition=entries))
     return results
 
@@ -171,7 +172,7 @@ def end(broker: Broker, context: ApiRequestContext, request: EndTxnRequest) -> E
 
 def commit_offsets(
     broker: Broker, context: ApiRequestContext, request: TxnOffsetCommitRequest
-) -> ApiMessage | ResponseAction | Steps:
+) -> HandlerResult:
     """Commits offsets with a transaction; partitions that do not exist get an error each."""
     if has_many_partitions(request):
         return change_offsets(broker, context, request, _check_commit)

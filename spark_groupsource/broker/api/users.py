@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from functools import partial
 
 from spark_groupsource.broker.credentials import MAX_USERS, CredentialStore
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import ApiRequestContext, Steps
+from spark_groupsource.broker.requests import ApiRequestContext
+from spark_groupsource.common.coroutines import in_thread, pause
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import bounded_names
 from spark_groupsource.wire.messages import (
@@ -60,14 +60,14 @@ def describe_client_quotas(
     return DescribeClientQuotasResponse(throttle_time_ms=0, error_code=0, error_message=None, entries=[])
 
 
-def alter_client_quotas(
+async def alter_client_quotas(
     broker: Broker, context: ApiRequestContext, request: AlterClientQuotasRequest
-) -> Steps:
+) -> AlterClientQuotasResponse:
     """Accepts the removal of quotas; rejects new ones, because the broker would not enforce them."""
     entries = []
     for number, entry in enumerate(request.entries, 1):
         if number % _PER_STEP == 0:
-            yield None
+            await pause()
         sets = [operation.key for operation in entry.ops if not operation.remove]
         text = f"Quotas are not supported: cannot set {bounded_names(sets)}." if sets else None
         entity = [_Quota.EntityData(entity_type=e.entity_type, entity_name=e.entity_name) for e in entry.entity]
@@ -79,16 +79,16 @@ def alter_client_quotas(
 # --- users ---
 
 
-def describe_scram_credentials(
+async def describe_scram_credentials(
     broker: Broker, context: ApiRequestContext, request: DescribeUserScramCredentialsRequest
-) -> Steps:
+) -> DescribeUserScramCredentialsResponse:
     """Returns the mechanisms and iterations of users, never the credentials."""
     users = broker.credentials.scram_users
     named = Counter(user.name for user in request.users or ())
     results = []
     for number, name in enumerate(named or sorted(users), 1):
         if number % _PER_STEP == 0:
-            yield None
+            await pause()
         code, text = ErrorCode.NONE, None
         if named[name] > 1:
             code = ErrorCode.DUPLICATE_RESOURCE
@@ -104,9 +104,9 @@ def describe_scram_credentials(
     return DescribeUserScramCredentialsResponse(throttle_time_ms=0, error_code=0, error_message=None, results=results)
 
 
-def alter_scram_credentials(
+async def alter_scram_credentials(
     broker: Broker, context: ApiRequestContext, request: AlterUserScramCredentialsRequest
-) -> Steps:
+) -> AlterUserScramCredentialsResponse:
     """Adds, replaces and removes credentials; like Kafka, rejects two changes of one user in a request.
 
     All of them are stored at once, by the worker thread.
@@ -116,12 +116,12 @@ def alter_scram_credentials(
     for number, entry in enumerate(named, 1):
         changes.setdefault(entry.name, []).append(entry)
         if number % _NAMES_PER_STEP == 0:
-            yield None
+            await pause()
     results = []
     altered: dict[tuple[str, str], ScramCredential | None] = {}
     for number, (name, entries) in enumerate(changes.items(), 1):
         if number % _PER_STEP == 0:
-            yield None
+            await pause()
         code, text = ErrorCode.NONE, None
         try:
             if len(entries) > 1:
@@ -134,7 +134,7 @@ def alter_scram_credentials(
         results.append(_Altered(user=name, error_code=code, error_message=text))
     if altered:
         try:
-            yield partial(broker.credentials.change, altered)
+            await in_thread(broker.credentials.change, altered)
         except StorageError as error:
             broker.report(f"[broker] Storing SCRAM credentials failed: {error}", logging.ERROR)
             for result in results:

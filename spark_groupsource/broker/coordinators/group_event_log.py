@@ -8,11 +8,12 @@ the new assignment finds its events.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import Iterator, Sequence
+from typing import Sequence
 
 from spark_groupsource.broker.coordinators.services import CoordinatorServices
-from spark_groupsource.broker.storage.steps import run_steps
+from spark_groupsource.common.coroutines import pause
 from spark_groupsource.errors import ApiError, StorageError
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.wire.group_events import GROUP_EVENTS_TOPIC, EventKind, GroupEvent, encode_event
@@ -41,7 +42,8 @@ class GroupEventLog:
 
     def __init__(self, services: CoordinatorServices) -> None:
         self._services = services
-        self._timer = services.timers.timer(self._flush_some)
+        self._timer = services.timers.timer(lambda: services.start_task(self._flush_some()))
+        self._flushing = asyncio.Lock()
         self._buffer: list[GroupEvent] = []
         self._minute_ends_ms = self._left_bytes = self._dropped = 0
         self._flushed_ms = self._due_ms = 0
@@ -67,14 +69,18 @@ class GroupEventLog:
         self._due_ms = due_ms
         self._timer.set(due_ms)
 
-    def flush(self) -> Iterator[None]:
-        """Appends all events in memory, in steps."""
+    async def flush(self) -> None:
+        """Appends all events in memory."""
         while self._buffer:
-            self._flush_some()
-            yield
+            await self._flush_some()
+            await pause()
 
-    def _flush_some(self) -> None:
+    async def _flush_some(self) -> None:
         """Appends events in memory, a limited number; drops them if that fails, or above the limit per minute."""
+        async with self._flushing:
+            await self._append_some()
+
+    async def _append_some(self) -> None:
         events, self._buffer = self._buffer[:_EVENTS_PER_FLUSH], self._buffer[_EVENTS_PER_FLUSH:]
         if not events:
             return
@@ -94,12 +100,12 @@ class GroupEventLog:
                     break
                 self._left_bytes -= len(value)
                 if records and size + len(value) > _MAX_BATCH_BYTES:
-                    self._append(records)
+                    await self._append(records)
                     records, size = [], 0
                 records.append(Record(event.group.encode(), value, event.at_ms))
                 size += len(value) + len(event.group)
             if records:
-                self._append(records)
+                await self._append(records)
         except (ApiError, StorageError) as error:
             # the next attempt is made in the next minute
             self._left_bytes = 0
@@ -107,10 +113,10 @@ class GroupEventLog:
                 f"[topic={GROUP_EVENTS_TOPIC}] Recording events of groups failed: {error} Groups are not affected."
             )
 
-    def ensure_topic(self) -> None:
+    async def ensure_topic(self) -> None:
         """Creates the topic unless it exists. Raises: ApiError."""
         if GROUP_EVENTS_TOPIC not in self._services.partitions.topics:
-            run_steps(self._services.create_topic(GROUP_EVENTS_TOPIC, 1, TOPIC_SETTINGS))
+            await self._services.ensure_topic(GROUP_EVENTS_TOPIC, 1, TOPIC_SETTINGS)
 
     def _start_minute(self) -> None:
         now_ms = self._services.clock.now_ms()
@@ -122,8 +128,8 @@ class GroupEventLog:
             self._services.report(text, logging.WARNING)
             self._dropped = 0
 
-    def _append(self, records: list[Record]) -> None:
-        self.ensure_topic()
+    async def _append(self, records: list[Record]) -> None:
+        await self.ensure_topic()
         target = self._services.partitions.partition(GROUP_EVENTS_TOPIC, 0)
         appended = target.append_from_coordinator(encode_batch(records), self._services.clock.timestamp_ms())
         self._services.on_append(target.topic_partition, appended.size)

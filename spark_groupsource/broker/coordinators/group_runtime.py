@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections import defaultdict
+from collections import defaultdict, deque
+from functools import partial
 from itertools import chain
-from typing import Any, Callable, Generator, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Coroutine, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.coordinators.commit_batch import commit_batch
@@ -41,11 +42,11 @@ from spark_groupsource.broker.group import (
     merge_responses,
     split_request,
 )
+from spark_groupsource.broker.periodic_work import PeriodicWork
 from spark_groupsource.broker.requests import ApiRequestContext, SendResponse
 from spark_groupsource.broker.storage.catalog import OFFSETS_TOPIC
 from spark_groupsource.broker.storage.segment_scan import StoredBatch
-from spark_groupsource.broker.storage.steps import portions
-from spark_groupsource.broker.timed_steps import BackgroundSteps, PeriodicSteps
+from spark_groupsource.common.coroutines import pause, portions
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition, new_tuple
 from spark_groupsource.records.decode import CONTROL_COMMIT, control_type
@@ -141,11 +142,12 @@ class GroupRuntime:
         )
         self.shards: ShardRegistry[GroupShard, GroupTimer] = ShardRegistry(services, topic, self)
         self.event_log = GroupEventLog(services)
-        self._background = BackgroundSteps(services.timers, services.clock)
+        self._background: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()  # one after another
         self.removal = OffsetRemoval(self.shards, self._apply, lambda: self._clock.instant())
-        self._expiry = PeriodicSteps(
+        self._expiry = PeriodicWork(
             services.timers,
             services.clock,
+            services.start_task,
             self.removal.expire,
             lambda: self._config.offsets_retention_check_interval_ms,
         )
@@ -168,9 +170,9 @@ class GroupRuntime:
         self.shards.load_all()
         self._expiry.start()
 
-    def stop(self) -> Iterator[None]:
-        """Writes what is kept in memory, in steps."""
-        return self.event_log.flush()
+    async def stop(self) -> None:
+        """Writes what is kept in memory."""
+        await self.event_log.flush()
 
     def new_state_machine(self, partition: int) -> GroupShard:
         return GroupShard(partition, self._config)
@@ -204,19 +206,19 @@ class GroupRuntime:
         self._apply(shard, shard.state_machine.on_loaded(self._clock.instant()))
         if shard.partition in self._deleted:
             self._removing.add(shard)
-            self._background.add(self._remove_after_loading(shard, self._deleted.pop(shard.partition)))
+            self._start_task(partial(self._remove_after_loading, shard, self._deleted.pop(shard.partition)))
 
-    def _remove_after_loading(self, shard: _Shard, deleted: Sequence[TopicPartition]) -> Iterator[None]:
+    async def _remove_after_loading(self, shard: _Shard, deleted: Sequence[TopicPartition]) -> None:
         try:
-            yield from self._remove_deleted(shard.partition, deleted)
+            await self._remove_deleted(shard.partition, deleted)
         finally:
             self._removing.discard(shard)
 
-    def _remove_deleted(self, partition: int, deleted: Sequence[TopicPartition]) -> Iterator[None]:
+    async def _remove_deleted(self, partition: int, deleted: Sequence[TopicPartition]) -> None:
         """Removes the offsets of deleted partitions from a shard, now or when it is loaded."""
         while (shard := self.shards.find_loaded(partition)) is not None:
-            yield from self.removal.partitions_deleted(shard, deleted)
-            if self.shards.find_loaded(partition) is shard:  # else it was unloaded between two steps
+            await self.removal.partitions_deleted(shard, deleted)
+            if self.shards.find_loaded(partition) is shard:  # else it was unloaded during a pause
                 return
         self._deleted[partition] += deleted
 
@@ -255,10 +257,10 @@ class GroupRuntime:
         (response,) = token.responses
         return response
 
-    def list_groups(
+    async def list_groups(
         self, context: ApiRequestContext, request: ListGroupsRequest
-    ) -> Generator[None, None, list[ListGroupsResponse]]:
-        """Returns responses that together have the groups of the shards of a node, in steps."""
+    ) -> list[ListGroupsResponse]:
+        """Returns responses that together have the groups of the shards of a node."""
         responses = []
         for partition in self.led_partitions(context.node_id):
             shard = self.shards.get_or_load(partition)
@@ -269,8 +271,8 @@ class GroupRuntime:
             for group_ids in portions(shard.state_machine.group_ids(), _GROUPS_PER_STEP):
                 listed = shard.state_machine.list_groups(group_ids, request)
                 responses.append(ListGroupsResponse(throttle_time_ms=0, error_code=ErrorCode.NONE, groups=listed))
-                yield None
-            yield None
+                await pause()
+            await pause()
         return responses
 
     def member_count(self, group_id: str) -> int:
@@ -284,7 +286,7 @@ class GroupRuntime:
         shard = self._loaded_shard_of(group_id)
         return {} if shard is None else shard.state_machine.store.offsets_of(group_id)
 
-    def deletion_steps(self, node_id: int, group_id: str) -> Iterator[None]:
+    async def remove_offsets(self, node_id: int, group_id: str) -> None:
         """Removes most offsets of a group that can be deleted, before its deletion.
 
         Meanwhile, requests that may change the group or read its offsets get COORDINATOR_LOAD_IN_PROGRESS.
@@ -294,7 +296,7 @@ class GroupRuntime:
             return
         self._deleting.add(group_id)
         try:
-            yield from self.removal.delete_group(shard, group_id)
+            await self.removal.delete_group(shard, group_id)
         finally:
             self._deleting.discard(group_id)
 
@@ -308,7 +310,7 @@ class GroupRuntime:
 
     def _handle(self, context: ApiRequestContext, request: GroupRequest, token: object) -> None:
         try:
-            count = self.shards.ensure_topic()
+            count = self.shards.existing_partition_count()
         except ApiError:
             error = error_response(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, context.api_version)
             self._reply(token, error)
@@ -327,11 +329,11 @@ class GroupRuntime:
         for partition, part in parts.items():
             self._handle_part(context, partition, part, _ShardToken(fan_out, partition))
 
-    def partitions_deleted(self, topic_partitions: Sequence[TopicPartition]) -> Iterator[None]:
-        """Removes the committed offsets of deleted partitions from every group, in steps."""
+    async def partitions_deleted(self, topic_partitions: Sequence[TopicPartition]) -> None:
+        """Removes the committed offsets of deleted partitions from every group."""
         for partition in range(self.shards.partition_count):
             self.shards.get_or_load(partition)
-            yield from self._remove_deleted(partition, topic_partitions)
+            await self._remove_deleted(partition, topic_partitions)
 
     def transaction_ended(self, partition: int, producer_id: int, committed: bool) -> None:
         """Is called after a marker was appended to a partition of `__consumer_offsets`.
@@ -401,7 +403,7 @@ class GroupRuntime:
                     outcome = state_machine.append_failed(outcome, error.code, self._clock.instant())
                     continue
                 if isinstance(outcome.after_append, StoreAssignment) and _value_bytes(outcome) > _LARGE_VALUE_BYTES:
-                    self._background.add(self._continue_steps(shard, outcome))
+                    self._start_task(partial(self._continue, shard, outcome))
                 elif outcome.is_continued:
                     following = state_machine.append_succeeded(outcome, self._clock.instant())
             if len(outcome.replies) > _REPLIES_PER_STEP:  # a rebalance completes for thousands of members
@@ -409,24 +411,38 @@ class GroupRuntime:
                     if isinstance(reply.token, _PartToken):  # its response is used in this step
                         self._reply(reply.token, reply.response)
                 others = [reply for reply in outcome.replies if not isinstance(reply.token, _PartToken)]
-                self._background.add(self._reply_steps(others))
+                self._start_task(partial(self._reply_to_many, others))
             else:
                 for reply in outcome.replies:
                     self._reply(reply.token, reply.response)
             outcome = following
         return is_appended
 
-    def _continue_steps(self, shard: _Shard, outcome: Outcome) -> Iterator[None]:
-        """Continues after an append in a step of its own: a group with thousands of members needs the time of two."""
+    def _start_task(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Starts work beside requests, after the work that was started before."""
+        self._background.append(work)
+        if len(self._background) == 1:
+            self._services.start_task(self._run_background())
+
+    async def _run_background(self) -> None:
+        try:
+            await self._background[0]()
+        finally:  # an error ends this work only
+            self._background.popleft()
+            if self._background:
+                self._services.start_task(self._run_background())
+
+    async def _continue(self, shard: _Shard, outcome: Outcome) -> None:
+        """Continues after an append, later: a group with thousands of members needs the time of two."""
         if self.shards.find_loaded(shard.partition) is shard:  # else its requests have got NOT_COORDINATOR
             self._apply(shard, shard.state_machine.append_succeeded(outcome, self._clock.instant()))
-        yield
+        await pause()
 
-    def _reply_steps(self, replies: Sequence[Reply]) -> Iterator[None]:
+    async def _reply_to_many(self, replies: Sequence[Reply]) -> None:
         for some in portions(replies, _REPLIES_PER_STEP):
             for reply in some:
                 self._reply(reply.token, reply.response)
-            yield
+            await pause()
 
     def _report_line(self, partition: int, line: GroupLogLine) -> None:
         entity = f"group={line.group_id}" if line.group_id else f"partition={OFFSETS_TOPIC}-{partition}"

@@ -1,7 +1,6 @@
-"""Removal of committed offsets in steps: expired offsets, deleted partitions, deleted groups.
+"""Removal of committed offsets: expired offsets, deleted partitions, deleted groups.
 
-A step removes some hundred offsets, because ten thousand tombstones take longer than a time slice. Between the steps
-other requests run.
+Some hundred offsets are removed between two pauses, because ten thousand tombstones take longer than a time slice.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from typing import Callable, Iterator, Sequence
 
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorShard, ShardRegistry
 from spark_groupsource.broker.group import GroupShard, GroupTimer, Outcome
-from spark_groupsource.broker.storage.steps import portions
 from spark_groupsource.common.clock import Instant
+from spark_groupsource.common.coroutines import pause, portions
 from spark_groupsource.model import TopicPartition
 
 _OFFSETS_PER_STEP = 250
@@ -34,7 +33,7 @@ class OffsetRemoval:
         self._apply = apply
         self._instant = instant
 
-    def expire(self) -> Iterator[None]:
+    async def expire(self) -> None:
         """Removes expired offsets, and groups that have neither offsets nor members."""
         for shard in self._shards.loaded_shards():
             machine = shard.state_machine
@@ -42,14 +41,14 @@ class OffsetRemoval:
                 if self._is_large(shard, group_ids[0]):
                     for some in portions(list(machine.store.offsets_of(group_ids[0])), _OFFSETS_PER_STEP):
                         self._apply(shard, machine.expire_offsets_of(group_ids[0], some, self._instant()))
-                        yield
+                        await pause()
                         if not self._is_current(shard):
                             break
                 if self._is_current(shard) and not self._is_large(shard, group_ids[0]):
                     self._apply(shard, machine.expire_offsets(self._instant(), group_ids))
-                yield
+                await pause()
 
-    def partitions_deleted(self, shard: _Shard, topic_partitions: Sequence[TopicPartition]) -> Iterator[None]:
+    async def partitions_deleted(self, shard: _Shard, topic_partitions: Sequence[TopicPartition]) -> None:
         """Removes the offsets of deleted partitions from the groups of a shard."""
         machine, deleted = shard.state_machine, frozenset(topic_partitions)
         for group_ids in self._group_portions(shard, list(machine.store.group_ids())):
@@ -61,9 +60,9 @@ class OffsetRemoval:
                 if not self._is_current(shard):
                     return
                 self._apply(shard, machine.on_partitions_deleted(some, self._instant(), group_ids))
-                yield
+                await pause()
 
-    def delete_group(self, shard: _Shard, group_id: str) -> Iterator[None]:
+    async def delete_group(self, shard: _Shard, group_id: str) -> None:
         """Removes most offsets of a group that can be deleted; DeleteGroups deletes the rest and the group."""
         machine = shard.state_machine
         if not self._is_large(shard, group_id):
@@ -74,7 +73,7 @@ class OffsetRemoval:
             outcome = machine.delete_group_offsets(group_id, some, self._instant())
             if not outcome.records or not self._apply(shard, outcome):
                 return
-            yield
+            await pause()
 
     def _group_portions(self, shard: _Shard, group_ids: Sequence[str]) -> Iterator[list[str]]:
         """Divides groups into portions with a bounded number of groups and offsets; a large group is one portion."""
@@ -95,5 +94,5 @@ class OffsetRemoval:
         return len(shard.state_machine.store.partitions_of(group_id)) >= _OFFSETS_PER_STEP
 
     def _is_current(self, shard: _Shard) -> bool:
-        """Returns whether the shard was not unloaded since the previous step."""
+        """Returns whether the shard was not unloaded during a pause."""
         return self._shards.find_loaded(shard.partition) is shard

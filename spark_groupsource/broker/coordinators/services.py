@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Callable, Mapping
+from typing import Any, Callable, Coroutine, Mapping
 
 from spark_groupsource.broker.leaders import Leaders
+from spark_groupsource.broker.periodic_work import StartTask
 from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.broker.state_budget import StateBudget
-from spark_groupsource.broker.storage.log_manager import CreationSteps, LogManager
+from spark_groupsource.broker.storage.log_manager import LogManager
 from spark_groupsource.broker.storage.reporter import Reporter
 from spark_groupsource.common.clock import Clock
 from spark_groupsource.common.timers import Timers
@@ -21,9 +22,9 @@ from spark_groupsource.model import TopicPartition
 class CoordinatorServices:
     """Logs, leaders and timers for a coordinator.
 
-    Attributes: `create_topic`, creates a topic (name, partition count, settings) and elects its leaders in steps, which
-    raise ApiError; `on_append`, is called with each partition and the appended bytes, and completes delayed fetches;
-    `budget`, memory of all state.
+    Attributes: `start_task`, runs work beside the requests; `ensure_topic`, creates a topic (name, partition count,
+    settings) unless it exists, raises ApiError; `on_append`, is called with each partition and the appended bytes, and
+    completes delayed fetches; `budget`, memory of all state.
     """
 
     partitions: LogManager
@@ -31,7 +32,8 @@ class CoordinatorServices:
     nodes: RunningNodes
     timers: Timers
     clock: Clock
-    create_topic: Callable[[str, int, Mapping[str, "str | None"]], CreationSteps]
+    start_task: StartTask
+    ensure_topic: Callable[[str, int, Mapping[str, str]], Coroutine[Any, Any, None]]
     on_append: Callable[[TopicPartition, int], None]
     report: Reporter
     budget: StateBudget

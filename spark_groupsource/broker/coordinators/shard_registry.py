@@ -19,10 +19,8 @@ from spark_groupsource.broker.coordinators.log_replay import LogReplay
 from spark_groupsource.broker.coordinators.services import CoordinatorServices
 from spark_groupsource.broker.group import coordinator_partition
 from spark_groupsource.broker.leaders import Leader
-from spark_groupsource.broker.storage.log_manager import CreationSteps
 from spark_groupsource.broker.storage.partition import Partition
 from spark_groupsource.broker.storage.segment_scan import StoredBatch
-from spark_groupsource.broker.storage.steps import StorageSteps, run_steps
 from spark_groupsource.common.timers import TimerQueue
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
@@ -112,7 +110,8 @@ class ShardRegistry(Generic[StateMachine, Key]):
         self._shards: dict[int, CoordinatorShard[StateMachine, Key]] = {}
         self._load_queue: deque[int] = deque()
         self._load_timer = services.timers.timer(self._load_next)
-        self._is_paused = self._is_creating = False
+        self._is_paused = False
+        self._creation_error = ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"Topic {topic.name} does not exist.")
         self._load_errors: dict[int, str] = {}
 
     # --- the topic ---
@@ -123,36 +122,22 @@ class ShardRegistry(Generic[StateMachine, Key]):
         entry = self._services.partitions.topics.get(self._topic.name)
         return 0 if entry is None else entry.partition_count
 
-    def ensure_topic(self) -> int:
-        """Creates the coordinator's topic unless it exists; returns its number of partitions.
-
-        Raises: ApiError.
-        """
-        count = self.partition_count
-        if not count:
-            run_steps(self._creation_steps())
-            count = self.partition_count
-        return count
-
-    def ensure_topic_steps(self) -> StorageSteps[None]:
-        """As `ensure_topic`, in steps: a coordinator's topic has fifty partitions by default.
-
-        Raises: ApiError.
-        """
-        while not self.partition_count:
-            if self._is_creating:
-                yield _nothing  # after the current step of the creation, in the same thread
-                continue
-            self._is_creating = True
-            try:
-                yield from self._creation_steps()
-            finally:
-                self._is_creating = False
-
-    def _creation_steps(self) -> CreationSteps:
+    async def ensure_topic(self) -> None:
+        """Creates the coordinator's topic unless it exists. Raises: ApiError."""
         required = {"cleanup.policy": "compact", "segment.bytes": str(self._topic.segment_bytes)}
         settings = {**required, **self._topic.settings}
-        return self._services.create_topic(self._topic.name, self._topic.partition_count, settings)
+        try:
+            await self._services.ensure_topic(self._topic.name, self._topic.partition_count, settings)
+        except ApiError as error:
+            self._creation_error = error.without_traceback()
+            raise
+
+    def existing_partition_count(self) -> int:
+        """Returns the partitions of the coordinator's topic. Raises: ApiError if it could not be created."""
+        count = self.partition_count
+        if not count:
+            raise ApiError(self._creation_error.code, self._creation_error.message)
+        return count
 
     def log_partition(self, partition: int) -> Partition:
         """Raises: ApiError."""
@@ -167,8 +152,8 @@ class ShardRegistry(Generic[StateMachine, Key]):
     # --- leadership ---
 
     def partition_of(self, coordinated_id: str) -> TopicPartition:
-        """Returns the partition of a group id or transactional id. Creates the topic if necessary. Raises: ApiError."""
-        return TopicPartition(self._topic.name, coordinator_partition(coordinated_id, self.ensure_topic()))
+        """Returns the partition of a group id or transactional id. Raises: ApiError without the topic."""
+        return TopicPartition(self._topic.name, coordinator_partition(coordinated_id, self.existing_partition_count()))
 
     def coordinator_node(self, coordinated_id: str) -> int:
         """Returns the id of the node that coordinates a group id or transactional id.
@@ -298,7 +283,3 @@ class ShardRegistry(Generic[StateMachine, Key]):
             return
         if shard.is_loaded:
             self._coordinator.on_loaded(shard)
-
-
-def _nothing() -> None:
-    return None

@@ -23,11 +23,12 @@ from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.coordinators.services import CoordinatorServices, report_unexpected
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorShard, CoordinatorTopic, ShardRegistry
 from spark_groupsource.broker.group.error_responses import append_error
+from spark_groupsource.broker.periodic_work import PeriodicWork
 from spark_groupsource.broker.storage.catalog import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_groupsource.broker.storage.segment_scan import StoredBatch
-from spark_groupsource.broker.timed_steps import PeriodicSteps
 from spark_groupsource.broker.transactions import Decision, TransactionConfig, TransactionShard, is_ending
 from spark_groupsource.broker.transactions.transaction_states import ONGOING, PREPARE_COMMIT
+from spark_groupsource.common.coroutines import pause
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
@@ -101,8 +102,12 @@ class TransactionRuntime:
             _TOPIC_SETTINGS,
         )
         self.shards: ShardRegistry[TransactionShard, TimerKey] = ShardRegistry(services, topic, self)
-        self._expiration = PeriodicSteps(
-            services.timers, services.clock, self.expire_transactional_ids, lambda: _ID_EXPIRATION_INTERVAL_MS
+        self._expiration = PeriodicWork(
+            services.timers,
+            services.clock,
+            services.start_task,
+            self.expire_transactional_ids,
+            lambda: _ID_EXPIRATION_INTERVAL_MS,
         )
         services.budget.add_part(self._state_bytes)
         self._reported_incomplete: set[str] = set()
@@ -389,13 +394,13 @@ class TransactionRuntime:
         if value is not None and value.status is ONGOING:  # the append failed, or the clock was set back
             shard.timers.set((TransactionTimer.TIMEOUT, transactional_id), self._clock.now_ms() + _RETRY_MS)
 
-    def expire_transactional_ids(self) -> Iterator[None]:
-        """Removes the transactional ids that are unused for transactional.id.expiration.ms, in steps."""
+    async def expire_transactional_ids(self) -> None:
+        """Removes the transactional ids that are unused for transactional.id.expiration.ms."""
         for shard in self.shards.loaded_shards():
             expired = list(shard.state_machine.expired_ids(self._clock.timestamp_ms()))
-            yield
+            await pause()
             for transactional_id in expired:
-                # since the previous step the shard may have been unloaded, and the id used
+                # during the pause the shard may have been unloaded, and the id used
                 if self.shards.find_loaded(shard.partition) is not shard:
                     break
                 if not shard.state_machine.is_expired(transactional_id, self._clock.timestamp_ms()):
@@ -406,4 +411,4 @@ class TransactionRuntime:
                     self._services.report(
                         f"[transactional.id={transactional_id}] Expiring the unused transactional id failed: {error}"
                     )
-                yield
+                await pause()

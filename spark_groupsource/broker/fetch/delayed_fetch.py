@@ -10,6 +10,7 @@ Source: Kafka `ReplicaManager.fetchMessages`, `DelayedFetch`; KIP-74 (the first 
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import defaultdict
 from contextlib import suppress
@@ -28,12 +29,13 @@ from spark_groupsource.broker.fetch.partition_reads import (
 from spark_groupsource.broker.fetch.purgatory import DelayedFetchPurgatory
 from spark_groupsource.broker.fetch.sessions import CachedPartition, FetchContext, FetchSessionCache, PartitionEntries
 from spark_groupsource.broker.leaders import Leaders
-from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ResponseAction, SendResponse, in_a_slice
+from spark_groupsource.broker.periodic_work import StartTask
+from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ResponseAction, SendResponse
 from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.broker.state_budget import DELAYED_PARTITION_BYTES, SESSION_PARTITION_BYTES, StateBudget
 from spark_groupsource.broker.storage.log_manager import LogManager
-from spark_groupsource.broker.storage.steps import StorageSteps, run_steps
 from spark_groupsource.common.clock import Clock
+from spark_groupsource.common.coroutines import enter_task, next_turn, pause, run_at_once
 from spark_groupsource.common.timers import Timers
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
@@ -44,6 +46,7 @@ _READ_COMMITTED = 1
 _CURRENT_LEADER_SINCE = 16
 _MAX_SESSION_ID = 2**31 - 1
 _INLINE_PARTITIONS = 500
+_MAX_WIDE = 4  # fetches of more partitions at the same time
 MAX_DELAYED_PARTITIONS = 60_000
 """Partitions of all delayed fetches, above which a fetch completes without waiting. Kafka has no such limit."""
 _PARTITIONS_PER_STEP = 100
@@ -78,8 +81,7 @@ class FetchManager:
     """Fetch requests of all nodes. Called by the broker's event loop only; `len` is the number of delayed fetches.
 
     Attributes: `available_bytes`, returns the bytes that the next response may have, few while clients read too slowly;
-    `may_exceed`, returns whether the first batch of a response may be larger (KIP-74), which it may not then;
-    `run_steps`, sends the response that the steps return to the request with a token.
+    `may_exceed`, returns whether the first batch of a response may be larger (KIP-74), which it may not then.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class FetchManager:
         config: BrokerConfig,
         send: SendResponse,
         budget: StateBudget,
+        start_task: StartTask,
     ) -> None:
         self._partitions = partitions
         self._leaders = leaders
@@ -114,7 +117,8 @@ class FetchManager:
         self._delayed_partitions = 0
         self._appended: dict[int, set[TopicPartition]] = {}  # while the partitions of a request are read
         self._next_large_read_ms = 0
-        self.run_steps: Callable[[int, StorageSteps[FetchResponse]], None] = self._respond_at_once
+        self._start_task = start_task
+        self._wide_places = asyncio.Semaphore(_MAX_WIDE)
 
     def __len__(self) -> int:
         return len(self._delayed)
@@ -123,31 +127,38 @@ class FetchManager:
         cached = sum(cache.partition_count for cache in self._sessions.values())
         return cached * SESSION_PARTITION_BYTES + self._delayed_partitions * DELAYED_PARTITION_BYTES
 
-    def fetch(
+    async def fetch(
         self, token: int, node_id: int, request: FetchRequest, api_version: int, listener: str = "PLAINTEXT",
         may_read: Callable[[str], bool] = lambda topic: True,
-    ) -> StorageSteps[FetchResponse | ResponseAction]:
-        """Returns the response of a node, or DELAYED, in steps: a request may have thousands of partitions.
+    ) -> FetchResponse | ResponseAction:
+        """Returns the response of a node, or DELAYED; pauses, because a request may have thousands of partitions.
 
         `listener` is the one that received the request, `may_read` whether its principal may read a topic.
         """
         now_ms = self._clock.now_ms()
-        context = yield from self._sessions[node_id].new_context_steps(request, api_version, now_ms)
+        context = await self._sessions[node_id].new_context(request, api_version, now_ms)
         if context.error_code:
             return FetchResponse(error_code=context.error_code, session_id=0, responses=[])
-        if now_ms < self._next_large_read_ms:
-            if len(context.partitions) > _INLINE_PARTITIONS:
-                yield None
-            elif self._most_bytes(context.partitions) > _SMALL_READ_BYTES:
-                yield in_a_slice  # a consumer at the end of a log does not wait for those that read all of it
+        if len(context.partitions) > _INLINE_PARTITIONS:
+            await enter_task()
+            async with self._wide_places:
+                return await self._read_or_delay(token, node_id, request, api_version, listener, may_read, context)
+        if now_ms < self._next_large_read_ms and self._most_bytes(context.partitions) > _SMALL_READ_BYTES:
+            await next_turn()  # a consumer at the end of a log does not wait for those that read all of it
+        return await self._read_or_delay(token, node_id, request, api_version, listener, may_read, context)
+
+    async def _read_or_delay(
+        self, token: int, node_id: int, request: FetchRequest, api_version: int, listener: str,
+        may_read: Callable[[str], bool], context: FetchContext,
+    ) -> FetchResponse | ResponseAction:
         max_bytes, committed = min(request.max_bytes, self._max_bytes), request.isolation_level == _READ_COMMITTED
         partitions = len(context.partitions)
         pending = _PendingFetch(node_id, api_version, listener, may_read, max_bytes, committed, context, partitions)
         appended = self._appended[token] = set()
         try:
-            result = yield from self._read(pending)
-            if not appended.isdisjoint(result.partitions):  # appended between two steps, after they were read
-                result = yield from self._read(pending)
+            result = await self._read(pending)
+            if not appended.isdisjoint(result.partitions):  # appended during a pause, after they were read
+                result = await self._read(pending)
         finally:
             del self._appended[token]
         most_bytes = max(min(pending.max_bytes, self.available_bytes()), 1)
@@ -158,12 +169,12 @@ class FetchManager:
             left = most_bytes - result.size
             is_complete = any(is_cut_off(*entry, left, committed) for entry in result.entries)
         if is_complete or not self._may_delay(pending.partition_count):
-            return (yield from self._response(pending, result))
+            return await self._response(pending, result)
         self._delayed[token] = pending
         self._delayed_partitions += pending.partition_count
         purgatory = self._committed_purgatory if pending.reads_committed else self._uncommitted_purgatory
         purgatory.watch(token, result.partitions, missing_bytes)
-        self._timers.set(token, now_ms + request.max_wait_ms)
+        self._timers.set(token, self._clock.now_ms() + request.max_wait_ms)
         return DELAYED
 
     def _may_delay(self, partitions: int) -> bool:
@@ -212,11 +223,19 @@ class FetchManager:
 
     def _complete(self, token: int) -> None:
         pending = self._remove(token)
-        steps = self._read_and_respond(pending)
-        if len(pending.context.partitions) > _INLINE_PARTITIONS:
-            self.run_steps(token, steps)
+        if pending.partition_count > _INLINE_PARTITIONS:
+            self._delayed_partitions += pending.partition_count
+            self._start_task(self._complete_wide(token, pending))
         else:
-            self._send(token, run_steps(steps))
+            self._send(token, run_at_once(self._read_and_respond(pending)))
+
+    async def _complete_wide(self, token: int, pending: _PendingFetch) -> None:
+        try:
+            async with self._wide_places:
+                response = await self._read_and_respond(pending)
+            self._send(token, response)
+        finally:
+            self._delayed_partitions -= pending.partition_count
 
     def _remove(self, token: int) -> _PendingFetch:
         self._timers.cancel(token)
@@ -224,24 +243,21 @@ class FetchManager:
         self._delayed_partitions -= pending.partition_count
         return pending
 
-    def _read_and_respond(self, pending: _PendingFetch) -> StorageSteps[FetchResponse]:
-        result = yield from self._read(pending)
-        return (yield from self._response(pending, result))
-
-    def _respond_at_once(self, token: int, steps: StorageSteps[FetchResponse]) -> None:
-        self._send(token, run_steps(steps))
+    async def _read_and_respond(self, pending: _PendingFetch) -> FetchResponse:
+        result = await self._read(pending)
+        return await self._response(pending, result)
 
     # --- responses ---
 
-    def _response(self, pending: _PendingFetch, result: _ReadResult) -> StorageSteps[FetchResponse]:
+    async def _response(self, pending: _PendingFetch, result: _ReadResult) -> FetchResponse:
         sessions, now_ms = self._sessions[pending.node_id], self._clock.now_ms()
-        session_response = yield from sessions.respond_steps(pending.context, result.entries, now_ms)
+        session_response = await sessions.respond(pending.context, result.entries, now_ms)
         responses: list[_TopicData] = []
         failed: list[tuple[TopicPartition, PartitionData]] = []
         last: object = responses  # equal to no topic
         for number, (partition, entry) in enumerate(session_response.entries, 1):
             if number % _PARTITIONS_PER_STEP == 0:
-                yield None
+                await pause()
             topic = partition.key[0]
             if topic != last:  # in reading order, so a topic may occur more than once
                 entries: list[PartitionData] = []
@@ -260,7 +276,7 @@ class FetchManager:
 
     # --- reading ---
 
-    def _read(self, pending: _PendingFetch) -> StorageSteps[_ReadResult]:
+    async def _read(self, pending: _PendingFetch) -> _ReadResult:
         node_id, context, committed = pending.node_id, pending.context, pending.reads_committed
         find, read, may_read = self._reads.find, self._reads.read, pending.may_read
         idle_entry = self._reads.idle_entry
@@ -273,10 +289,10 @@ class FetchManager:
         entries: list[tuple[CachedPartition, PartitionData]] = []
         # unknown partitions come last in the response and do not complete a delayed fetch
         unknown_ids, unknown_names = [], []
-        # copied, because a later request may change the session between two steps
+        # copied, because a later request may change the session during a pause
         for number, requested in enumerate(tuple(context.partitions), 1):
             if number % _PARTITIONS_PER_STEP == 0:
-                yield None
+                await pause()
             if leader is not None and requested.topic is not None and may_read(requested.topic):
                 idle = idle_entry(leader, requested, committed, partitions)
                 if idle is not None:

@@ -16,7 +16,7 @@ from typing import Callable, Collection, NamedTuple, Sequence, Tuple, Union
 
 from spark_groupsource.broker.requests import TopicId
 from spark_groupsource.broker.state_budget import SESSION_PARTITION_BYTES
-from spark_groupsource.broker.storage.steps import StorageSteps
+from spark_groupsource.common.coroutines import pause
 from spark_groupsource.common.deadlines import DeadlineHeap
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import FetchRequest, FetchResponse
@@ -155,7 +155,7 @@ class FetchSessionCache:
 
     Without memory for more state (`is_budget_full`), no session is created. `partition_count`: of all sessions.
 
-    Each `new_context_steps` without an error is followed by one `respond_steps`, at once or after a delay.
+    Each `new_context` without an error is followed by one `respond`, at once or after a delay.
     """
 
     def __init__(
@@ -169,16 +169,16 @@ class FetchSessionCache:
         self._evictable_by_size: DeadlineHeap[int] = DeadlineHeap()
         self.partition_count = 0
 
-    def new_context_steps(
+    async def new_context(
         self, request: FetchRequest, api_version: int, now_ms: int
-    ) -> StorageSteps[FetchContext]:
-        """Updates the session of a request, if it has one, in steps. `now_ms`: monotonic ms."""
+    ) -> FetchContext:
+        """Updates the session of a request, if it has one. `now_ms`: monotonic ms."""
         by_id = api_version >= _TOPIC_IDS_SINCE
         session = self._sessions.get(request.session_id)
         if request.session_epoch in (_INITIAL_EPOCH, _FINAL_EPOCH):
             if session is not None:
                 self._remove(session)
-            requested = yield from _merge({}, request, by_id)
+            requested = await _merge({}, request, by_id)
             can_create_session = request.session_epoch == _INITIAL_EPOCH
             return FetchContext(requested.values(), can_create_session=can_create_session, uses_topic_ids=by_id)
         if session is None:
@@ -187,15 +187,15 @@ class FetchSessionCache:
             return FetchContext(error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if session.uses_topic_ids != by_id:
             return FetchContext(error_code=ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
-        yield from _merge(session.partitions, request, by_id)
+        await _merge(session.partitions, request, by_id)
         if self._sessions.get(session.session_id) is not session or session.epoch != request.session_epoch:
-            return FetchContext(error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH)  # changed between two steps
+            return FetchContext(error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH)  # changed during a pause
         for topic in request.forgotten_topics_data:
             for number in topic.partitions:
                 session.partitions.pop((topic.topic_id if by_id else topic.topic, number), None)
         if not session.partitions:
             self._remove(session)
-            return FetchContext((yield from _merge({}, request, by_id)).values())
+            return FetchContext((await _merge({}, request, by_id)).values())
         self._touch(session, now_ms)
         if self.partition_count > MAX_PARTITIONS:
             self._remove(session)
@@ -203,10 +203,10 @@ class FetchSessionCache:
         session.epoch = next_epoch(session.epoch)
         return FetchContext(session.partitions.values(), session, session.epoch)
 
-    def respond_steps(
+    async def respond(
         self, context: FetchContext, entries: PartitionEntries, now_ms: int
-    ) -> StorageSteps[SessionResponse]:
-        """Returns the session fields and the entries that the response must contain, in steps.
+    ) -> SessionResponse:
+        """Returns the session fields and the entries that the response must contain.
 
         Returns INVALID_FETCH_SESSION_EPOCH if another connection has received a later request of the session.
         """
@@ -215,7 +215,7 @@ class FetchSessionCache:
             can_create = context.can_create_session
             session_id = _NO_SESSION
             if can_create:
-                session_id = yield from self._create(context.uses_topic_ids, entries, now_ms)
+                session_id = await self._create(context.uses_topic_ids, entries, now_ms)
             return SessionResponse(ErrorCode.NONE, session_id, entries)
         if session.epoch != context.epoch:
             return SessionResponse(ErrorCode.INVALID_FETCH_SESSION_EPOCH, session.session_id, ())
@@ -225,7 +225,7 @@ class FetchSessionCache:
                 included.append((partition, entry))
             partition.record_response(entry)
             if number % _PARTITIONS_PER_STEP == 0:
-                yield None
+                await pause()
                 if session.epoch != context.epoch:
                     return SessionResponse(ErrorCode.INVALID_FETCH_SESSION_EPOCH, session.session_id, ())
         for partition, entry in included:
@@ -234,13 +234,13 @@ class FetchSessionCache:
                 session.partitions[partition.key] = session.partitions.pop(partition.key)
         return SessionResponse(ErrorCode.NONE, session.session_id, included)
 
-    def _create(self, uses_topic_ids: bool, entries: PartitionEntries, now_ms: int) -> StorageSteps[int]:
+    async def _create(self, uses_topic_ids: bool, entries: PartitionEntries, now_ms: int) -> int:
         partitions: dict[Key, CachedPartition] = {}
         for number, (partition, entry) in enumerate(entries, 1):
             partition.high_watermark, partition.log_start_offset = entry.high_watermark, entry.log_start_offset
             partitions[partition.key] = partition
             if number % _PARTITIONS_PER_STEP == 0:
-                yield None
+                await pause()
         if not self._evict_for(len(entries), now_ms):
             return _NO_SESSION
         session_id = self._new_id()
@@ -285,9 +285,9 @@ class FetchSessionCache:
         self.partition_count -= session.size
 
 
-def _merge(
+async def _merge(
     partitions: dict[Key, CachedPartition], request: FetchRequest, by_id: bool
-) -> StorageSteps[dict[Key, CachedPartition]]:
+) -> dict[Key, CachedPartition]:
     """Adds the partitions of a request; known ones keep their position, the last of duplicates counts."""
     merged = 0
     for topic in request.topics:
@@ -302,5 +302,5 @@ def _merge(
                 known.update(requested)
             merged += 1
             if merged % _PARTITIONS_PER_STEP == 0:
-                yield None
+                await pause()
     return partitions

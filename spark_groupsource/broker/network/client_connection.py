@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from concurrent.futures import Future
 from functools import partial
 from itertools import count
 from typing import Any, Callable, Protocol
@@ -26,9 +25,9 @@ from spark_groupsource.broker.api.small_responses import LARGE_RESPONSES, PREDIC
 from spark_groupsource.broker.network.authentication import SASL_APIS, SaslAuthenticator, new_authenticator
 from spark_groupsource.broker.network.event_loop import deferred_reads
 from spark_groupsource.broker.network.limits import RequestMemory, ResponseMemory
-from spark_groupsource.broker.network.scheduler import Scheduler, Task
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ANONYMOUS, ApiRequestContext
+from spark_groupsource.common.coroutines import call_in_turn
 from spark_groupsource.errors import RemoteProtocolError
 from spark_groupsource.model import new_tuple
 from spark_groupsource.wire.api_keys import ApiKey
@@ -63,7 +62,6 @@ class ConnectionOwner(Protocol):
     node_id: int
     protocol: str
     receive_buffer: memoryview
-    scheduler: Scheduler
     requests: RequestMemory
     responses: ResponseMemory
 
@@ -103,7 +101,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_ending = False  # no further request is handled
         self._is_ended_by_client = False
         self._waits_for_memory = self._is_counted = False  # the second one: in `requests`
-        self._next_task: Task | None = None  # of the requests in the buffer
+        self._is_next_scheduled = False  # the first request of the buffer
         self._descriptor = -1
         # until its first request, and while a request is incomplete or waits, it is read after the others
         self._deferred_reads: set[int] = set()
@@ -151,8 +149,6 @@ class Connection(asyncio.BufferedProtocol):
         if self._token is not None:
             self._owner.broker.fetch_manager.cancel(self._token)
             self._owner.cancel(self._token)
-        if self._next_task is not None:
-            self._next_task.cancel()
         self._owner.requests.set_size(self, 0)
         self._owner.responses.remove(self)
         self._owner.on_close(self)
@@ -169,7 +165,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.last_activity_ms = self._now_ms()
         received = self._owner.receive_buffer[:nbytes]
-        if self._next_task is not None or not self._can_accept:  # `_is_blocked`, with one call less
+        if self._is_next_scheduled or not self._can_accept:  # `_is_blocked`, with one call less
             self._buffer += received
             self._limit_reading()
         elif self._buffer:
@@ -209,7 +205,7 @@ class Connection(asyncio.BufferedProtocol):
         elif has_more_elements(response, SLICE_ELEMENTS):
             self._owner.responses.reserve(self)
             encode = partial(self._encode_large, response, version, correlation_id)
-            self._owner.scheduler.call_in_worker(encode, self._send_encoded)
+            asyncio.get_running_loop().run_in_executor(None, encode).add_done_callback(self._send_encoded)
         else:
             try:
                 frame = encode_response(response, version, correlation_id)
@@ -224,7 +220,9 @@ class Connection(asyncio.BufferedProtocol):
             return bytearray()  # closed while other responses were encoded
         return encode_response(response, version, correlation_id)
 
-    def _send_encoded(self, encoded: Future[bytes | bytearray]) -> None:
+    def _send_encoded(self, encoded: asyncio.Future[bytes | bytearray]) -> None:
+        if encoded.cancelled():  # the broker stops
+            return
         error = encoded.exception()
         if isinstance(error, Exception):
             self.fail(error)
@@ -314,11 +312,11 @@ class Connection(asyncio.BufferedProtocol):
         """Handles the next request of the buffer, if there is one, after requests of other connections."""
         if not self._buffer and not self._is_ended_by_client:
             return  # usually
-        if self._next_task is not None or not self._can_accept:
+        if self._is_next_scheduled or not self._can_accept:
             return
         if self._has_complete_request:
-            self._next_task = Task(self._run_next)
-            self._owner.scheduler.submit(self._next_task)
+            self._is_next_scheduled = True
+            call_in_turn(self._run_next)
         elif self._is_ended_by_client and self._transport is not None:
             self._transport.close()
 
@@ -329,11 +327,10 @@ class Connection(asyncio.BufferedProtocol):
             prefix, "big", signed=True
         )
 
-    def _run_next(self) -> bool:
-        self._next_task = None
+    def _run_next(self) -> None:
+        self._is_next_scheduled = False
         if self._can_accept:
-            self._handle_next()  # submits the task of the following request
-        return False
+            self._handle_next()  # schedules the following request
 
     @property
     def is_unauthenticated(self) -> bool:
@@ -353,7 +350,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def _is_blocked(self) -> bool:
         """Whether received bytes wait for an event other than the arrival of more bytes."""
-        return self._next_task is not None or not self._can_accept
+        return self._is_next_scheduled or not self._can_accept
 
     def _frame_end(self, data: bytearray | memoryview) -> int:
         """Returns the end of the first frame, 0 while it is incomplete.

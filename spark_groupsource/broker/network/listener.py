@@ -1,144 +1,31 @@
-"""Listener of one node, and routing of responses to connections."""
+"""Listener of one node."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import resource
-from functools import partial
-from typing import Any, Callable, Iterator
+from typing import Callable
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
 from spark_groupsource.broker.network.client_connection import Connection
 from spark_groupsource.broker.network.limits import ConnectionLimits
-from spark_groupsource.broker.network.scheduler import Scheduler, StepsTask
+from spark_groupsource.broker.network.response_router import ResponseRouter
 from spark_groupsource.broker.network.server_tls import ServerTls
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import Steps
 from spark_groupsource.broker.security_config import ListenerSpec
 from spark_groupsource.common.clock import Clock
+from spark_groupsource.common.coroutines import next_turn
 from spark_groupsource.common.net import Address, Socket, is_loopback, listen
 from spark_groupsource.log_text import describe_error
 from spark_groupsource.model import Node
-from spark_groupsource.wire.messages import ApiMessage
 
 _BACKLOG = 1024
 _ACCEPTED_AT_ONCE = 16
 _ITERATIONS_TO_CLOSE = 4
 """Iterations of the event loop until an accepted connection has a transport, is reported, aborted, and closed."""
-_MAX_RUNNING = 4
-"""Requests that run in time slices at the same time, at most one of them large: this bounds their memory."""
 _RECEIVE_BUFFER_BYTES = 1 << 18
-_CONNECTIONS_PER_STEP = 200
-
-
-class ResponseRouter:
-    """The connection of each request in progress, for all listeners of a broker."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._connections: dict[int, Connection] = {}
-        self._completions: dict[int, Callable[[Any], Any]] = {}
-        self._steps: dict[int, StepsTask] = {}
-        self._waiting: dict[int, Callable[[], StepsTask]] = {}
-        self._waiting_large: dict[int, Callable[[], StepsTask]] = {}
-        self._running_large: int | None = None
-        self._updates: set[int] = set()
-        self._short: set[int] = set()
-        self._last_token = 0
-
-    def new_token(self, connection: Connection) -> int:
-        """Assigns a token to a request of `connection`."""
-        self._last_token += 1
-        self._connections[self._last_token] = connection
-        return self._last_token
-
-    def send(self, token: int, response: ApiMessage | None) -> None:
-        """Sends the response of a request, once. Ignores closed connections."""
-        connection = self._connections.pop(token, None)
-        complete = self._completions.pop(token, None) if self._completions else None
-        if connection is not None:
-            if complete is not None and response is not None:
-                try:
-                    response = complete(response)
-                except Exception as error:
-                    connection.fail(error)
-                    return
-            connection.send_response(response)
-
-    def complete_with(self, token: int, complete: Callable[[Any], Any] | None) -> None:
-        """Changes the response of a request by `complete` before it is sent; no longer with None."""
-        if complete is None:
-            self._completions.pop(token, None)
-        else:
-            self._completions[token] = complete
-
-    def run_steps(
-        self,
-        token: int,
-        steps: Steps,
-        first: Any,
-        on_result: Callable[[Any], None],
-        is_update: bool,
-        is_large: bool = False,
-        is_short: bool = False,
-    ) -> None:
-        """Runs a request in time slices, a few at a time; an error closes its connection. Implements `RunSteps`."""
-
-        def on_end(result: Any) -> None:
-            self._end(token)
-            try:
-                on_result(result)
-            except Exception as error:
-                self._fail(token, error)
-
-        def on_error(error: Exception) -> None:
-            self._end(token)
-            self._fail(token, error)
-
-        if is_update:
-            self._updates.add(token)
-        if is_short:
-            self._short.add(token)
-            self._steps[token] = StepsTask(self._scheduler, steps, on_end, on_error)
-            return
-        waiting = self._waiting_large if is_large else self._waiting
-        waiting[token] = partial(StepsTask, self._scheduler, steps, on_end, on_error, first)
-        self._start_waiting()
-
-    def cancel(self, token: int) -> None:
-        """Removes a request whose client has disconnected, and drops its remaining steps unless it is an update."""
-        self._connections.pop(token, None)
-        self._completions.pop(token, None)
-        if self._waiting.pop(token, None) is not None or self._waiting_large.pop(token, None) is not None:
-            self._updates.discard(token)
-        elif token in self._steps and token not in self._updates:
-            self._steps[token].cancel()
-            self._end(token)
-
-    def _end(self, token: int) -> None:
-        del self._steps[token]
-        self._updates.discard(token)
-        self._short.discard(token)
-        if token == self._running_large:
-            self._running_large = None
-        self._start_waiting()
-
-    def _start_waiting(self) -> None:
-        while len(self._steps) - len(self._short) < _MAX_RUNNING:
-            waiting = self._waiting
-            if self._waiting_large and self._running_large is None:
-                waiting = self._waiting_large
-                self._running_large = next(iter(waiting))
-            if not waiting:
-                return
-            token = next(iter(waiting))
-            self._steps[token] = waiting.pop(token)()
-
-    def _fail(self, token: int, error: Exception) -> None:
-        connection = self._connections.pop(token, None)
-        if connection is not None:
-            connection.fail(error)
+_CHECKED_AT_ONCE = 200
 
 
 class Listener:
@@ -159,7 +46,6 @@ class Listener:
         node_id: int,
         spec: ListenerSpec,
         clock: Clock,
-        scheduler: Scheduler,
         limits: ConnectionLimits,
         after_requests: Callable[[], None],
         tls: ServerTls | None = None,
@@ -172,7 +58,6 @@ class Listener:
         self.advertised: Address | None = None
         self.receive_buffer = memoryview(bytearray(_RECEIVE_BUFFER_BYTES))
         self.after_requests = after_requests
-        self.scheduler = scheduler
         self.requests, self.responses = limits.requests, limits.responses
         self._handshakes = limits.handshakes
         self._counts = limits.counts
@@ -245,13 +130,13 @@ class Listener:
     def connection_count(self) -> int:
         return len(self._connections)
 
-    def close_idle_steps(self) -> Iterator[None]:
-        """Closes connections that are idle for too long, or not authenticated in time; in steps."""
+    async def close_idle(self) -> None:
+        """Closes connections that are idle for too long, or not authenticated in time."""
         now_ms, config = self._clock.now_ms(), self.broker.config
         idle_ms, login_ms = config.connections_max_idle_ms, config.authentication_timeout_ms
         for number, connection in enumerate(tuple(self._connections), 1):
-            if number % _CONNECTIONS_PER_STEP == 0:
-                yield
+            if number % _CHECKED_AT_ONCE == 0:
+                await next_turn()
             if connection.is_unauthenticated and connection.opened_ms <= now_ms - login_ms:
                 connection.reject(f"not authenticated within {login_ms:,} ms (authentication.timeout.ms).")
             elif connection.waits_for_client and connection.last_activity_ms < now_ms - idle_ms:

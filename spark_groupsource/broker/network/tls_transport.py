@@ -2,7 +2,7 @@
 
 asyncio's own TLS allocates 256 KiB per connection, counts connections after the handshake only, and does the work of
 handshakes of thousands of clients at once. Here the bytes pass the shared buffer of the listener, a connection counts
-when it is accepted, and each step of a handshake runs in a time slice of the scheduler.
+when it is accepted, and each step of a handshake runs in a time slice.
 
 OpenSSL keeps its buffers as large as they have ever been, and needs 35 kB for an incomplete record. So it gets complete
 records only, in pieces, and makes the records of a response in pieces too; received bytes that are not decrypted count
@@ -19,8 +19,8 @@ import ssl
 from typing import Any, Callable, Mapping
 
 from spark_groupsource.broker.network.client_connection import Connection, ConnectionOwner
-from spark_groupsource.broker.network.scheduler import Task
 from spark_groupsource.broker.network.tls_handshakes import HandshakeQueue
+from spark_groupsource.common.coroutines import call_in_turn
 
 # two TLS records: what is received at a time
 _READ_BYTES = 32_768
@@ -59,7 +59,6 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._complete_bytes = 0  # of them, those of complete records
         self._tls: Any = None  # until the handshake begins
         self._raw: asyncio.Transport | None = None
-        self._handshake: Task | None = None
         self.is_pending = False
         self._is_reading_paused = False
         self._is_ended_by_client = False
@@ -77,8 +76,6 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         # see Connection.connection_lost
         vars(self._raw).pop("_read_ready_cb", None)
         self._raw = None
-        if self._handshake is not None:
-            self._handshake.cancel()
         self._handshakes.remove(self)
         self._encrypted.clear()
         self._connection.connection_lost(exc)
@@ -141,18 +138,16 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Is called by the queue of handshakes: runs the next step in a time slice."""
         if self._tls is None:
             self._tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._handshake = Task(self._do_handshake)
-        self._owner.scheduler.submit(self._handshake)
+        call_in_turn(self._do_handshake)
 
     def reject(self, reason: str) -> None:
         self._connection.reject(reason)
 
-    def _do_handshake(self) -> bool:
+    def _do_handshake(self) -> None:
         """Runs one step of the handshake, which takes a signature at most. Never continues without new bytes."""
-        self._handshake = None
         self.is_pending = False
         if self._raw is None or self._raw.is_closing():
-            return False
+            return
         try:
             is_complete = self._has_shaken_hands()
         except (ssl.SSLError, OSError) as error:
@@ -160,7 +155,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             text = f"[client={self._connection.peer}] Closing the connection: TLS handshake failed: {error}."
             self._owner.broker.report(text, logging.INFO)
             self._raw.close()
-            return False
+            return
         self._flush()
         if is_complete:
             self._handshakes.remove(self)
@@ -169,7 +164,6 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         if not self._is_reading_paused:
             self._raw.resume_reading()
         self._read()
-        return False
 
     def _has_shaken_hands(self) -> bool:
         """Passes the received records to the handshake; returns whether it is complete. Raises: ssl.SSLError."""

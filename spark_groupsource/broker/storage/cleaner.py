@@ -1,4 +1,4 @@
-"""Log cleaner: compaction in small slices on the broker's event loop.
+"""Log cleaner: compaction in time slices of the broker's event loop.
 
 Each pass compacts the log with the highest dirty ratio. It builds a map from each key of the uncompacted part
 to its last offset, then rewrites the segments below the active one without superseded records and replaces them.
@@ -19,8 +19,9 @@ Source: Kafka `LogCleaner`, `LogCleanerManager`, `Cleaner.doClean`; KIP-58 (min 
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import Future
 from itertools import compress, repeat
-from typing import Callable, Generator, Iterable, Mapping, NamedTuple, Sequence, TypeVar
+from typing import Any, Callable, Coroutine, Generator, Iterable, Mapping, NamedTuple, Optional, Sequence, TypeVar
 
 from spark_groupsource.broker.storage.cleaned_transaction_metadata import CleanedTransactionMetadata
 from spark_groupsource.broker.storage.data_directory import DataDirectory
@@ -33,6 +34,7 @@ from spark_groupsource.broker.storage.segment import LogSegment
 from spark_groupsource.broker.storage.segment_scan import MAX_RELATIVE_OFFSET, InvalidBatchError, StoredBatch
 from spark_groupsource.broker.storage.segment_swap import CleanedSegment
 from spark_groupsource.common.clock import Clock
+from spark_groupsource.common.coroutines import run_parts
 from spark_groupsource.common.timers import Timers
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.model import TopicPartition
@@ -45,9 +47,6 @@ from spark_groupsource.records.compaction import (
 )
 from spark_groupsource.records.header import BatchHeader, iter_batches
 
-# longest time that a slice delays requests, and the time between two slices
-_SLICE_MS = 5
-_PAUSE_MS = 5
 _RETRY_BACKOFF_MS = 300_000
 # about 100 bytes each; the next pass compacts the rest
 _MAX_KEYS = 1_000_000
@@ -56,8 +55,8 @@ _MAX_PLAIN_KEY_BYTES = 32
 _INLINE_BYTES = 256 * 1024
 
 Result = TypeVar("Result")
-Steps = Generator[bool, None, Result]
-"""Yields between short steps: True when it waits for the flush thread."""
+Parts = Generator[Optional["Future[None]"], None, Result]
+"""Yields between short parts: the future of work in the flush thread, or None."""
 
 
 class OffsetMap:
@@ -150,7 +149,7 @@ def group_segments_by_size(segments: Sequence[LogSegment], segment_bytes: int) -
 
 
 class Cleaner:
-    """One pass over one log, as a generator: each step is short, and yields True when it waits for the disk."""
+    """One pass over one log, in short parts."""
 
     def __init__(
         self,
@@ -174,7 +173,7 @@ class Cleaner:
         self._aborted = partition.transaction_index.overlapping(0, task.end_offset)
         self._transactions = CleanedTransactionMetadata(self._aborted)
 
-    def run(self) -> Steps[None]:
+    def run(self) -> Parts[None]:
         """Compacts the log.
 
         Raises: StorageError, InvalidBatchError: the log is unchanged or partly compacted.
@@ -206,7 +205,7 @@ class Cleaner:
             return True
         return self._log.segments[0].base_offset > self._task.segments[0].base_offset
 
-    def _build_offset_map(self) -> Steps[None]:
+    def _build_offset_map(self) -> Parts[None]:
         start = self._task.first_dirty_offset
         transactions = CleanedTransactionMetadata([row for row in self._aborted if row.last_offset >= start])
         for segment in self._task.segments:
@@ -223,14 +222,14 @@ class Cleaner:
                 elif header.is_control:
                     transactions.should_retain_marker(stored.buffer, header)
                 self._map_end = header.next_offset
-                yield False
+                yield None
             self._map_end = segment.next_offset
 
-    def _add_keys(self, stored: StoredBatch, start: int) -> Steps[None]:
+    def _add_keys(self, stored: StoredBatch, start: int) -> Parts[None]:
         try:
             records = KeyedRecords(stored.buffer, stored.header)
             for _ in records.check():
-                yield False
+                yield None
         except CorruptRecordError:
             return  # its checksum is valid: the producer sent it so, and it is retained
         for found in records.slices():
@@ -238,9 +237,9 @@ class Cleaner:
                 for key, offset in zip(found.keys, found.offsets):
                     if key is not None and offset >= start:
                         self._latest.put(key, offset)
-            yield False
+            yield None
 
-    def _clean_segments(self, group: Sequence[LogSegment]) -> Steps[None]:
+    def _clean_segments(self, group: Sequence[LogSegment]) -> Parts[None]:
         interval = self._log.config.index_interval_bytes
         end = group[-1].next_offset
         base = group[0].base_offset
@@ -257,7 +256,7 @@ class Cleaner:
                         changed = True
                         for rest in iter_batches(retained):
                             cleaned.append(retained, rest)
-                    yield False
+                    yield None
             rows = [row for row in self._transactions.retained if base <= row.last_offset < end]
             cleaned.finish(rows)
             if not changed:
@@ -274,7 +273,7 @@ class Cleaner:
             if not self.partition.offline_reason:
                 cleaned.discard()  # without effect after the replacement
 
-    def _retained(self, stored: StoredBatch) -> Steps[bytes | None]:
+    def _retained(self, stored: StoredBatch) -> Parts[bytes | None]:
         """The retained part of a batch: None if it is unchanged, empty if nothing is retained."""
         header = stored.header
         if header.is_control:
@@ -294,7 +293,7 @@ class Cleaner:
                 if found is not None:
                     masks.append(bytes(len(found.keys)) if aborted else self._mask(found, past_horizon))
                     has_tombstone |= not all(compress(found.has_value, masks[-1]))
-                yield False
+                yield None
         except CorruptRecordError:
             return None
         if not any(map(any, masks)):
@@ -314,27 +313,26 @@ class Cleaner:
 
     def _rewrite(
         self, header: BatchHeader, records: KeyedRecords, masks: Iterable[bytes], horizon_ms: int | None
-    ) -> Steps[bytes]:
+    ) -> Parts[bytes]:
         batch = RetainedBatch(header, horizon_ms)
         next_mask = iter(masks)
         for found in records.slices():
             if found is not None:
                 batch.add(found, next(next_mask))
-            yield False
+            yield None
         if batch.size <= _INLINE_BYTES:
             return batch.build()
         built: list[bytes] = []
         yield from self._wait(lambda: built.append(batch.build()))
         return built[0]
 
-    def _wait(self, work: Callable[[], None]) -> Steps[None]:
+    def _wait(self, work: Callable[[], None]) -> Parts[None]:
         """Runs `work` in the flush thread."""
         done = self._files.run_in_background(work)
-        while not done.done():
-            yield True
+        yield done
         done.result()
 
-    def _retained_marker(self, stored: StoredBatch) -> Steps[bytes | None]:
+    def _retained_marker(self, stored: StoredBatch) -> Parts[bytes | None]:
         """`_retained` for a control batch."""
         header = stored.header
         at_end = header.next_offset == self._task.end_offset
@@ -369,16 +367,16 @@ class LogCleaner:
         clock: Clock,
         backoff_ms: int,
         report: Reporter,
+        start_task: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._partitions = partitions
         self._data = data
         self._start_timer = timers.timer(self.start_next_pass)
-        self._resume_timer = timers.timer(self.resume_pass)
+        self._start_task = start_task
         self._clock = clock
         self.backoff_ms = backoff_ms
         self._report = report
-        self._pass: Cleaner | None = None
-        self._run: Steps[None] | None = None
+        self._is_stopped = False
         self._not_before: dict[TopicPartition, int] = {}
         self.completed_passes = 0
 
@@ -388,9 +386,8 @@ class LogCleaner:
 
     def stop(self) -> None:
         """Stops the current pass; segments that it has replaced stay replaced."""
-        self._stop_pass()
+        self._is_stopped = True
         self._start_timer.cancel()
-        self._resume_timer.cancel()
 
     def start_next_pass(self) -> None:
         """Starts a pass over the log with the highest dirty ratio, if one needs compaction."""
@@ -414,45 +411,31 @@ class LogCleaner:
             self.start()
             return
         _, partition, task = max(found, key=lambda each: each[0])
-        try:
-            self._pass = Cleaner(partition, task, self._data, self._partitions.files, timestamp_ms)
-        except StorageError as error:  # its transaction index cannot be read
-            self._on_failure(partition, error)
-            self.start()
-            return
-        self._run = self._pass.run()
-        self._resume_timer.set(now_ms)
+        self._start_task(self._clean(partition, task, timestamp_ms))
 
-    def resume_pass(self) -> None:
-        """Continues the pass for a few milliseconds."""
-        if self._pass is None or self._run is None:
-            return
-        until_ms = self._clock.now_ms() + _SLICE_MS
+    async def _clean(self, partition: Partition, task: LogToClean, timestamp_ms: int) -> None:
         try:
-            if not self._pass.is_obsolete:
-                while not next(self._run) and self._clock.now_ms() < until_ms:
-                    pass
-                self._resume_timer.set(self._clock.now_ms() + _PAUSE_MS)
-                return
-        except StopIteration:
-            self.completed_passes += 1
+            cleaner = Cleaner(partition, task, self._data, self._partitions.files, timestamp_ms)
+            self.completed_passes += await run_parts(self._parts(cleaner))
         except InvalidBatchError as error:
-            self._on_failure(self._pass.partition, StorageError(f"{error.reason}."))
+            self._on_failure(partition, StorageError(f"{error.reason}."))
         except StorageError as error:
-            self._on_failure(self._pass.partition, error)
+            self._on_failure(partition, error)
         except Exception:  # the caller reports it; other logs are still compacted
             unexpected = StorageError("Cleaning failed: unexpected error, see the broker log.")
-            self._on_failure(self._pass.partition, unexpected)
-            self._stop_pass()
-            self.start()
+            self._on_failure(partition, unexpected)
             raise
-        self._stop_pass()
-        self._start_timer.set(self._clock.now_ms())
+        finally:
+            if not self._is_stopped:
+                self._start_timer.set(self._clock.now_ms())
 
-    def _stop_pass(self) -> None:
-        run, self._run, self._pass = self._run, None, None
-        if run is not None:
-            run.close()
+    def _parts(self, cleaner: Cleaner) -> Parts[bool]:
+        """Runs a pass while it has a purpose; returns whether it is complete."""
+        for waits_for in cleaner.run():
+            yield waits_for
+            if self._is_stopped or cleaner.is_obsolete:
+                return False
+        return True
 
     def _on_failure(self, partition: Partition, error: StorageError) -> None:
         self._report(

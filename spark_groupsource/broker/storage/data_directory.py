@@ -22,7 +22,6 @@ import shutil
 import threading
 import uuid
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Callable, Collection, Mapping
 
@@ -45,8 +44,8 @@ from spark_groupsource.broker.storage.directory_owner import (
 from spark_groupsource.broker.storage.files import replace_file, sync_directory
 from spark_groupsource.broker.storage.metadata_files import corrupt_file, read_json
 from spark_groupsource.broker.storage.reporter import Reporter
-from spark_groupsource.broker.storage.steps import StorageSteps, portions, run_steps
 from spark_groupsource.common.config_def import INT64_MAX
+from spark_groupsource.common.coroutines import in_thread, portions, run_at_once
 from spark_groupsource.errors import StorageError
 from spark_groupsource.model import TopicPartition
 
@@ -139,17 +138,17 @@ class DataDirectory:
         """
         self._catalog.remove([name])
 
-    def delete_files(self) -> StorageSteps[None]:
-        """Deletes the partition directories of removed topics, and their checkpoints, in steps.
+    async def delete_files(self) -> None:
+        """Deletes the partition directories of removed topics, and their checkpoints.
 
         Each directory is first renamed to one with suffix ``-delete``, so that a new topic can have its name. Open
         files must be closed. After an error, the next start removes the remaining files.
 
         Raises: StorageError.
         """
-        yield from self._release_deleted_names()
+        await self._release_deleted_names()
         while self._renamed:
-            yield self._delete_some_renamed
+            await in_thread(self._delete_some_renamed)
 
     def _delete_some_renamed(self) -> None:
         for path in self._renamed[:_DELETED_PER_STEP]:
@@ -159,25 +158,25 @@ class DataDirectory:
             except OSError as error:
                 raise StorageError(f"{error.filename} cannot be deleted: {error.strerror}. Check the disk.") from error
 
-    def prepare_new(self, topic_partitions: Collection[TopicPartition]) -> StorageSteps[None]:
+    async def prepare_new(self, topic_partitions: Collection[TopicPartition]) -> None:
         """Removes remaining files of deleted partitions with the names of new ones; durable on return.
 
         Raises: StorageError; the partitions must then not be created.
         """
         if self._catalog.deleting and not self._catalog.deleting.isdisjoint(map(str, topic_partitions)):
-            yield from self._release_deleted_names()
+            await self._release_deleted_names()
         checkpoints = (self.log_start_offsets, self.cleaner_offsets, self.recovery_points)
         if not all(each.keys().isdisjoint(topic_partitions) for each in checkpoints):
-            yield partial(self._remove_checkpoints, topic_partitions)
+            await in_thread(self._remove_checkpoints, topic_partitions)
 
-    def _release_deleted_names(self) -> StorageSteps[None]:
+    async def _release_deleted_names(self) -> None:
         """Renames the directories of removed topics, as `LogManager.asyncDelete` of Kafka does."""
         deleting = sorted(self._catalog.deleting)
         if not deleting:
             return
         for some in portions(deleting, _RENAMED_PER_STEP):
-            yield partial(self._rename_deleted, some)
-        yield partial(self._forget_deleted, deleting)
+            await in_thread(self._rename_deleted, some)
+        await in_thread(self._forget_deleted, deleting)
 
     def _rename_deleted(self, names: Collection[str]) -> None:
         try:
@@ -334,7 +333,7 @@ class DataDirectory:
         self.had_clean_shutdown = take_clean_shutdown(self.path)
         self._renamed = list(self.path.glob(f"*{_DELETED}"))
         try:
-            run_steps(self.delete_files())
+            run_at_once(self.delete_files())
         except StorageError as error:
             self._report(f"[broker] Files of deleted topics remain until the next start: {error}")
 

@@ -27,9 +27,9 @@ from spark_groupsource.broker.storage.segment import LogSegment
 from spark_groupsource.broker.storage.segment_index import TimestampAndOffset
 from spark_groupsource.broker.storage.segment_scan import InvalidBatchError, StoredBatch
 from spark_groupsource.broker.storage.segment_swap import CleanedSegment, replacement_steps
-from spark_groupsource.broker.storage.steps import StorageSteps
 from spark_groupsource.broker.storage.topic_config import TopicConfig
 from spark_groupsource.common.config_def import INT64_MAX
+from spark_groupsource.common.coroutines import pause, run_parts
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import assign_offset
@@ -383,22 +383,22 @@ class PartitionLog:
             if corrupt is not None:
                 raise self.corrupt_ranges.read_error(corrupt)
 
-    def find_timestamp(self, timestamp_ms: int) -> StorageSteps[TimestampAndOffset | None]:
-        """Returns the first record with a timestamp of at least `timestamp_ms`; None without one. Searches in steps.
+    async def find_timestamp(self, timestamp_ms: int) -> TimestampAndOffset | None:
+        """Returns the first record with a timestamp of at least `timestamp_ms`; None without one.
 
         Raises: CorruptRecordError at a corrupt range; StorageError, also if retention or compaction has removed the
-            segment between two steps.
+            segment during a pause.
         """
         for segment in tuple(self._segments):
             if segment.index.max_timestamp < timestamp_ms or segment.next_offset <= self.log_start_offset:
                 continue
-            found = yield from self._record_at_or_after(segment, timestamp_ms, self.log_start_offset)
+            found = await self._record_at_or_after(segment, timestamp_ms, self.log_start_offset)
             if found is not None:
                 return found
         return None
 
-    def find_latest_timestamp(self) -> StorageSteps[TimestampAndOffset | None]:
-        """Returns the first record with the largest timestamp; None without records. Searches in steps.
+    async def find_latest_timestamp(self) -> TimestampAndOffset | None:
+        """Returns the first record with the largest timestamp; None without records.
 
         Like Kafka's, it may be below the log start offset while its segment is not removed
         (`UnifiedLog.fetchOffsetByTimestamp`).
@@ -408,22 +408,21 @@ class PartitionLog:
         newest = max(self._segments, key=lambda segment: segment.index.max_timestamp, default=None)
         if newest is None:
             return None
-        return (yield from self._record_at_or_after(newest, newest.index.max_timestamp, newest.base_offset))
+        return await self._record_at_or_after(newest, newest.index.max_timestamp, newest.base_offset)
 
-    def _record_at_or_after(
+    async def _record_at_or_after(
         self, segment: LogSegment, timestamp_ms: int, min_offset: int
-    ) -> StorageSteps[TimestampAndOffset | None]:
+    ) -> TimestampAndOffset | None:
         corrupt = self._corruption_in(segment)
         end = segment.size if corrupt is None else corrupt.position
         try:
             for stored in segment.batches_from_timestamp(timestamp_ms, end):
                 if stored.header.max_timestamp >= timestamp_ms:
-                    found = yield from first_record_at(
-                        stored.buffer, stored.header, timestamp_ms, min_offset
-                    )
+                    parts = first_record_at(stored.buffer, stored.header, timestamp_ms, min_offset)
+                    found = await run_parts(parts)
                     if found is not None:
                         return TimestampAndOffset(*found)
-                yield None
+                await pause()
         except InvalidBatchError as error:
             if segment not in self._segments:
                 text = f"{segment.path} was removed while it was searched. Retry the request."

@@ -8,13 +8,12 @@ Source: Kafka `LogManager.checkpointLogRecoveryOffsets`, `LogManager.checkpointL
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import Callable, Mapping
 
 from spark_groupsource.broker.storage.data_directory import DataDirectory
 from spark_groupsource.broker.storage.partition import Partition
 from spark_groupsource.broker.storage.reporter import Reporter
-from spark_groupsource.broker.storage.steps import StorageSteps
+from spark_groupsource.common.coroutines import in_thread, pause
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 
@@ -36,7 +35,7 @@ class LogCheckpoints:
         self._data = data
         self._report = report
 
-    def recovery_points_steps(self) -> StorageSteps[bool]:
+    async def recovery_points(self) -> bool:
         """Stores the offset below which each log is on the disk; returns False if that fails, which is reported."""
         found: dict[TopicPartition, int] = {}
         partitions = dict(self._partitions)
@@ -45,9 +44,9 @@ class LogCheckpoints:
             if offset:  # 0 is the default
                 found[topic_partition] = offset
             if number % _PARTITIONS_PER_STEP == 0:
-                yield None
+                await pause()
         try:
-            yield partial(
+            await in_thread(
                 self._data.set_recovery_points, found, lambda each: self._partitions.get(each) is partitions[each]
             )
         except StorageError as error:
@@ -55,10 +54,10 @@ class LogCheckpoints:
             return False
         return True
 
-    def log_start_offsets_steps(
+    async def log_start_offsets(
         self, offsets: Mapping[TopicPartition, int]
-    ) -> StorageSteps[dict[TopicPartition, ApiError]]:
-        """Raises log start offsets and deletes the segments below them, in steps; durable at the end.
+    ) -> dict[TopicPartition, ApiError]:
+        """Raises log start offsets and deletes the segments below them; durable at the end.
 
         The checkpoint is written once for all partitions. An error in one log does not concern the others.
 
@@ -80,7 +79,7 @@ class LogCheckpoints:
         try:
             if raised:
                 stored = {topic_partition: offsets[topic_partition] for topic_partition in raised}
-                yield partial(self._data.set_log_start_offsets, stored, is_current)
+                await in_thread(self._data.set_log_start_offsets, stored, is_current)
         except (StorageError, OSError) as error:
             return errors | dict.fromkeys(raised, storage_error(error))
         for topic_partition, partition in raised.items():
@@ -93,7 +92,7 @@ class LogCheckpoints:
                 partition.transaction_index.remove_before(partition.log.segments[0].base_offset)
             except (StorageError, OSError) as error:
                 errors[topic_partition] = storage_error(error)
-            yield None
+            await pause()
         return errors
 
 

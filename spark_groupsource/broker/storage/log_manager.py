@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from functools import partial
-from typing import Callable, Container, Generator, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Callable, Container, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.broker.storage.catalog import COORDINATOR_TOPICS, TopicEntry
 from spark_groupsource.broker.storage.data_directory import DataDirectory
@@ -21,13 +20,10 @@ from spark_groupsource.broker.storage.log_checkpoints import LogCheckpoints, sto
 from spark_groupsource.broker.storage.partition import Partition
 from spark_groupsource.broker.storage.producer_state import ProducerCount
 from spark_groupsource.broker.storage.reporter import Reporter
-from spark_groupsource.broker.storage.steps import StorageSteps, background_steps, run_steps
 from spark_groupsource.broker.storage.topic_config import TopicConfig, check_topic_config, topic_config
+from spark_groupsource.common.coroutines import in_thread, pause, run_at_once
 from spark_groupsource.errors import ApiError, ConfigurationError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
-
-CreationSteps = StorageSteps[TopicEntry]
-"""Creates partitions. The topic is unchanged until the last step, and cannot be changed otherwise."""
 
 _PARTITIONS_PER_STEP, _DELETED_PER_STEP, _TOPICS_PER_STEP = 50, 500, 20
 MAX_SETTINGS_BYTES = 1_048_576
@@ -58,7 +54,6 @@ class LogManager:
         self._metric_names: dict[str, str] = {}
         self._creating = 0  # partitions
         self._settings_bytes = 0
-        self._altering: set[str] = set()
         self.producer_count = ProducerCount()
         self._changing: set[str] = set()  # topics whose partitions are being created or deleted
 
@@ -87,15 +82,7 @@ class LogManager:
                 self._report(f"[partition={topic_partition}] The log was not closed cleanly: {error}", logging.ERROR)
                 is_clean = False
         self.files.close()
-        return self.checkpoint_recovery_points() and is_clean
-
-    def checkpoint_recovery_points(self) -> bool:
-        """Stores the offset below which each log is on the disk; returns False if that fails, which is reported."""
-        return run_steps(self.checkpoints.recovery_points_steps())
-
-    def checkpoint_recovery_points_steps(self) -> Generator[bool, None, bool]:
-        """As `checkpoint_recovery_points`, in steps; yields True while it waits for the flush thread."""
-        return background_steps(self.checkpoints.recovery_points_steps(), self.files.run_in_background)
+        return run_at_once(self.checkpoints.recovery_points()) and is_clean
 
     # --- lookup ---
 
@@ -202,22 +189,22 @@ class LogManager:
         except ConfigurationError as error:
             raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from error
 
-    def create_topic_steps(
+    async def create_topic(
         self, name: str, partition_count: int, settings: Mapping[str, str | None]
-    ) -> CreationSteps:
-        """Creates a topic in steps; durable at the end.
+    ) -> TopicEntry:
+        """Creates a topic; durable at the end.
 
         Raises: ApiError.
         """
-        (created,) = yield from self.create_topics_steps([TopicPlan(name, partition_count, settings)])
+        (created,) = await self.create_topics([TopicPlan(name, partition_count, settings)])
         if isinstance(created, ApiError):
             raise created
         return created
 
-    def create_topics_steps(
+    async def create_topics(
         self, new: Sequence[TopicPlan], check: Callable[[TopicPlan], None] = lambda topic: None
-    ) -> StorageSteps[list[TopicEntry | ApiError]]:
-        """Creates topics in steps; durable at the end, with one write for all of them.
+    ) -> list[TopicEntry | ApiError]:
+        """Creates topics, which are unknown until the end; durable then, with one write for all of them.
 
         `check` is called with each topic before its partitions are counted, and may raise ApiError.
 
@@ -234,8 +221,8 @@ class LogManager:
                 except ApiError as error:
                     results.append(error.without_traceback())
                 if number % _TOPICS_PER_STEP == 0:
-                    yield None
-            failed = yield from self._create_partitions([(entry, 0) for entry in reserved])
+                    await pause()
+            failed = await self._create_partitions([(entry, 0) for entry in reserved])
         finally:
             for entry in reserved:
                 self._creating -= entry.partition_count
@@ -257,8 +244,8 @@ class LogManager:
         self._changing.add(entry.name)
         return entry
 
-    def add_partitions_steps(self, name: str, partition_count: int) -> CreationSteps:
-        """Adds partitions to a topic, up to `partition_count`, in steps; durable at the end.
+    async def add_partitions(self, name: str, partition_count: int) -> TopicEntry:
+        """Adds partitions to a topic, up to `partition_count`; durable at the end.
 
         Raises: ApiError.
         """
@@ -269,7 +256,7 @@ class LogManager:
         self._changing.add(name)
         self._creating += added
         try:
-            failed = yield from self._create_partitions([(grown, entry.partition_count)])
+            failed = await self._create_partitions([(grown, entry.partition_count)])
         finally:
             self._changing.discard(name)
             self._creating -= added
@@ -277,14 +264,10 @@ class LogManager:
             raise failed[name]
         return grown
 
-    def is_altering(self, name: str) -> bool:
-        """Returns whether `alter_topic_steps` of a topic has not ended."""
-        return name in self._altering
-
-    def alter_topic_steps(
+    async def alter_topic(
         self, name: str, settings: Mapping[str, str], *, validate_only: bool = False
-    ) -> StorageSteps[None]:
-        """Replaces the settings of a topic, which apply at the end; durable then. Not while the topic `is_altering`.
+    ) -> None:
+        """Replaces the settings of a topic, which apply at the end; durable then.
 
         Raises: ApiError.
         """
@@ -299,20 +282,18 @@ class LogManager:
         if validate_only:
             return
         self._changing.add(name)
-        self._altering.add(name)
         try:
-            yield partial(self._data.put_topics, altered)
+            await in_thread(self._data.put_topics, altered)
         except StorageError as error:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         finally:
             self._changing.discard(name)
-            self._altering.discard(name)
         self._add_topic(altered)
         for topic_partition in entry.partitions:
             self._partitions[topic_partition].log.config = config
 
-    def set_topic_defaults_steps(self, topic_defaults: TopicConfig) -> StorageSteps[None]:
-        """Replaces the defaults of all topics, in steps."""
+    async def set_topic_defaults(self, topic_defaults: TopicConfig) -> None:
+        """Replaces the defaults of all topics."""
         self._topic_defaults = topic_defaults
         done = 0
         for entry in tuple(self._topics.values()):
@@ -322,7 +303,7 @@ class LogManager:
             done += 1 + len(entry.partitions) // 10
             if done >= _PARTITIONS_PER_STEP:
                 done = 0
-                yield None
+                await pause()
 
     def _check_settings_bytes(self, added: int) -> None:
         if added > 0 and self._settings_bytes + added > MAX_SETTINGS_BYTES:
@@ -332,8 +313,8 @@ class LogManager:
             )
             raise ApiError(ErrorCode.POLICY_VIOLATION, text)
 
-    def remove_topic_steps(self, name: str) -> StorageSteps[tuple[TopicPartition, ...]]:
-        """Removes a topic, durable at the end, and returns its partitions; must be followed by `delete_files_steps`.
+    async def remove_topic(self, name: str) -> tuple[TopicPartition, ...]:
+        """Removes a topic, durable at the end, and returns its partitions; must be followed by `delete_files`.
 
         Until then its name cannot be used again.
 
@@ -343,7 +324,7 @@ class LogManager:
         self._check_not_changing(name)
         self._changing.add(name)
         try:
-            yield partial(self._data.remove_topic, name)
+            await in_thread(self._data.remove_topic, name)
         except StorageError as error:
             self._changing.discard(name)
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
@@ -355,14 +336,14 @@ class LogManager:
         for number, partition in enumerate(removed, 1):
             partition.delete()
             if number % _DELETED_PER_STEP == 0:
-                yield None
+                await pause()
         return entry.partitions
 
-    def delete_files_steps(self, name: str) -> StorageSteps[None]:
+    async def delete_files(self, name: str) -> None:
         """Deletes the files of the removed topic `name`, whose name can be used again when they are renamed."""
         self._changing.add(name)
         try:
-            yield from self._data.delete_files()
+            await self._data.delete_files()
         except StorageError as error:
             self._report(f"[topic={name}] Files of the deleted topic remain until the next start: {error}")
         finally:
@@ -389,7 +370,7 @@ class LogManager:
             text = f"Partitions of topic {name} are being created or deleted. Retry when that has ended."
             raise ApiError(ErrorCode.REQUEST_TIMED_OUT, text)
 
-    def _create_partitions(self, grown: Sequence[tuple[TopicEntry, int]]) -> StorageSteps[dict[str, ApiError]]:
+    async def _create_partitions(self, grown: Sequence[tuple[TopicEntry, int]]) -> dict[str, ApiError]:
         """Creates partitions of topics that nothing else changes, from the first new number of each on.
 
         Returns: the error of each topic that failed.
@@ -398,15 +379,15 @@ class LogManager:
         created: dict[str, list[Partition]] = {}
         for number, (entry, first) in enumerate(grown, 1):
             try:
-                created[entry.name] = yield from self._new_partitions(entry, first)
+                created[entry.name] = await self._new_partitions(entry, first)
             except StorageError as error:
                 failed[entry.name] = self._creation_error(entry.name, error)
             if number % _TOPICS_PER_STEP == 0:
-                yield None
+                await pause()
         stored = [entry for entry, _ in grown if entry.name in created]
         try:
             if stored:
-                yield partial(self._data.put_topics, *stored)
+                await in_thread(self._data.put_topics, *stored)
         except StorageError as error:
             return failed | {entry.name: self._creation_error(entry.name, error) for entry in stored}
         for entry in stored:
@@ -418,17 +399,17 @@ class LogManager:
         self._report(f"[topic={name}] Partitions were not created: {error}", logging.ERROR)
         return storage_error(error)
 
-    def _new_partitions(self, entry: TopicEntry, first: int) -> StorageSteps[list[Partition]]:
+    async def _new_partitions(self, entry: TopicEntry, first: int) -> list[Partition]:
         """Raises: StorageError."""
         new, config = entry.partitions[first:], self.config_of(entry)
-        yield from self._data.prepare_new(new)
+        await self._data.prepare_new(new)
         created: list[Partition] = []
         for topic_partition in new:
             partition = self._new_partition(entry, topic_partition, config)
             partition.log.create()
             created.append(partition)
             if len(created) % _PARTITIONS_PER_STEP == 0:
-                yield None
+                await pause()
         return created
 
     def _add_topic(self, entry: TopicEntry) -> None:

@@ -1,7 +1,6 @@
 """Validation of produced record batches before they are appended.
 
-A batch is small when it arrives and may be large when it is decompressed, so its records are checked in steps; see
-`steps`.
+A batch is small when it arrives and may be large when it is decompressed, so its records are checked with pauses.
 
 Source: Kafka `LogValidator`, `UnifiedLog.analyzeAndValidateRecords`.
 """
@@ -9,11 +8,11 @@ Source: Kafka `LogValidator`, `UnifiedLog.analyzeAndValidateRecords`.
 from __future__ import annotations
 
 from functools import partial
-from typing import Mapping, NamedTuple
+from typing import Any, Coroutine, Mapping, NamedTuple
 
 from spark_groupsource.broker.storage.log import PartitionLog
 from spark_groupsource.broker.storage.producer_state import NO_PRODUCER_ID
-from spark_groupsource.broker.storage.steps import StorageSteps
+from spark_groupsource.common.coroutines import in_thread, run_parts
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode
 from spark_groupsource.model import new_tuple
 from spark_groupsource.records.compression import DEFAULT_MAX_BYTES, SizeLimitError
@@ -73,11 +72,11 @@ class ValidatedBatch(NamedTuple):
 
 def begin_validation(
     log: PartitionLog, records: Buffer, header: BatchHeader, timestamp_ms: int
-) -> ValidatedBatch | StorageSteps[ValidatedBatch]:
+) -> ValidatedBatch | Coroutine[Any, Any, ValidatedBatch]:
     """Validates the only batch of `records` by the settings of `log`, at `timestamp_ms` (epoch ms).
 
-    The result has the codec of the topic and the largest timestamp of its records. Returns the remaining steps if its
-    records take more than about 1 ms.
+    The result has the codec of the topic and the largest timestamp of its records. Returns a coroutine if its records
+    have to be read, which may take long.
 
     Args: `header`, the result of `check_format`.
 
@@ -90,22 +89,22 @@ def begin_validation(
     earliest_ms, latest_ms = _valid_timestamps(log, timestamp_ms)
     summary = summarize_plain_records(batch, header, config.is_compacted, earliest_ms, latest_ms)
     if summary is None or config.compression_type != "producer" or header.attributes & LOG_APPEND_TIME_FLAG:
-        return _validate_in_steps(log, batch, header, timestamp_ms, summary)
+        return _validate_records(log, batch, header, timestamp_ms, summary)
     if summary.max_timestamp == header.max_timestamp or config.message_timestamp_type == "LogAppendTime":
         return new_tuple(ValidatedBatch, (batch, header))
     return _with_valid_timestamps(log, ValidatedBatch(batch, header), summary.max_timestamp)
 
 
-def _validate_in_steps(
+async def _validate_records(
     log: PartitionLog, batch: memoryview, header: BatchHeader, timestamp_ms: int, summary: RecordsSummary | None
-) -> StorageSteps[ValidatedBatch]:
+) -> ValidatedBatch:
     """Validates the records, unless there is a `summary` of them, and converts the batch to the codec of the topic.
 
     Raises: ApiError.
     """
     try:
         if summary is None:
-            summary = yield from summarize_records(batch, header, _rules(log, timestamp_ms))
+            summary = await run_parts(summarize_records(batch, header, _rules(log, timestamp_ms)))
         _check_summary(log, header, summary)
         codec = header.codec if log.config.codec is None else log.config.codec
         if codec != header.codec:
@@ -118,7 +117,7 @@ def _validate_in_steps(
                 max(_MAX_WHOLE_BYTES, log.config.max_message_bytes),
             )
             is_small = summary.size <= _INLINE_BYTES
-            converted, header = convert() if is_small else (yield convert)
+            converted, header = convert() if is_small else (await in_thread(convert))
             batch = memoryview(converted)
             check_size(log, header.size)  # the batch may be larger in another codec
     except SizeLimitError as error:

@@ -12,7 +12,7 @@ import logging
 import struct
 import uuid
 from bisect import bisect_right
-from typing import Callable, Mapping, NamedTuple
+from typing import Any, Callable, Coroutine, Mapping, NamedTuple
 
 from spark_groupsource.broker.storage.files import replace_file, sync_directory
 from spark_groupsource.broker.storage.leader_epoch_cache import EpochEnd
@@ -33,8 +33,8 @@ from spark_groupsource.broker.storage.producer_state import (
     ProducerStateManager,
 )
 from spark_groupsource.broker.storage.reporter import Reporter
-from spark_groupsource.broker.storage.steps import StorageSteps, run_steps
 from spark_groupsource.broker.storage.transaction_index import AbortedTxn, TransactionIndex
+from spark_groupsource.common.coroutines import run_at_once
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import new_tuple
 from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, control_type, decode_records
@@ -222,13 +222,13 @@ class Partition:
         Raises: ApiError.
         """
         found = self.validate(records, check_format(records, zstd), timestamp_ms)
-        batch = found if isinstance(found, ValidatedBatch) else run_steps(found)
+        batch = found if isinstance(found, ValidatedBatch) else run_at_once(found)
         return self.append_validated(batch, timestamp_ms, verify)
 
     def validate(
         self, records: Buffer, header: BatchHeader, timestamp_ms: int
-    ) -> ValidatedBatch | StorageSteps[ValidatedBatch]:
-        """Validates a producer's batch; returns the remaining steps, between which the partition may change.
+    ) -> ValidatedBatch | Coroutine[Any, Any, ValidatedBatch]:
+        """Validates a producer's batch; or returns a coroutine, during whose pauses the partition may change.
 
         Args: `header`, the result of `check_format`.
 
