@@ -20,6 +20,7 @@ from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.common import coroutines
 from spark_groupsource.common.coroutines import begin, rest_of, run_at_once
 from spark_groupsource.errors import ErrorCode
+from spark_groupsource.model import coordinator_partition
 from spark_groupsource.wire.frames import decode_response
 from spark_groupsource.wire.messages import (
     AddOffsetsToTxnRequest,
@@ -177,6 +178,16 @@ def _transactional_commit(producer, group_id: str):
         producer_epoch=producer.producer_epoch, group_instance_id=None,
         topics=[topic(name="many", partitions=partitions)],
     )  # fmt: skip
+
+
+def test_a_commit_of_hundreds_of_partitions_is_one_batch(broker, connection, slices):
+    """As in Kafka: all of its offsets are stored, or none."""
+    log = broker.call(lambda node: node.partitions.partition("__consumer_offsets", coordinator_partition("one", 3)).log)
+    end = log.log_end_offset
+    _commit(connection, 600, "one")
+    (stored,) = log.batches(end)
+    assert stored.header.record_count == 600
+    assert max(slices) < _MAX_CALLS
 
 
 @pytest.mark.slow
