@@ -10,9 +10,10 @@ import shutil
 import tempfile
 import threading
 from collections import deque
+from functools import partial
 from pathlib import Path
 from types import CoroutineType, TracebackType
-from typing import Any, Callable, Collection, Coroutine, Mapping, TypeVar
+from typing import Any, Callable, Collection, Coroutine, Mapping, TypeVar, overload
 
 from spark_groupsource.broker.config import broker_config
 from spark_groupsource.broker.direct_produce import append, check_records, encoded_records, records_of, topic_partitions
@@ -172,7 +173,7 @@ class EmbeddedBroker:
         check_integer("partition", partition, 0, optional=True)
         count = self._partition_count(topic)
         for batch in encoded_records(topic, given, partition, count, SystemClock().timestamp_ms()):
-            self.call(lambda broker, batch=batch: append(broker, [batch]))  # type: ignore[misc]
+            self.call(partial(append, batches=[batch]))
         return len(given)
 
     def _partition_count(self, topic: str) -> int:
@@ -210,7 +211,13 @@ class EmbeddedBroker:
         if failure is not None:
             raise failure
 
-    def call(self, function: Callable[[Broker], Result | Coroutine[Any, Any, Result]]) -> Result:
+    @overload
+    def call(self, function: Callable[[Broker], Coroutine[Any, Any, Result]]) -> Result: ...
+
+    @overload
+    def call(self, function: Callable[[Broker], Result]) -> Result: ...
+
+    def call(self, function: Callable[[Broker], Any]) -> Any:
         """Returns the result of `function` with the broker, or of its coroutine, in the broker's thread.
 
         For inspection and tests. Raises: NotStartedError.
@@ -219,10 +226,10 @@ class EmbeddedBroker:
             raise NotStartedError(_NOT_STARTED)
         server = self._server
 
-        async def run() -> Result:
+        async def run() -> Any:
             try:
                 result = function(server.broker)
-                return await result if isinstance(result, CoroutineType) else result  # type: ignore[return-value]
+                return await result if isinstance(result, CoroutineType) else result
             finally:
                 server.after_call()
 

@@ -19,9 +19,9 @@ from spark_groupsource.broker.group.group_states import (
     STABLE,
     GroupOperation,
     GroupState,
-    IllegalTransitionError,
     can_rebalance,
 )
+from spark_groupsource.broker.state_transitions import IllegalTransitionError
 from spark_groupsource.errors import ErrorCode
 
 LEGAL = {

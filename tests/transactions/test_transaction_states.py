@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from spark_groupsource.broker.state_transitions import check_transition
 from spark_groupsource.broker.transactions import Decision, TransactionConfig, TransactionShard, is_ending
 from spark_groupsource.broker.transactions.transaction_states import (
     COMPLETE_ABORT,
@@ -18,7 +19,6 @@ from spark_groupsource.broker.transactions.transaction_states import (
     TRANSACTION_STATE_NAMES,
     TRANSACTION_TRANSITIONS,
     TransactionOperation,
-    check_transition,
 )
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
@@ -156,12 +156,13 @@ def test_the_tables_are_complete() -> None:
 
 @pytest.mark.parametrize("old, new", list(product(TransactionStatus, TransactionStatus)))
 def test_only_the_transitions_of_the_table_are_allowed(old: TransactionStatus, new: TransactionStatus) -> None:
+    arguments = f"'{T}'", TRANSACTION_TRANSITIONS, old, new, TRANSACTION_STATE_NAMES.__getitem__
     if old in TRANSACTION_TRANSITIONS[new]:
-        check_transition(T, old, new)
+        check_transition(*arguments)
     else:
         names = f"{TRANSACTION_STATE_NAMES[old]} to {TRANSACTION_STATE_NAMES[new]}"
         with pytest.raises(RuntimeError, match=f"'{T}' cannot transition from {names}"):
-            check_transition(T, old, new)
+            check_transition(*arguments)
 
 
 # --- producers

@@ -14,11 +14,11 @@ from spark_groupsource.broker.group.group_states import (
     DEAD,
     EMPTY,
     GROUP_RULES,
+    GROUP_TRANSITIONS,
     STABLE,
     GroupOperation,
     GroupRule,
     GroupState,
-    check_transition,
 )
 from spark_groupsource.broker.group.members import (
     DelayedRequest,
@@ -29,6 +29,7 @@ from spark_groupsource.broker.group.members import (
     text_bytes,
 )
 from spark_groupsource.broker.group.subscribed_topics import subscribed_topics
+from spark_groupsource.broker.state_transitions import check_transition
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError
 from spark_groupsource.wire.consumer_protocol import PROTOCOL_TYPE
 from spark_groupsource.wire.group_records import GroupValue
@@ -83,7 +84,8 @@ class ClassicGroup:
 
     def transition(self, new_state: GroupState, timestamp_ms: int) -> None:
         """Raises IllegalTransitionError unless GROUP_TRANSITIONS allows it."""
-        check_transition(self.group_id, self.state, new_state)
+        entity = f"Group '{self.group_id}'"
+        check_transition(entity, GROUP_TRANSITIONS, self.state, new_state, lambda state: state.value)
         self.state = new_state
         self.state_timestamp_ms = timestamp_ms
 

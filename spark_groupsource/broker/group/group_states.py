@@ -30,6 +30,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Mapping, NamedTuple
 
+from spark_groupsource.broker.state_transitions import Transitions
 from spark_groupsource.errors import ErrorCode
 
 
@@ -50,24 +51,13 @@ COMPLETING_REBALANCE = GroupState.COMPLETING_REBALANCE
 STABLE = GroupState.STABLE
 DEAD = GroupState.DEAD
 
-GROUP_TRANSITIONS: Mapping[GroupState, frozenset[GroupState]] = {
+GROUP_TRANSITIONS: Transitions[GroupState] = {
     PREPARING_REBALANCE: frozenset({STABLE, COMPLETING_REBALANCE, EMPTY}),
     COMPLETING_REBALANCE: frozenset({PREPARING_REBALANCE}),
     STABLE: frozenset({COMPLETING_REBALANCE}),
     EMPTY: frozenset({PREPARING_REBALANCE}),
     DEAD: frozenset(GroupState),
 }
-"""State -> the states from which it may be entered."""
-
-
-class IllegalTransitionError(RuntimeError):
-    """A transition that GROUP_TRANSITIONS does not allow; a bug in this package."""
-
-
-def check_transition(group_id: str, state: GroupState, new_state: GroupState) -> None:
-    """Raises IllegalTransitionError unless `new_state` may be entered from `state`."""
-    if state not in GROUP_TRANSITIONS[new_state]:
-        raise IllegalTransitionError(f"Group '{group_id}' cannot transition from {state.value} to {new_state.value}.")
 
 
 def can_rebalance(state: GroupState) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Callable, Collection, Iterator, NamedTuple
 
+from spark_groupsource.broker.state_transitions import check_transition
 from spark_groupsource.broker.transactions.transaction_states import (
     COMPLETED_STATES,
     EMPTY,
@@ -26,9 +27,10 @@ from spark_groupsource.broker.transactions.transaction_states import (
     PREPARE_ABORT,
     PREPARE_COMMIT,
     TRANSACTION_RULES,
+    TRANSACTION_STATE_NAMES,
+    TRANSACTION_TRANSITIONS,
     TransactionAction,
     TransactionOperation,
-    check_transition,
     is_ending,
 )
 from spark_groupsource.errors import ErrorCode
@@ -278,7 +280,13 @@ class TransactionShard:
         error: ErrorCode = ErrorCode.NONE,
     ) -> Decision:
         known = self.transactions.get(transactional_id)
-        check_transition(transactional_id, EMPTY if known is None else known.status, value.status)
+        check_transition(
+            f"Transactional id '{transactional_id}'",
+            TRANSACTION_TRANSITIONS,
+            EMPTY if known is None else known.status,
+            value.status,
+            TRANSACTION_STATE_NAMES.__getitem__,
+        )
         return Decision(error, value, last_epoch)
 
     def _check(self, transactional_id: str, producer: ProducerIdAndEpoch) -> ErrorCode:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Mapping, NamedTuple
 
+from spark_groupsource.broker.state_transitions import Transitions
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.transaction_records import TransactionStatus
 
@@ -32,7 +33,7 @@ PREPARE_ABORT = TransactionStatus.PREPARE_ABORT
 COMPLETE_COMMIT = TransactionStatus.COMPLETE_COMMIT
 COMPLETE_ABORT = TransactionStatus.COMPLETE_ABORT
 
-TRANSACTION_TRANSITIONS: Mapping[TransactionStatus, frozenset[TransactionStatus]] = {
+TRANSACTION_TRANSITIONS: Transitions[TransactionStatus] = {
     EMPTY: frozenset({EMPTY, COMPLETE_COMMIT, COMPLETE_ABORT}),
     ONGOING: frozenset({ONGOING, EMPTY, COMPLETE_COMMIT, COMPLETE_ABORT}),
     PREPARE_COMMIT: frozenset({ONGOING}),
@@ -40,7 +41,6 @@ TRANSACTION_TRANSITIONS: Mapping[TransactionStatus, frozenset[TransactionStatus]
     COMPLETE_COMMIT: frozenset({PREPARE_COMMIT}),
     COMPLETE_ABORT: frozenset({PREPARE_ABORT}),
 }
-"""State -> the states from which it may be entered."""
 
 TRANSACTION_STATE_NAMES: Mapping[TransactionStatus, str] = {
     EMPTY: "Empty",
@@ -149,10 +149,3 @@ TRANSACTION_RULES: Mapping[TransactionStatus, Mapping[TransactionOperation, Tran
 def is_ending(status: TransactionStatus) -> bool:
     """Returns whether the end of the transaction is decided and its markers have to be written."""
     return status in COMPLETED_STATES
-
-
-def check_transition(transactional_id: str, state: TransactionStatus, new_state: TransactionStatus) -> None:
-    """Raises RuntimeError unless `new_state` may be entered from `state`; that is a bug in this package."""
-    if state not in TRANSACTION_TRANSITIONS[new_state]:
-        names = f"{TRANSACTION_STATE_NAMES[state]} to {TRANSACTION_STATE_NAMES[new_state]}"
-        raise RuntimeError(f"Transactional id '{transactional_id}' cannot transition from {names}.")
