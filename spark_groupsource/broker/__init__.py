@@ -11,7 +11,8 @@ A request
 2. `api/dispatch.py` decodes the request and finds its handler in the table of `api/served_versions.py`; what is not
    in the table is not advertised.
 3. The handler checks permissions (`api/authorization.py`) and answers from metadata, partitions or a coordinator.
-   What takes long runs in slices (`network/scheduler.py`), so that other clients wait a few milliseconds at most.
+   What takes long is a coroutine, which pauses (`common/coroutines.py`), so that other clients wait a few
+   milliseconds at most. `network/response_router.py` makes a task of it if it does not end in its first time slice.
 4. The response goes back to the connection by its token, at once or later (`fetch/delayed_fetch.py`, JoinGroup).
 
 A group request

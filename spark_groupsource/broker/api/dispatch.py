@@ -25,7 +25,7 @@ from spark_groupsource.wire.frames import RequestHeader, decode_request, read_re
 
 # each handler takes the request class of its API, so the request is Any here
 Handler = Callable[[Broker, ApiRequestContext, Any], HandlerResult]
-# an element has at least 2 bytes, and takes up to 700 with that of the response
+# an element has at least one byte (an empty string), and takes up to 700 bytes with that of the response: 12 MB
 _LARGE_FRAME_BYTES = 16_384
 # without a response, the producer may disconnect at once, and a handler that waits for its place is dropped then
 _UNACKNOWLEDGED_SLICE_NS = 15_000_000
@@ -150,7 +150,7 @@ class RequestDispatcher:
             request = await in_thread(decode_request, frame, header, position, limit)
         await pause()
         if self._broker.authorizer is not None:
-            # reads only the ACLs and the names of topics
+            # reads only the ACLs, the names of topics and the configuration
             verdict = await in_thread(authorize, self._broker, context, request)
             if verdict.response is not None:
                 return _rejection(context, request, verdict)

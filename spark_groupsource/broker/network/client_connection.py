@@ -141,7 +141,8 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # asyncio's transport refers to itself by a bound method: a cycle, which only a full collection would find
+        # asyncio's transport refers to itself by a bound method: a cycle, which only a full collection would find. The
+        # attribute is private; where it does not exist, nothing is removed
         vars(self._transport).pop("_read_ready_cb", None)
         self._deferred_reads.discard(self._descriptor)
         self._transport = None

@@ -42,7 +42,12 @@ def run(main: Coroutine[Any, Any, Result]) -> Result:
 
 
 class _EventLoop(asyncio.SelectorEventLoop):
-    """`deferred_reads`: descriptors, read after the others and for a limited time of each iteration."""
+    """`deferred_reads`: descriptors, read after the others and for a limited time of each iteration.
+
+    It uses `_process_events` and `Handle._run`, which asyncio does not document: there is no other way to run callbacks
+    after those of an iteration, or to stop between two of them when the time is up. The same holds for `_selector` and
+    `_EVENT_READ` of the selector below: `EpollSelector` does not say that a client has closed its connection.
+    """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         super().__init__(selector)
