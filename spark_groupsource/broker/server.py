@@ -72,6 +72,7 @@ class BrokerServer:
         self._listen_option = listen_option
         self._worker = ThreadPoolExecutor(1, "groupsource-broker-worker")
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
         self._limits = ConnectionLimits(config.queued_max_request_bytes)
         self._router = router = ResponseRouter(self._schedule_timers)
         data = DataDirectory(data_dir, report)
@@ -175,6 +176,7 @@ class BrokerServer:
         if self._timer_handle is not None:
             self._timer_handle.cancel()
         await self._close_listeners()
+        self._is_stopping = True
         await self._router.close()
         for task in self._tasks:
             task.cancel()
@@ -185,6 +187,9 @@ class BrokerServer:
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs work beside requests; reports its error."""
+        if self._is_stopping:
+            work.close()
+            return
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._end_task)

@@ -159,11 +159,12 @@ def begin(work: Coroutine[Any, Any, Any], slice_ns: int = FIRST_SLICE_NS) -> Non
 
     Raises: StopIteration with the result if the coroutine has ended.
     """
+    before = _thread.end_ns, _thread.is_task
     _thread.end_ns, _thread.is_task = monotonic_ns() + slice_ns, False
     try:
         work.send(None)
     finally:
-        _thread.is_task = True
+        _thread.end_ns, _thread.is_task = before
 
 
 async def rest_of(work: Coroutine[Any, Any, Result]) -> Result:
