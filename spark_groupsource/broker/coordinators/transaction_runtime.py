@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 from itertools import chain
-from typing import Callable, Collection, Iterator, NamedTuple, Protocol, Tuple
+from typing import Callable, Collection, Iterator, Protocol, Tuple
 
 from spark_groupsource.broker.config import BrokerConfig
 from spark_groupsource.broker.coordinators.services import CoordinatorServices, report_unexpected
@@ -28,7 +28,7 @@ from spark_groupsource.broker.storage.catalog import OFFSETS_TOPIC, TRANSACTIONS
 from spark_groupsource.broker.storage.segment_scan import StoredBatch
 from spark_groupsource.broker.transactions import Decision, TransactionConfig, TransactionShard, is_ending
 from spark_groupsource.broker.transactions.transaction_states import ONGOING, PREPARE_COMMIT
-from spark_groupsource.common.coroutines import pause
+from spark_groupsource.common.coroutines import next_turn, pause, run_at_once
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
@@ -38,7 +38,7 @@ from spark_groupsource.wire.transaction_records import TransactionValue, encode_
 _RETRY_MS = 1_000
 MAX_STATE_BYTES = 16_777_216
 """Approximate memory of all transactional ids above which no id is added; at twice as much, no partition."""
-_MARKERS_PER_SLICE, _SLICE_MS = 25, 4  # the first record of a partition also creates its files
+_MARKERS_AT_ONCE = 25  # the first record of a partition also creates its files
 # Kafka `TransactionStateManager.transactionStateTopicConfigs`; there is one copy of each log
 _TOPIC_SETTINGS = {
     "compression.type": "uncompressed", "min.insync.replicas": "1", "unclean.leader.election.enable": "false",
@@ -63,17 +63,6 @@ class MarkerListener(Protocol):
     """Is called after a transaction marker was appended to a partition."""
 
     def __call__(self, topic_partition: TopicPartition, size: int, producer_id: int, committed: bool) -> None: ...
-
-
-class _MarkerRound(NamedTuple):
-    """An attempt to write all markers of an ending transaction, which takes several slices.
-
-    Attributes: `untried`, partitions, the last one first; `failure`, why one of the others must be retried.
-    """
-
-    value: TransactionValue
-    untried: list[TopicPartition]
-    failure: str = ""
 
 
 class TransactionRuntime:
@@ -111,7 +100,7 @@ class TransactionRuntime:
         )
         services.budget.add_part(self._state_bytes)
         self._reported_incomplete: set[str] = set()
-        self._marker_rounds: dict[str, _MarkerRound] = {}  # by transactional id
+        self._completing: set[tuple[_Shard, str]] = set()  # with tasks
 
     # --- shard lifecycle ---
 
@@ -137,10 +126,9 @@ class TransactionRuntime:
 
     def on_loaded(self, shard: _Shard) -> None:
         """Completes transactions whose end is stored and starts the timeouts of ongoing ones."""
-        for transactional_id, value in list(shard.state_machine.transactions.items()):
+        for transactional_id in list(shard.state_machine.transactions):
             self._set_timeout(shard, transactional_id)
-            if is_ending(value.status):
-                self._complete(shard, transactional_id)
+            self._complete(shard, transactional_id)
 
     def on_timer(self, shard: _Shard, key: TimerKey) -> None:
         timer, transactional_id = key
@@ -284,11 +272,7 @@ class TransactionRuntime:
             return append_error(error.code)
         shard.state_machine.on_stored(transactional_id, decision)
         self._set_timeout(shard, transactional_id)
-        if is_ending(decision.value.status):
-            if len(decision.value.partitions) > _MARKERS_PER_SLICE:
-                shard.timers.set((TransactionTimer.COMPLETION, transactional_id), self._clock.now_ms())
-            else:
-                self._complete(shard, transactional_id)
+        self._complete(shard, transactional_id)
         return decision.error
 
     def _store(self, shard: _Shard, transactional_id: str, value: TransactionValue | None) -> None:
@@ -300,15 +284,37 @@ class TransactionRuntime:
         self._services.on_append(target.topic_partition, appended.size)
 
     def _complete(self, shard: _Shard, transactional_id: str) -> None:
-        """Writes the markers of a transaction whose end is stored, then stores its completion; retries on failure."""
-        state_machine = shard.state_machine
-        value = state_machine.transactions.get(transactional_id)
-        if value is None or not is_ending(value.status):
+        """Completes a transaction whose end is stored; one of many partitions beside the requests."""
+        value = shard.state_machine.transactions.get(transactional_id)
+        if value is None or not is_ending(value.status) or (shard, transactional_id) in self._completing:
             return
-        is_complete, failure = self._write_markers(shard, transactional_id, value)
-        if not is_complete:
-            shard.timers.set((TransactionTimer.COMPLETION, transactional_id), self._clock.now_ms())
-            return
+        work = self._write_markers(shard, transactional_id, value)
+        if len(value.partitions) > _MARKERS_AT_ONCE:
+            self._completing.add((shard, transactional_id))
+            self._services.start_task(work)
+        else:
+            run_at_once(work)
+
+    async def _write_markers(self, shard: _Shard, transactional_id: str, value: TransactionValue) -> None:
+        """Writes the markers that are not written yet, then stores the completion; retries on failure."""
+        state_machine, failure = shard.state_machine, ""
+        producer = ProducerIdAndEpoch(value.producer_id, value.producer_epoch)
+        try:
+            for topic_partition in state_machine.unmarked_partitions(transactional_id):
+                await pause()
+                if self.shards.find_loaded(shard.partition) is not shard:
+                    return  # the new coordinator writes the others
+                try:
+                    self.write_marker(topic_partition, producer, value.status is PREPARE_COMMIT, shard.epoch)
+                except ApiError as error:
+                    if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:  # else the topic was deleted
+                        failure = failure or f"{topic_partition}: {error.code.name}: {error}"
+                        continue
+                state_machine.marker_written(transactional_id, topic_partition)
+                if topic_partition.topic == OFFSETS_TOPIC:
+                    await next_turn()  # thousands of offsets may have become visible
+        finally:
+            self._completing.discard((shard, transactional_id))
         if not failure:
             decision = state_machine.complete_transaction(transactional_id, self._clock.timestamp_ms())
             assert decision.value is not None
@@ -327,38 +333,6 @@ class TransactionRuntime:
                 f"{_RETRY_MS} ms: {failure}"
             )
         shard.timers.set((TransactionTimer.COMPLETION, transactional_id), self._clock.now_ms() + _RETRY_MS)
-
-    def _write_markers(self, shard: _Shard, transactional_id: str, value: TransactionValue) -> tuple[bool, str]:
-        """Writes markers that are not written yet, a limited number.
-
-        Returns: whether it has tried all of them, and the cause if one must be retried, else "".
-        """
-        known = self._marker_rounds.pop(transactional_id, None)
-        if known is None or known.value is not value:
-            known = _MarkerRound(value, shard.state_machine.unmarked_partitions(transactional_id)[::-1])
-            if len(known.untried) > _MARKERS_PER_SLICE:  # sorting thousands of partitions is a slice of its own
-                self._marker_rounds[transactional_id] = known
-                return False, ""
-        failure, untried = known.failure, known.untried
-        committed = value.status is PREPARE_COMMIT
-        producer = ProducerIdAndEpoch(value.producer_id, value.producer_epoch)
-        end_ms = self._clock.now_ms() + _SLICE_MS
-        for _ in range(_MARKERS_PER_SLICE):
-            if not untried or (self._clock.now_ms() >= end_ms and len(value.partitions) > _MARKERS_PER_SLICE):
-                break
-            topic_partition = untried.pop()
-            try:
-                self.write_marker(topic_partition, producer, committed, shard.epoch)
-            except ApiError as error:
-                if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:  # else the topic was deleted
-                    failure = failure or f"{topic_partition}: {error.code.name}: {error}"
-                    continue
-            shard.state_machine.marker_written(transactional_id, topic_partition)
-            if topic_partition.topic == OFFSETS_TOPIC and len(value.partitions) > _MARKERS_PER_SLICE:
-                break  # thousands of offsets may have become visible
-        if untried:
-            self._marker_rounds[transactional_id] = _MarkerRound(value, untried, failure)
-        return not untried, failure
 
     def write_marker(
         self,
