@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Callable, Iterable, Mapping
 
 from spark_groupsource.broker.config import BrokerConfig
@@ -42,24 +43,11 @@ class LogMaintenance:
         self._partitions = partitions
         self._clock = clock
         self._config = config
+        every = partial(PeriodicWork, timers, clock, start_task)
         self._jobs = (
-            PeriodicWork(
-                timers, clock, start_task, self._apply_retention, lambda: config().log_retention_check_interval_ms
-            ),
-            PeriodicWork(
-                timers,
-                clock,
-                start_task,
-                self._expire_producers,
-                lambda: config().producer_id_expiration_check_interval_ms,
-            ),
-            PeriodicWork(
-                timers,
-                clock,
-                start_task,
-                partitions.checkpoints.recovery_points,
-                lambda: config().log_flush_offset_checkpoint_interval_ms,
-            ),
+            every(self._apply_retention, lambda: config().log_retention_check_interval_ms),
+            every(self._expire_producers, lambda: config().producer_id_expiration_check_interval_ms),
+            every(partitions.checkpoints.recovery_points, lambda: config().log_flush_offset_checkpoint_interval_ms),
         )
         self._on_truncate = on_truncate
         self._report = report

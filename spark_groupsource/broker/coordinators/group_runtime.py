@@ -93,7 +93,7 @@ class _ShardToken(NamedTuple):
 
 
 class _PartToken(NamedTuple):
-    """Token of one part of a request that is handled in steps."""
+    """Token of one part of a request that is handled in parts."""
 
     responses: list[ApiMessage]
 
