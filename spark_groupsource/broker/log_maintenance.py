@@ -17,7 +17,7 @@ from spark_groupsource.common.timers import Timers
 from spark_groupsource.errors import ApiError, StorageError
 from spark_groupsource.model import TopicPartition
 
-_PARTITIONS_PER_STEP, _PARTITIONS_PER_CHECKPOINT = 50, 500
+_PARTITIONS_PER_CHECKPOINT = 500
 
 
 class LogMaintenance:
@@ -58,11 +58,10 @@ class LogMaintenance:
             job.start()
 
     async def _expire_producers(self) -> None:
-        for number, partition in enumerate(self._partitions):
+        for partition in self._partitions:
             config = self._config()
             partition.remove_expired_producers(self._clock.timestamp_ms() - config.producer_id_expiration_ms)
-            if number % _PARTITIONS_PER_STEP == 0:
-                await pause()
+            await pause()
 
     async def _apply_retention(self) -> None:
         partitions = tuple(self._partitions)

@@ -64,8 +64,7 @@ async def describe_acls(
                 principal=acl.principal, host=acl.host, operation=acl.operation, permission_type=acl.permission
             )
             acls[key].append(description)
-        if len(some) == _PER_STEP:
-            await pause()
+        await pause()
     return DescribeAclsResponse(
         throttle_time_ms=0, error_code=ErrorCode.NONE, error_message=None, resources=resources
     )
@@ -77,7 +76,7 @@ async def create_acls(broker: Broker, context: ApiRequestContext, request: Creat
         rejected = _Created(error_code=ErrorCode.SECURITY_DISABLED, error_message=_NO_AUTHORIZER)
         return CreateAclsResponse(throttle_time_ms=0, results=[rejected] * len(request.creations))
     results, added = [], []
-    for number, each in enumerate(request.creations, 1):
+    for each in request.creations:
         acl = Acl(
             each.resource_type,
             each.resource_name,
@@ -95,8 +94,7 @@ async def create_acls(broker: Broker, context: ApiRequestContext, request: Creat
         else:
             added.append(acl)
             results.append(_Created(error_code=ErrorCode.NONE, error_message=None))
-        if number % _PER_STEP == 0:
-            await pause()
+        await pause()
     try:
         if added:
             await in_thread(broker.authorizer.change, added)

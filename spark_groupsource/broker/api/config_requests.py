@@ -436,9 +436,8 @@ async def describe_log_dirs(
                 requested.update((each.topic, number) for number in numbers)
                 await pause()
     topics: dict[str, list[_LogDir.DescribeLogDirsTopic.DescribeLogDirsPartition]] = {}
-    for number, partition in enumerate(broker.partitions):
-        if number % _PER_STEP == 0:
-            await pause()
+    for partition in broker.partitions:
+        await pause()
         topic = partition.topic_partition.topic
         if topic in UNLISTED_TOPICS if requested is None else tuple(partition.topic_partition) not in requested:
             continue

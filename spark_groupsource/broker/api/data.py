@@ -29,7 +29,7 @@ from spark_groupsource.wire.messages import (
     OffsetForLeaderEpochResponse,
 )
 
-_PARTITIONS_PER_STEP, _COUNTED_PER_STEP = 100, 2_000
+_COUNTED_PER_STEP = 2_000
 _PARTITIONS_PER_CHECKPOINT = 500
 _LATEST = -1
 _EARLIEST = -2
@@ -73,14 +73,10 @@ async def list_offsets(broker: Broker, context: ApiRequestContext, request: List
     committed = request.isolation_level == _READ_COMMITTED
     topics: list[_ListedTopic] = []
     named: Counter[tuple[str, int]] = Counter()
-    done = 0
     for topic in request.topics:
         for some in portions(topic.partitions, _COUNTED_PER_STEP):
             named.update((topic.name, each.partition_index) for each in some)
-            done += len(some) + 1
-            if done >= _COUNTED_PER_STEP:
-                done = 0
-                await pause()
+            await pause()
     for topic in request.topics:
         results: list[_ListedPartition] = []
         for requested in {each.partition_index: each for each in topic.partitions}.values():
@@ -111,10 +107,7 @@ async def list_offsets(broker: Broker, context: ApiRequestContext, request: List
                 leader_epoch=leader_epoch,
             )
             results.append(entry)
-            done += 1
-            if done >= _PARTITIONS_PER_STEP:
-                done = 0
-                await pause()
+            await pause()
         topics.append(_ListedTopic(name=topic.name, partitions=results))
     return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
 
@@ -147,7 +140,6 @@ async def offset_for_leader_epoch(
 ) -> OffsetForLeaderEpochResponse:
     """Returns the end offset of each requested leader epoch."""
     topics: list[_EpochTopic] = []
-    done = 0
     for topic in request.topics:
         results: list[_EpochTopic.EpochEndOffset] = []
         for requested in topic.partitions:
@@ -167,10 +159,7 @@ async def offset_for_leader_epoch(
                 error_code=code, partition=requested.partition, leader_epoch=end.epoch, end_offset=end.end_offset
             )
             results.append(entry)
-            done += 1
-            if done >= _PARTITIONS_PER_STEP:
-                done = 0
-                await pause()
+            await pause()
         topics.append(_EpochTopic(topic=topic.topic, partitions=results))
     return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
 
@@ -181,10 +170,9 @@ async def delete_records(
     """Moves log start offsets forward; offset -1 is the high watermark. Stores them for some partitions at a time."""
     topics: list[_DeletedTopic] = []
     named: dict[str, dict[int, _RequestedDeletion]] = {}  # the last of duplicates counts
-    for number, topic in enumerate(request.topics, 1):
+    for topic in request.topics:
         for some in portions(topic.partitions, _COUNTED_PER_STEP):
             named.setdefault(topic.name, {}).update((each.partition_index, each) for each in some)
-        if number % _COUNTED_PER_STEP == 0 or len(topic.partitions) >= _COUNTED_PER_STEP:
             await pause()
     for name, wanted in named.items():
         results: list[_DeletedPartition] = []
@@ -201,7 +189,7 @@ async def _delete_some_records(
 ) -> list[_DeletedPartition]:
     results: dict[int, _DeletedPartition] = {}
     offsets: dict[TopicPartition, int] = {}
-    for number, each in enumerate(requested, 1):
+    for each in requested:
         topic_partition = TopicPartition(name, each.partition_index)
         code, low_watermark = ErrorCode.NONE, -1
         try:
@@ -213,8 +201,7 @@ async def _delete_some_records(
         results[each.partition_index] = _DeletedPartition(
             partition_index=each.partition_index, low_watermark=low_watermark, error_code=code
         )
-        if number % _PARTITIONS_PER_STEP == 0:
-            await pause()
+        await pause()
     failures = await broker.delete_records(offsets)
     for topic_partition, failure in failures.items():
         result = results[topic_partition.partition]

@@ -51,7 +51,6 @@ _FetchTopic = _FetchGroup.OffsetFetchRequestTopics
 _FetchedTopic = OffsetFetchResponse.OffsetFetchResponseGroup.OffsetFetchResponseTopics
 _TxnCommitTopic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
 
-_GROUPS_PER_STEP = 200
 
 RequestTopic = TypeVar("RequestTopic", _CommitTopic, _DeleteTopic, _TxnCommitTopic)
 
@@ -63,10 +62,9 @@ async def find_coordinator(
     is_batched = context.api_version >= _BATCHED_SINCE
     keys = request.coordinator_keys if is_batched else [request.key]
     found = []
-    for number, key in enumerate(keys, 1):
+    for key in keys:
         found.append(_coordinator(broker, context.listener, request.key_type, key))
-        if number % _GROUPS_PER_STEP == 0:
-            await pause()
+        await pause()
     if is_batched:
         return FindCoordinatorResponse(throttle_time_ms=0, coordinators=found)
     (coordinator,) = found

@@ -64,9 +64,8 @@ async def describe_topic_partitions(
         names = await in_thread(_sorted_from, start, known)
     else:
         names = _sorted_from(start, known)
-    for number, name in enumerate(names, 1):
-        if number % _PARTITIONS_PER_STEP == 0:
-            await pause()
+    for name in names:
+        await pause()
         if left <= 0:
             return _page(topics, _Cursor(topic_name=name, partition_index=0))
         try:
@@ -80,7 +79,7 @@ async def describe_topic_partitions(
         described.topic_id = entry.topic_id
         partitions: list[_Partition] = []
         for some in portions(included, _PARTITIONS_PER_STEP):
-            # a topic may have been deleted since the previous step
+            # a topic may have been deleted during a pause
             partitions += [_describe_partition(broker, each) for each in some if each in broker.partitions]
             await pause()
         described.partitions = partitions
@@ -142,10 +141,9 @@ async def elect_leaders(
     else:
         for requested in request.topic_partitions:
             elections = []
-            for number, partition in enumerate(requested.partitions, 1):
+            for partition in requested.partitions:
                 elections.append(_election(broker, TopicPartition(requested.topic, partition), election_type))
-                if number % _PARTITIONS_PER_STEP == 0:
-                    await pause()
+                await pause()
             results.append(_Elected(topic=requested.topic, partition_result=elections))
             await pause()
     code = ErrorCode.NONE if is_known_type else ErrorCode.INVALID_REQUEST
@@ -157,7 +155,7 @@ async def _offline_partitions(broker: Broker, topic: str, count: int) -> list[in
     for start in range(0, count, _PARTITIONS_PER_STEP):
         for number in range(start, min(start + _PARTITIONS_PER_STEP, count)):
             topic_partition = TopicPartition(topic, number)
-            # not if it was deleted since the previous step
+            # not if it was deleted during a pause
             if topic_partition in broker.partitions and broker.partitions.offline_reason(topic_partition):
                 offline.append(number)
         await pause()

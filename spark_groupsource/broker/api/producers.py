@@ -55,7 +55,7 @@ async def describe_producers(
 
     Partitions beyond the largest size of a response get LEADER_NOT_AVAILABLE, so that a client requests them again.
     """
-    topics, described, left = [], 0, _MAX_ENTRIES
+    topics, left = [], _MAX_ENTRIES
     for topic in request.topics:
         results = []
         for number in topic.partition_indexes:
@@ -71,17 +71,13 @@ async def describe_producers(
                 producers = []
                 for some in portions(list(partition.producers().items()), _ENTRIES_PER_STEP):
                     producers += [_producer(*each) for each in some]
-                    if len(some) == _ENTRIES_PER_STEP:
-                        await pause()
+                    await pause()
                 entry.active_producers = producers
             except ApiError as error:
                 entry.error_code, entry.error_message = error.code, error.message
             results.append(entry)
             left -= 1 + len(entry.active_producers)
-            described += 1 + len(entry.active_producers)
-            if described >= _ENTRIES_PER_STEP:
-                described = 0
-                await pause()
+            await pause()
         topics.append(_Topic(name=topic.name, partitions=results))
     return DescribeProducersResponse(throttle_time_ms=0, topics=topics)
 
@@ -104,7 +100,7 @@ async def describe_transactions(
 
     Those beyond the largest size of a response get COORDINATOR_LOAD_IN_PROGRESS, so that a client requests them again.
     """
-    described, entries = [], 0
+    described = []
     known: dict[str, _Described] = {}
     left = _MAX_ENTRIES
     for transactional_id in request.transactional_ids:
@@ -114,12 +110,8 @@ async def describe_transactions(
             state = known.get(transactional_id) or _describe(broker, context.node_id, transactional_id)
             known[transactional_id] = state
         described.append(state)
-        size = 1 + sum(len(topic.partitions) for topic in state.topics)
-        left -= size
-        entries += size
-        if entries >= _ENTRIES_PER_STEP:
-            entries = 0
-            await pause()
+        left -= 1 + sum(len(topic.partitions) for topic in state.topics)
+        await pause()
     return DescribeTransactionsResponse(throttle_time_ms=0, transaction_states=described)
 
 
@@ -282,9 +274,8 @@ def _write_marker(
 
 async def _marker_result(producer_id: int, codes: Mapping[TopicPartition, ErrorCode]) -> _MarkerResult:
     topics: dict[str, list[_MarkedTopic.WritableTxnMarkerPartitionResult]] = {}
-    for count, ((topic, number), code) in enumerate(codes.items()):
-        if count % _ENTRIES_PER_STEP == 0:
-            await pause()
+    for (topic, number), code in codes.items():
+        await pause()
         result = _MarkedTopic.WritableTxnMarkerPartitionResult(partition_index=number, error_code=code)
         topics.setdefault(topic, []).append(result)
     return _MarkerResult(

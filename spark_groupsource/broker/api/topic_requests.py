@@ -44,9 +44,6 @@ _CLUSTER_OPERATIONS = frozenset({5, 7, 8, 9, 10, 11, 12})
 _BROKERS, _CONTROLLERS = 1, 2
 _TOPIC_SOURCE = 1
 _MAX_CREATED_BY_METADATA = 1_000
-_PARTITIONS_PER_STEP = 100
-_NAMES_PER_STEP = 1_000
-_TOPICS_PER_STEP = 20
 
 _MetadataTopic = MetadataResponse.MetadataResponseTopic
 _MetadataPartition = _MetadataTopic.MetadataResponsePartition
@@ -79,7 +76,6 @@ async def metadata(broker: Broker, context: ApiRequestContext, request: Metadata
     """
     requested = request.topics
     topics: list[_MetadataTopic] = []
-    described = 0
     if requested is None or (context.api_version == 0 and not requested):
         for entry in tuple(broker.partitions.topics.values()):
             if entry.name in UNLISTED_TOPICS:
@@ -88,25 +84,18 @@ async def metadata(broker: Broker, context: ApiRequestContext, request: Metadata
                 topics.append(await _describe_topic(broker, entry, request))
             except ApiError:
                 continue  # deleted since the first step
-            described += len(entry.partitions) + 1
-            if described >= _PARTITIONS_PER_STEP:
-                described = 0
-                await pause()
+            await pause()
     else:
         distinct: dict[tuple[str | None, uuid.UUID | None], MetadataRequest.MetadataRequestTopic] = {}
-        for number, topic in enumerate(requested, 1):
+        for topic in requested:
             distinct[topic.name, topic.topic_id] = topic
-            if number % _NAMES_PER_STEP == 0:
-                await pause()
+            await pause()
         errors: dict[str, ErrorCode] = {}
         if context.api_version < 4 or request.allow_auto_topic_creation:
             errors = await _auto_create(broker, [name for name, _ in distinct if name is not None])
         for topic in distinct.values():
             topics.append(await _requested_topic(broker, context, request, topic, errors))
-            described += len(topics[-1].partitions) + 1
-            if described >= _PARTITIONS_PER_STEP:
-                described = 0
-                await pause()
+            await pause()
     return MetadataResponse(
         throttle_time_ms=0,
         brokers=[
@@ -156,7 +145,7 @@ async def _auto_create(broker: Broker, names: Sequence[str]) -> dict[str, ErrorC
         return {}
     errors: dict[str, ErrorCode] = {}
     new: list[TopicPlan] = []
-    for number, name in enumerate(names, 1):
+    for name in names:
         if name not in broker.partitions.topics and len(new) < _MAX_CREATED_BY_METADATA:
             try:
                 if name in INTERNAL_TOPICS:
@@ -166,8 +155,7 @@ async def _auto_create(broker: Broker, names: Sequence[str]) -> dict[str, ErrorC
                     new.append(TopicPlan(name, broker.config.num_partitions, {}))
             except ApiError as error:
                 errors[name] = error.code
-        if number % _NAMES_PER_STEP == 0:
-            await pause()
+        await pause()
     if new:
         created = await broker.create_topics(new)
         errors.update((topic.name, result.code) for topic, result in zip(new, created) if isinstance(result, ApiError))
@@ -188,12 +176,11 @@ async def _describe_topic(
     broker: Broker, entry: TopicEntry, request: MetadataRequest
 ) -> _MetadataTopic:
     partitions: list[_MetadataPartition] = []
-    for number, topic_partition in enumerate(entry.partitions, 1):
+    for topic_partition in entry.partitions:
         if topic_partition not in broker.partitions:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)  # deleted since the previous step
         partitions.append(_described_partition(partition_fields(broker, topic_partition)))
-        if number % _PARTITIONS_PER_STEP == 0:
-            await pause()
+        await pause()
     return _MetadataTopic(
         error_code=0,
         name=entry.name,
@@ -277,7 +264,7 @@ async def create_topics(
     distinct = {topic.name: topic for topic in request.topics}
     outcomes: dict[str, TopicEntry | ApiError] = {}
     new: list[TopicPlan] = []
-    for number, topic in enumerate(distinct.values(), 1):
+    for topic in distinct.values():
         try:
             if named[topic.name] > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"The request contains topic {topic.name} more than once.")
@@ -296,15 +283,13 @@ async def create_topics(
             counted += count
         except ApiError as error:
             outcomes[topic.name] = error.without_traceback()
-        if number % _TOPICS_PER_STEP == 0:
-            await pause()
+        await pause()
     created = await broker.create_topics(new)
     outcomes.update((topic.name, outcome) for topic, outcome in zip(new, created))
     results = []
     for name in distinct:
         results.append(_created_topic(broker, context, name, outcomes[name]))
-        if len(results) % _TOPICS_PER_STEP == 0:
-            await pause()
+        await pause()
     return CreateTopicsResponse(throttle_time_ms=0, topics=results)
 
 
@@ -422,8 +407,7 @@ async def create_partitions(
     named = Counter(topic.name for topic in request.topics)
     for topic in {topic.name: topic for topic in request.topics}.values():
         code, message = ErrorCode.NONE, None
-        if len(results) % _TOPICS_PER_STEP == 0:
-            await pause()
+        await pause()
         try:
             if named[topic.name] > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"The request contains topic {topic.name} more than once.")

@@ -65,9 +65,8 @@ async def alter_client_quotas(
 ) -> AlterClientQuotasResponse:
     """Accepts the removal of quotas; rejects new ones, because the broker would not enforce them."""
     entries = []
-    for number, entry in enumerate(request.entries, 1):
-        if number % _PER_STEP == 0:
-            await pause()
+    for entry in request.entries:
+        await pause()
         sets = [operation.key for operation in entry.ops if not operation.remove]
         text = f"Quotas are not supported: cannot set {bounded_names(sets)}." if sets else None
         entity = [_Quota.EntityData(entity_type=e.entity_type, entity_name=e.entity_name) for e in entry.entity]
@@ -86,9 +85,8 @@ async def describe_scram_credentials(
     users = broker.credentials.scram_users
     named = Counter(user.name for user in request.users or ())
     results = []
-    for number, name in enumerate(named or sorted(users), 1):
-        if number % _PER_STEP == 0:
-            await pause()
+    for name in named or sorted(users):
+        await pause()
         code, text = ErrorCode.NONE, None
         if named[name] > 1:
             code = ErrorCode.DUPLICATE_RESOURCE
@@ -119,9 +117,8 @@ async def alter_scram_credentials(
             await pause()
     results = []
     altered: dict[tuple[str, str], ScramCredential | None] = {}
-    for number, (name, entries) in enumerate(changes.items(), 1):
-        if number % _PER_STEP == 0:
-            await pause()
+    for name, entries in changes.items():
+        await pause()
         code, text = ErrorCode.NONE, None
         try:
             if len(entries) > 1:

@@ -17,8 +17,6 @@ from spark_groupsource.common.coroutines import in_thread, pause
 from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 
-_PARTITIONS_PER_STEP = 50
-
 
 class LogCheckpoints:
     """Checkpoints of `partitions`. Args: `online`, returns an online partition or raises ApiError."""
@@ -39,12 +37,11 @@ class LogCheckpoints:
         """Stores the offset below which each log is on the disk; returns False if that fails, which is reported."""
         found: dict[TopicPartition, int] = {}
         partitions = dict(self._partitions)
-        for number, (topic_partition, partition) in enumerate(partitions.items(), 1):
+        for topic_partition, partition in partitions.items():
             offset = partition.log.recovery_point
             if offset:  # 0 is the default
                 found[topic_partition] = offset
-            if number % _PARTITIONS_PER_STEP == 0:
-                await pause()
+            await pause()
         try:
             await in_thread(
                 self._data.set_recovery_points, found, lambda each: self._partitions.get(each) is partitions[each]

@@ -25,7 +25,6 @@ from spark_groupsource.common.coroutines import in_thread, pause, run_at_once
 from spark_groupsource.errors import ApiError, ConfigurationError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
 
-_PARTITIONS_PER_STEP, _DELETED_PER_STEP, _TOPICS_PER_STEP = 50, 500, 20
 MAX_SETTINGS_BYTES = 1_048_576
 """Approximate memory of the settings of all topics. Kafka has no such limit."""
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -213,15 +212,14 @@ class LogManager:
         results: list[TopicEntry | ApiError] = []
         reserved: list[TopicEntry] = []
         try:
-            for number, topic in enumerate(new, 1):
+            for topic in new:
                 try:
                     check(topic)
                     reserved.append(self._reserve(topic))
                     results.append(reserved[-1])
                 except ApiError as error:
                     results.append(error.without_traceback())
-                if number % _TOPICS_PER_STEP == 0:
-                    await pause()
+                await pause()
             failed = await self._create_partitions([(entry, 0) for entry in reserved])
         finally:
             for entry in reserved:
@@ -295,15 +293,11 @@ class LogManager:
     async def set_topic_defaults(self, topic_defaults: TopicConfig) -> None:
         """Replaces the defaults of all topics."""
         self._topic_defaults = topic_defaults
-        done = 0
         for entry in tuple(self._topics.values()):
             config = self.config_of(entry)
             for topic_partition in entry.partitions if self._topics.get(entry.name) is entry else ():
                 self._partitions[topic_partition].log.config = config
-            done += 1 + len(entry.partitions) // 10
-            if done >= _PARTITIONS_PER_STEP:
-                done = 0
-                await pause()
+            await pause()
 
     def _check_settings_bytes(self, added: int) -> None:
         if added > 0 and self._settings_bytes + added > MAX_SETTINGS_BYTES:
@@ -333,10 +327,9 @@ class LogManager:
         del self._names[entry.topic_id]
         del self._metric_names[_metric_name(name)]
         removed = [self._partitions.pop(topic_partition) for topic_partition in entry.partitions]
-        for number, partition in enumerate(removed, 1):
+        for partition in removed:
             partition.delete()
-            if number % _DELETED_PER_STEP == 0:
-                await pause()
+            await pause()
         return entry.partitions
 
     async def delete_files(self, name: str) -> None:
@@ -377,13 +370,12 @@ class LogManager:
         """
         failed: dict[str, ApiError] = {}
         created: dict[str, list[Partition]] = {}
-        for number, (entry, first) in enumerate(grown, 1):
+        for entry, first in grown:
             try:
                 created[entry.name] = await self._new_partitions(entry, first)
             except StorageError as error:
                 failed[entry.name] = self._creation_error(entry.name, error)
-            if number % _TOPICS_PER_STEP == 0:
-                await pause()
+            await pause()
         stored = [entry for entry, _ in grown if entry.name in created]
         try:
             if stored:
@@ -408,8 +400,7 @@ class LogManager:
             partition = self._new_partition(entry, topic_partition, config)
             partition.log.create()
             created.append(partition)
-            if len(created) % _PARTITIONS_PER_STEP == 0:
-                await pause()
+            await pause()
         return created
 
     def _add_topic(self, entry: TopicEntry) -> None:
