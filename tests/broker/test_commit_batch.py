@@ -42,7 +42,7 @@ def test_the_batch_is_that_of_the_encoded_records(group_id, some, repeated, time
 
 
 def test_offset_deltas_of_any_length():
-    for count in (1, 63, 64, 65, 1_999, 2_000, 2_001):
+    for count in (1, 63, 64, 65, 999, 1_000, 1_001):
         for metadata in ("", "reader", "m" * 600):
             records = CommitRecords("group", offsets(count, metadata))
             assert commit_batch(records, 7) == encoded(records, 7)

@@ -104,11 +104,12 @@ def first_slice(work):
     return []
 
 
-def _commit(connection, count: int, group_id: str = "g"):
+def _commit(connection, count: int, group_id: str = "g", metadata: str = ""):
     partition = _CommitTopic.OffsetCommitRequestPartition
     topics = [
         _CommitTopic(name=name, partitions=[
-            partition(partition_index=number, committed_offset=number, committed_metadata="") for number in range(count)
+            partition(partition_index=number, committed_offset=number, committed_metadata=metadata)
+            for number in range(count)
         ])
         for name in ("many", "unknown")
     ]  # fmt: skip
@@ -187,6 +188,10 @@ def test_a_commit_of_hundreds_of_partitions_is_one_batch(broker, connection, sli
     _commit(connection, 600, "one")
     (stored,) = log.batches(end)
     assert stored.header.record_count == 600
+    # a batch has at most max.message.bytes
+    too_large = {topic.name: topic.partitions for topic in _commit(connection, 600, "one", "m" * 2_000).topics}
+    assert {each.error_code for each in too_large["many"]} == {ErrorCode.UNKNOWN_SERVER_ERROR}
+    assert log.log_end_offset == end + 600
     assert max(slices) < _MAX_CALLS
 
 

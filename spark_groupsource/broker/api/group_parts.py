@@ -1,6 +1,6 @@
 """Handles large requests of the group APIs in parts.
 
-The broker serves other requests between the parts. A commit of up to 2,000 topics and partitions is one part and one
+The broker serves other requests between the parts. A commit of up to 1,000 topics and partitions is one part and one
 batch, as in Kafka. The parts of a larger one, of a commit in a transaction and of a deletion of offsets are stored
 separately, so that some of them may fail. Kafka stores them together, but its clients retry a commit with any failed
 partition as a whole, and offsets of a transaction become visible with its end.
@@ -30,7 +30,7 @@ from spark_groupsource.wire.messages import (
 )
 
 _PER_PART, _MEMBERS_PER_PART = 250, 100
-_COMMITTED_PER_PART = 2_000  # an offset takes a fifth of the time of others
+_COMMITTED_PER_PART = 1_000  # an offset takes a fifth of the time of others
 _FETCH_GROUPS_SINCE, _FETCH_IDS_SINCE = 8, 10
 _MAX_FETCHED_BYTES = 8_388_608
 _FETCHED_BYTES = 60  # of the response and, roughly, a tenth of the memory, of an offset

@@ -20,7 +20,7 @@ from spark_groupsource.wire.decoder import MAX_STRING_BYTES
 from spark_groupsource.wire.group_records import OFFSET_VALUE_VERSION, offset_key_head
 
 _ONE_BYTE_DELTAS = 64
-_DELTAS = tuple(b"\0\0" + encode_varint(delta) for delta in range(2_000))  # after attributes and timestamp delta
+_DELTAS = tuple(b"\0\0" + encode_varint(delta) for delta in range(1_000))  # after attributes and timestamp delta
 _PARTITION_BYTES, _OFFSET_AND_EPOCH_BYTES, _TIMESTAMP_BYTES = 4, 12, 8
 _VERSION = _LENGTH = Struct(">h")
 # bounds of the memory of names and metadata, which clients choose
