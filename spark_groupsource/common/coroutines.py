@@ -1,8 +1,9 @@
 """Long work on an event loop: coroutines that run in time slices.
 
 A coroutine whose work grows with a request or with stored state awaits `pause` between parts of at most a few
-milliseconds. After its time slice, it continues when all others that have paused before have had a slice. Each iteration
-of the loop has one slice, so that it polls its sockets in between. State that it has read may change at each `await`.
+milliseconds. After its time slice, it continues when all others that have paused before have had a slice. Each
+iteration of the loop has one slice, so that it polls its sockets in between. State that a coroutine has read may change
+at each `await`.
 """
 
 from __future__ import annotations

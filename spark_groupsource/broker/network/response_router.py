@@ -1,4 +1,4 @@
-"""Requests in progress: their connections, and the tasks of those that take longer than a time slice.
+"""Requests in progress: their connections, and the tasks of long ones.
 
 Most requests end in their first time slice, without a task. The others run in time slices, a few at a time, which
 bounds their memory: a client that sends many or expensive requests delays its own responses.
