@@ -52,22 +52,22 @@ def own(bootstrap_servers: str, topic: Topic) -> int:
 
 def own_numpy(bootstrap_servers: str, topic: Topic) -> int:
     """Reads with the NumPy parser, as without the extra `fast`."""
-    before = arrow._parsers.compile_after_rows
-    arrow._parsers.compile_after_rows = 1 << 62
+    before = arrow._kernels.compile_after_rows
+    arrow._kernels.compile_after_rows = 1 << 62
     try:
         return own(bootstrap_servers, topic)
     finally:
-        arrow._parsers.compile_after_rows = before
+        arrow._kernels.compile_after_rows = before
 
 
 def own_compiled(bootstrap_servers: str, topic: Topic) -> int:
     """Reads with the compiled parser, as a task does after its first records."""
-    before = arrow._parsers.compile_after_rows
-    arrow._parsers.compile_after_rows = 0
+    before = arrow._kernels.compile_after_rows
+    arrow._kernels.compile_after_rows = 0
     try:
         return own(bootstrap_servers, topic)
     finally:
-        arrow._parsers.compile_after_rows = before
+        arrow._kernels.compile_after_rows = before
 
 
 def batch_of(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
@@ -131,7 +131,7 @@ def figures(context: Context) -> Iterator[Figure]:
     topic = Topic("clients", context.records(1_200_000, 600))
     ensure(context.bootstrap_servers, topic)
     readers = dict(READERS)
-    if arrow.compiled_parser() is None:
+    if arrow.compiled_kernel() is None:
         del readers["compiled"]
     rounds = Rounds()
     for number in range(context.rounds + 1):

@@ -108,7 +108,7 @@ def warm_up(spark: Any, cores: int, context: Context, case: Case) -> None:
     for source in (KAFKA, CEILING, OWN):
         for _ in range(2):
             timed(spark, source, context.bootstrap_servers, part)
-    until_compiled = -(-cores * arrow._parsers.compile_after_rows // case.topic.records)
+    until_compiled = -(-cores * arrow._kernels.compile_after_rows // case.topic.records)
     for _ in range(min(until_compiled, _WARM_READS)):
         timed(spark, OWN, context.bootstrap_servers, read._replace(columns=("value",)))
     for _ in range(FULL_WARM_READS if context.scale >= 1 else 0):

@@ -50,16 +50,16 @@ def repeated(work: Callable[[], object]) -> float:
 
 
 def decode_cases() -> Cases:
-    from spark_groupsource.records.compiled_parser import COMPILED_PARSER
-    from spark_groupsource.records.parser import NUMPY_PARSER
+    from spark_groupsource.records.columns.compiled_kernel import read_compiled
+    from spark_groupsource.records.columns.numpy_kernel import read_numpy
 
     cases: Cases = {}
     for shape, record, batch_records, codec in decode.SHAPES:
         buffer = decode.log(record, batch_records, codec)
-        for name, parser in (("numpy", NUMPY_PARSER), ("numba", COMPILED_PARSER)):
+        for name, kernel in (("numpy", read_numpy), ("numba", read_compiled)):
             for columns in (decode.ALL_COLUMNS, ("value",)):
                 title = f"decode: {shape}, {codec}, {name}, {'value' if len(columns) == 1 else 'all columns'}"
-                cases[title] = partial(repeated, partial(decode.groupsource(parser, columns), buffer))
+                cases[title] = partial(repeated, partial(decode.groupsource(kernel, columns), buffer))
     return cases
 
 

@@ -21,9 +21,10 @@ from rich.table import Table
 
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.columns.arrow import COLUMNS, decode_fetched
+from spark_groupsource.records.columns.numpy_kernel import read_numpy
+from spark_groupsource.records.columns.record_kernel import RecordKernel
 from spark_groupsource.records.compression import codec_number
 from spark_groupsource.records.encode import Record, encode_batch
-from spark_groupsource.records.parser import NUMPY_PARSER, RecordParser
 
 NOW = 1_700_000_000_000
 RECORDS = 40_000
@@ -68,7 +69,7 @@ def log(record: Callable[[int], Record], batch_records: int, codec: str) -> byte
     )
 
 
-def groupsource(parser: RecordParser, columns: tuple[str, ...]) -> Callable[[bytes], int]:
+def groupsource(kernel: RecordKernel, columns: tuple[str, ...]) -> Callable[[bytes], int]:
     topic_partition = TopicPartition("benchmark", 0)
 
     def run(buffer: bytes) -> int:
@@ -78,7 +79,7 @@ def groupsource(parser: RecordParser, columns: tuple[str, ...]) -> Callable[[byt
             columns=columns,
             start_offset=0,
             end_offset=1 << 62,
-            parser=parser,  # type: ignore[arg-type]
+            kernel=kernel,
         )
         return sum(batch.num_rows for batch in block.batches)
 
@@ -125,15 +126,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
     warnings.simplefilter("ignore", DeprecationWarning)  # of kafka-python
-    runs = {"numpy": groupsource(NUMPY_PARSER, ALL_COLUMNS), "numpy, value": groupsource(NUMPY_PARSER, ("value",))}
+    runs = {"numpy": groupsource(read_numpy, ALL_COLUMNS), "numpy, value": groupsource(read_numpy, ("value",))}
     try:
-        from spark_groupsource.records.compiled_parser import COMPILED_PARSER
+        from spark_groupsource.records.columns.compiled_kernel import read_compiled
     except ImportError:
-        print("numba is not installed: pip install 'spark-groupsource[fast]' to measure the compiled parser")
+        print("numba is not installed: pip install 'spark-groupsource[fast]' to measure the compiled kernel")
     else:
         runs |= {
-            "numba": groupsource(COMPILED_PARSER, ALL_COLUMNS),
-            "numba, value": groupsource(COMPILED_PARSER, ("value",)),
+            "numba": groupsource(read_compiled, ALL_COLUMNS),
+            "numba, value": groupsource(read_compiled, ("value",)),
         }
     runs["kafka-python"] = kafka_python
 

@@ -116,7 +116,7 @@ def read(bootstrap_servers: str, topic: str, records: int, small_partitions: int
         fail_on_data_loss=True,
     )
     if is_compiled:
-        arrow._parsers.compile_after_rows = 0
+        arrow._kernels.compile_after_rows = 0
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = memory_mb("VmRSS")
     found = sum(found.num_rows for found in read_task(task, SelectedColumns(COLUMNS)))

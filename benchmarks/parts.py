@@ -2,15 +2,16 @@
 
     python benchmarks/run.py --only parts
 
-Each part is repeated alone on the same fetched records, with the compiled parser if the extra `fast` is installed; the
+Each part is repeated alone on the same fetched records, with the compiled kernel if the extra `fast` is installed; the
 minimum of the rounds counts. What PySpark adds is the row of the ceiling in `batch_read.py`.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator
 
+import numpy as np
 from bench.context import Context, Measure
 from bench.figures import Figure
 from bench.topics import Topic, client, end_offsets, ensure, json
@@ -18,14 +19,15 @@ from bench.topics import Topic, client, end_offsets, ensure, json
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.records.columns import arrow
-from spark_groupsource.records.columns.arrow_columns import MAX_ROWS, Layout, record_batch
+from spark_groupsource.records.columns.arrow_columns import MAX_ROWS, record_batch
 from spark_groupsource.records.columns.batch_selection import select_batches
 from spark_groupsource.records.columns.header_columns import HeaderColumns
-from spark_groupsource.records.columns.plain_columns import PlainReader
-from spark_groupsource.records.columns.record_groups import record_groups
-from spark_groupsource.records.parser import NUMPY_PARSER
+from spark_groupsource.records.columns.numpy_kernel import read_numpy
+from spark_groupsource.records.columns.record_groups import GroupReader
+from spark_groupsource.records.columns.record_kernel import Layout, RecordArrays, RecordGroup
 
 _REPEATS = 5
+_NO_RECORDS = RecordArrays(np.empty(0, np.int64), np.empty(0, np.int64), None, None, None, 0, 0, 0, 0)
 
 
 def least_ns(work: Callable[[], Any]) -> int:
@@ -66,8 +68,8 @@ def parts(bootstrap_servers: str, topic: Topic) -> Iterator[tuple[str, float]]:
 
 
 def decoding(view: memoryview, topic_partition: TopicPartition) -> Iterator[tuple[str, float]]:
-    """Yields the parts of decoding one fetched block: the private steps of `decode_fetched`, each alone."""
-    parser = arrow.compiled_parser() or NUMPY_PARSER
+    """Yields the parts of decoding one fetched block: the steps of `decode_fetched`, each alone."""
+    kernel = arrow.compiled_kernel() or read_numpy
     columns = arrow.COLUMNS[:-1]
     layout = Layout(topic_partition, columns, 0, 1 << 62, MAX_ROWS)
 
@@ -76,35 +78,30 @@ def decoding(view: memoryview, topic_partition: TopicPartition) -> Iterator[tupl
 
     headers = select()
     rows = int(headers.record_count.sum())
+    groups: list[RecordGroup] = []
 
-    def groups() -> Iterator[Any]:
-        return record_groups(view, headers, layout, 1 << 28, lambda: parser)
+    def read(names: tuple[str, ...]) -> list[RecordArrays]:
+        return [kernel(group, layout._replace(columns=names)) for group in groups]
+
+    def collect(group: RecordGroup, _: Layout) -> RecordArrays:
+        groups.append(group)
+        return _NO_RECORDS
 
     def decompress() -> None:
-        for group in groups():
-            # its memory is used again
-            del group
+        groups.clear()
+        for _ in GroupReader(view, layout, collect, 1 << 28).read(headers):
+            pass
 
-    def plain() -> None:
-        for group in kept:
-            PlainReader().read(arrow._read_plain(), group.payload, group.parts, group.headers, layout)
-
-    kept = list(groups())
-    selections = [arrow._select_records(group, layout) for group in kept]
-    parse_ns = least_ns(lambda: [group.parsed() for group in kept])
     yield "headers and checksums", least_ns(select) / rows
     yield "decompression, grouping", least_ns(decompress) / rows
-    yield "record boundaries and fields", parse_ns / rows
-    yield "offsets", (least_ns(lambda: [arrow._select_records(group, layout) for group in kept]) - parse_ns) / rows
-    if parser.parse_batches is not None:
-        yield "boundaries, fields, offsets and columns of plain records in one pass", least_ns(plain) / rows
-    for name in columns:
-        yield f"column {name}", least_ns(lambda: build(selections, layout._replace(columns=(name,)))) / rows
-
-
-def build(selections: Sequence[Any], layout: Layout) -> None:
-    for selection in selections:
-        record_batch(selection, layout)
+    none_ns = least_ns(lambda: read(()))
+    yield "record boundaries, fields and offsets", none_ns / rows
+    for name in ("key", "value", "timestamp"):
+        yield f"column {name}", (least_ns(lambda: read((name,))) - none_ns) / rows
+    yield "boundaries, fields, offsets and these columns in one pass", least_ns(lambda: read(columns)) / rows
+    found = read(columns)
+    built = least_ns(lambda: [record_batch(*each, layout) for each in zip([group.headers for group in groups], found)])
+    yield "Arrow batches", built / rows
 
 
 MEASURES = (Measure("parts", figures, 120),)

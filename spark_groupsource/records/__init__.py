@@ -14,10 +14,11 @@ A record is never a Python object on this way, nor on the way back.
 2. `columns/record_groups.py` joins batches until a group is worth one pass, and decompresses them into one buffer
    (`compression.py`, `fast_codecs.py`). A batch that is larger than memory should be is read in slices
    (`slices.py`).
-3. The boundaries and fields of the records are found: with the extra `fast` in compiled code
-   (`compiled_parser.py`), else in NumPy (`parser.py`). Records without headers and null values take one compiled
-   pass (`columns/compiled_columns.py`).
-4. `columns/arrow.py` builds the columns that the schema selects.
+3. A kernel validates the records of a group and copies their fields into columns (`columns/record_kernel.py`): with
+   the extra `fast` in one compiled pass (`columns/compiled_kernel.py`), else in NumPy (`columns/numpy_kernel.py`, from
+   the positions that `parser.py` finds). Both read every record, and return the same.
+4. `columns/arrow_columns.py` adds the columns that are the same for all records of a batch; `columns/arrow.py` is the
+   whole way, and selects the kernel.
 
 What the format demands
 =======================
@@ -27,7 +28,8 @@ What the format demands
 * A checksum covers the compressed bytes, so it is verified before anything is decompressed.
 * The number of records in the header is a claim of the producer: every length is checked against the bytes that are
   there.
-* Memory of columns is used again when nothing refers to it, because new pages cost more than the conversion.
+* Memory of columns is used again when nothing refers to it (`columns/buffer_pool.py`), because new pages cost more
+  than the conversion.
 
 From columns to bytes
 =====================

@@ -20,7 +20,7 @@ Source: https://kafka.apache.org/documentation/#record.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,30 +61,27 @@ class RecordFields(NamedTuple):
     header_start: Ints
     end: Ints
 
+    @property
+    def record_count(self) -> int:
+        return len(self.end)
+
+    @property
+    def byte_count(self) -> int:
+        """Size of the records, which begin at the start of the payload."""
+        return int(self.end[-1]) if len(self.end) else 0
+
+    @property
+    def header_total(self) -> int:
+        return int(self.header_count.sum())
+
 
 class HeaderFields(NamedTuple):
-    """All headers of n records, in order; `record` is the index of the record. A value length of -1 is null."""
+    """All headers of n records, in order. A value length of -1 is null."""
 
-    record: Ints
     key_start: Ints
     key_length: Ints
     value_start: Ints
     value_length: Ints
-
-
-class RecordParser(NamedTuple):
-    """A record parser: `parse_all` is `parse_records`, `parse_leading` is `parse_leading_records`.
-
-    `parse_batches` (payload, starts, ends, counts) parses the records between each start and end, without a copy; None
-    if the parser needs the records of several batches in one piece.
-    """
-
-    parse_all: Callable[[Bytes, int], RecordFields]
-    parse_leading: Callable[[Bytes, int], RecordFields]
-    parse_batches: Callable[[Bytes, Ints, Ints, Ints], RecordFields] | None = None
-
-    def __call__(self, payload: Bytes, count: int) -> RecordFields:
-        return self.parse_all(payload, count)
 
 
 def parse_records(payload: Bytes, count: int) -> RecordFields:
@@ -105,9 +102,6 @@ def parse_leading_records(payload: Bytes, limit: int) -> RecordFields:
     Raises: CorruptRecordError if a record is invalid.
     """
     return _parse_fields(payload, *_leading_bounds(payload, limit))
-
-
-NUMPY_PARSER = RecordParser(parse_records, parse_leading_records)
 
 
 def _parse_fields(payload: Bytes, body: Ints, end: Ints) -> RecordFields:
@@ -340,11 +334,10 @@ def parse_headers(payload: Bytes, fields: RecordFields) -> HeaderFields:
 
     Raises: CorruptRecordError if headers do not end with their record, or if a header key is null.
     """
-    counts = fields.header_count
-    table = np.empty((4, int(counts.sum())), dtype=np.int64)
+    table = np.empty((4, fields.header_total), dtype=np.int64)
     for _ in _walk_headers(payload, fields, table):
         pass
-    return HeaderFields(np.repeat(np.arange(len(counts), dtype=np.int64), counts), *table)
+    return HeaderFields(*table)
 
 
 def check_headers(payload: Bytes, fields: RecordFields) -> Iterator[None]:

@@ -6,7 +6,7 @@ the time between two slices depend on the slice size and on the largest record o
 
 from __future__ import annotations
 
-from typing import Callable, Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -16,13 +16,23 @@ from spark_groupsource.records.header import HEADER_BYTES, BatchHeader, Buffer
 from spark_groupsource.records.parser import Bytes, RecordFields, parse_leading_records
 from spark_groupsource.records.varint import read_varint
 
-LeadingParser = Callable[[Bytes, int], RecordFields]
-"""(payload, limit) -> fields of the whole records at the start of the payload, at most `limit`"""
-
 _MAX_LENGTH_BYTES = 5
 _CHUNK_BYTES = 1 << 18
 _FIRST_SLICE_BYTES = 1 << 18
 _MIN_SLICE_BYTES = 1 << 14
+
+
+class LeadingRecords(Protocol):
+    """The whole records at the start of a payload."""
+
+    @property
+    def record_count(self) -> int: ...
+
+    @property
+    def byte_count(self) -> int: ...
+
+    @property
+    def header_total(self) -> int: ...
 
 
 class RecordSlice(NamedTuple):
@@ -30,6 +40,21 @@ class RecordSlice(NamedTuple):
 
     payload: Bytes
     fields: RecordFields
+
+    @property
+    def record_count(self) -> int:
+        return self.fields.record_count
+
+    @property
+    def byte_count(self) -> int:
+        return self.fields.byte_count
+
+    @property
+    def header_total(self) -> int:
+        return self.fields.header_total
+
+
+_Read = TypeVar("_Read", bound=LeadingRecords)
 
 
 def record_slices(
@@ -39,11 +64,36 @@ def record_slices(
     max_slice_bytes: int,
     max_slice_items: int,
     max_record_bytes: int = DEFAULT_MAX_BYTES,
-    parser: LeadingParser = parse_leading_records,
 ) -> Iterator[RecordSlice | None]:
+    """Yields the parsed records of one batch in order; see `read_slices`."""
+    return read_slices(
+        buffer,
+        header,
+        _parsed,
+        max_slice_bytes=max_slice_bytes,
+        max_slice_items=max_slice_items,
+        max_record_bytes=max_record_bytes,
+    )
+
+
+def _parsed(payload: Bytes, limit: int) -> RecordSlice:
+    fields = parse_leading_records(payload, limit)
+    return RecordSlice(payload[: fields.byte_count], fields)
+
+
+def read_slices(
+    buffer: Buffer,
+    header: BatchHeader,
+    read: Callable[[Bytes, int], _Read],
+    *,
+    max_slice_bytes: int,
+    max_slice_items: int,
+    max_record_bytes: int,
+) -> Iterator[_Read | None]:
     """Yields the records of one batch in order, and None between the parts of which a slice is read.
 
     Args:
+        read: reads the whole records at the start of a payload, at most a number of them.
         max_slice_bytes: maximum size of a slice, decompressed; a larger record forms its own slice.
         max_slice_items: maximum records of a slice, and about the maximum of its records and headers together.
 
@@ -65,15 +115,16 @@ def record_slices(
         while size > slice_bytes and not window.fill(size):
             yield None
         payload = window.first(max(size, slice_bytes))
-        fields = parser(payload, 1 if size > slice_bytes else min(missing, max_slice_items))
-        count = len(fields.end)
+        found = read(payload, 1 if size > slice_bytes else min(missing, max_slice_items))
+        count, end = found.record_count, found.byte_count
         if not count:
             raise CorruptRecordError(f"{missing} records are missing; {payload.size} bytes are left.")
-        end = int(fields.end[-1])
-        yield RecordSlice(payload[:end], fields)
+        items = count + found.header_total
+        yield found
+        # its memory is for the next slice
+        del found
         window.skip(end)
         missing -= count
-        items = count + int(fields.header_count.sum())
         slice_bytes = max(_MIN_SLICE_BYTES, min(end * max_slice_items // items, max_slice_bytes))
     window.fill(1)
     if window.first(1).size:

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.record_strategies import END, PARSERS, TP, decode, logs, rows_by_columns, rows_by_objects, table
+from support.record_strategies import END, KERNELS, TP, decode, logs, rows_by_columns, rows_by_objects, table
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records.columns import arrow, arrow_columns, record_groups
+from spark_groupsource.records.columns import arrow, numpy_kernel, record_groups
 from spark_groupsource.records.columns.arrow import (
     COLUMNS,
     AbortedTransaction,
@@ -27,7 +27,7 @@ from spark_groupsource.records.header import iter_batches
 from spark_groupsource.records.varint import write_varint
 
 NOW = 1_700_000_000_000
-parsers = pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
+kernels = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 
 
 def batch(first, last, *, value=b"v", **options):
@@ -53,15 +53,15 @@ def offsets(block):
     return table(block)["offset"].to_pylist()
 
 
-@parsers
+@kernels
 @given(log=logs(), data=st.data())
 @pytest.mark.conformance("FT-021")
-def test_arrow_rows_equal_decoded_records(parser, log, data):
+def test_arrow_rows_equal_decoded_records(kernel, log, data):
     last = max(header.next_offset for header in iter_batches(log))
     first = next(iter_batches(log)).base_offset
     bounds = st.one_of(st.just(0), st.integers(first, last + 3))
     start, end = data.draw(bounds), data.draw(st.one_of(st.just(END), bounds))
-    block = decode(log, start_offset=start, end_offset=end, parser=parser, max_rows=data.draw(st.integers(1, 9)))
+    block = decode(log, start_offset=start, end_offset=end, kernel=kernel, max_rows=data.draw(st.integers(1, 9)))
     expected = rows_by_objects(log, start_offset=start, end_offset=end)
     assert rows_by_columns(block) == expected
     assert block.rows == len(expected)
@@ -76,27 +76,27 @@ def test_arrow_batches_outlive_the_buffer(log, max_rows):
     assert rows_by_columns(kept) == rows_by_columns(decode(log, max_rows=max_rows))
 
 
-@parsers
+@kernels
 @given(log=logs(), columns=st.lists(st.sampled_from(COLUMNS), min_size=1, unique=True))
-def test_requested_columns_only(parser, log, columns):
-    block = decode(log, columns=columns, parser=parser)
+def test_requested_columns_only(kernel, log, columns):
+    block = decode(log, columns=columns, kernel=kernel)
     assert block.batches[0].schema.equals(columns_schema(columns))
     assert table(block, columns).equals(table(decode(log)).select(columns))
 
 
-@parsers
+@kernels
 @given(log=logs(), data=st.data())
-def test_complete_batches_of_a_truncated_log_are_decoded(parser, log, data):
+def test_complete_batches_of_a_truncated_log_are_decoded(kernel, log, data):
     cut = data.draw(st.integers(0, len(log)))
     whole = [header for header in iter_batches(log) if header.position + header.size <= cut]
-    block = decode(log[:cut], parser=parser)
+    block = decode(log[:cut], kernel=kernel)
     assert block.next_offset == (whole[-1].next_offset if whole else 0)
     assert rows_by_columns(block) == rows_by_objects(log[: sum(header.size for header in whole)])
 
 
-@parsers
+@kernels
 @given(log=logs(), data=st.data())
-def test_damaged_logs_raise_corrupt_record_error_only(parser, log, data):
+def test_damaged_logs_raise_corrupt_record_error_only(kernel, log, data):
     damaged = bytearray(log)
     for _ in range(data.draw(st.integers(1, 3))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
@@ -111,7 +111,7 @@ def test_damaged_logs_raise_corrupt_record_error_only(parser, log, data):
     except CorruptRecordError:
         is_valid = False
     try:
-        block = decode(damaged, parser=parser, max_record_bytes=1 << 20)
+        block = decode(damaged, kernel=kernel, max_record_bytes=1 << 20)
         assert table(block).num_rows == block.rows
         if reseal and is_valid:
             assert rows_by_columns(block) == expected
@@ -119,12 +119,12 @@ def test_damaged_logs_raise_corrupt_record_error_only(parser, log, data):
         assert str(error).startswith("flights-3: ")
 
 
-@parsers
-def test_one_arrow_batch_from_many_record_batches(parser):
+@kernels
+def test_one_arrow_batch_from_many_record_batches(kernel):
     log = b"".join(batch(at, at + 9) for at in range(0, 200, 10))
-    assert [found.num_rows for found in decode(log, parser=parser).batches] == [200]
-    assert [found.num_rows for found in decode(log, parser=parser, max_rows=45).batches] == [40] * 5
-    assert [found.num_rows for found in decode(batch(0, 99), parser=parser, max_rows=45).batches] == [45, 45, 10]
+    assert [found.num_rows for found in decode(log, kernel=kernel).batches] == [200]
+    assert [found.num_rows for found in decode(log, kernel=kernel, max_rows=45).batches] == [40] * 5
+    assert [found.num_rows for found in decode(batch(0, 99), kernel=kernel, max_rows=45).batches] == [45, 45, 10]
 
 
 def test_schema_equals_that_of_sparks_kafka_source():
@@ -251,7 +251,7 @@ def test_a_control_batch_without_records_is_skipped():
         assert offsets(block) == [3, 4, 6, 7]
 
 
-@pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
+@kernels
 @pytest.mark.parametrize(
     ("at", "data", "message"),
     [
@@ -264,11 +264,11 @@ def test_a_control_batch_without_records_is_skipped():
     ],
 )
 @pytest.mark.conformance("FT-018", "FT-020")
-def test_the_error_names_the_corrupt_batch(parser, at, data, message):
+def test_the_error_names_the_corrupt_batch(kernel, at, data, message):
     broken = resealed(batch(10, 12), at, data)
     for log in (broken, batch(0, 4) + broken, batch(0, 4) + broken + batch(20, 22)):
         with pytest.raises(CorruptRecordError, match=f"^flights-3: (?s:.)*{message}"):
-            decode(log, parser=parser)
+            decode(log, kernel=kernel)
 
 
 def test_wrong_record_counts_of_two_batches_are_corrupt_even_if_their_sum_is_correct():
@@ -342,21 +342,21 @@ def test_batches_are_decoded_together_up_to_a_size(monkeypatch):
     compressed = b"".join(batch(at, at, value=b"x" * 2000, codec=3) for at in range(5))
     assert [found.num_rows for found in decode(compressed).batches] == [3, 2]
     received = b"".join(batch(at, at, value=b"x" * 2000) for at in range(5))
-    assert [found.num_rows for found in decode(received, parser=PARSERS["numba"]).batches] == [2, 2, 1]
+    assert [found.num_rows for found in decode(received, kernel=KERNELS["numba"]).batches] == [2, 2, 1]
 
 
-def test_the_compiled_parser_is_selected_after_many_records():
-    selector = arrow._ParserSelector()  # private: no result depends on it
-    assert selector.next() is PARSERS["numpy"]
+def test_the_compiled_kernel_is_selected_after_many_records():
+    selector = arrow._KernelSelector()  # private: no result depends on it
+    assert selector.next() is KERNELS["numpy"]
     selector.count(selector.compile_after_rows)
-    assert selector.next() is PARSERS["numba"]
+    assert selector.next() is KERNELS["numba"]
 
 
-def test_the_numpy_parser_is_selected_without_numba(monkeypatch):
-    monkeypatch.setattr(arrow, "compiled_parser", lambda: None)
-    selector = arrow._ParserSelector()  # private: no result depends on it
+def test_the_numpy_kernel_is_selected_without_numba(monkeypatch):
+    monkeypatch.setattr(arrow, "compiled_kernel", lambda: None)
+    selector = arrow._KernelSelector()  # private: no result depends on it
     selector.count(selector.compile_after_rows)
-    assert selector.next() is PARSERS["numpy"]
+    assert selector.next() is KERNELS["numpy"]
 
 
 # --- many headers ---
@@ -373,22 +373,23 @@ def record_of_headers(count: int) -> bytes:
     return with_body(header, bytes(payload + body))
 
 
-@pytest.mark.parametrize("batches", [1, 3])
-def test_records_with_many_headers_are_several_arrow_batches(monkeypatch, batches):
-    monkeypatch.setattr(arrow, "_MAX_HEADERS", 2_500)
-    headers = (("", None),) * 10
-    records = [Record(None, b"%d" % number, 1, headers) for number in range(300)]
-    data = b"".join(encode_batch(records, base_offset=300 * number) for number in range(batches))
-    found = decode(data, columns=("offset", "headers"))
-    assert [batch.num_rows for batch in found.batches] == [250, 50] * batches
-    assert table(found, ("offset", "headers"))["offset"].to_pylist() == list(range(300 * batches))
-    assert all(len(each) == 10 for batch in found.batches for each in batch.column(1))
-    assert [batch.num_rows for batch in decode(data, columns=("offset",)).batches] == [300 * batches]
+@kernels
+@pytest.mark.parametrize(("batches", "records"), [(1, 300), (3, 100)])
+def test_records_with_many_headers_are_several_arrow_batches(kernel, batches, records):
+    headers = (("", None),) * 1000
+    each = [Record(None, None, 1, headers)] * records
+    data = b"".join(encode_batch(each, base_offset=records * number) for number in range(batches))
+    found = decode(data, columns=("offset", "headers"), kernel=kernel)
+    assert len(found.batches) > 1 and max(batch.num_rows for batch in found.batches) <= 250
+    assert table(found, ("offset", "headers"))["offset"].to_pylist() == list(range(records * batches))
+    assert all(len(each) == 1000 for batch in found.batches for each in batch.column(1))
+    assert [batch.num_rows for batch in decode(data, columns=("offset",), kernel=kernel).batches] == [records * batches]
 
 
-def test_a_record_with_too_many_headers_is_reported_with_the_option(monkeypatch):
-    monkeypatch.setattr(arrow_columns, "MAX_RECORD_HEADERS", 1_000)
-    data = record_of_headers(1_001)
-    with pytest.raises(CorruptRecordError, match="offset 0 has 1001 headers.*Set includeHeaders to false"):
-        decode(data)
-    assert decode(data, columns=("offset",)).rows == 1
+@kernels
+def test_a_record_with_too_many_headers_is_reported_with_the_option(kernel, monkeypatch):
+    monkeypatch.setattr(numpy_kernel, "MAX_RECORD_HEADERS", 260_000)
+    data = record_of_headers(260_001)
+    with pytest.raises(CorruptRecordError, match="offset 0 has 260001 headers.*Set includeHeaders to false"):
+        decode(data, kernel=kernel)
+    assert decode(data, columns=("offset",), kernel=kernel).rows == 1

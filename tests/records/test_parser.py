@@ -1,4 +1,4 @@
-"""Record parsers and record decoder agree, on valid and corrupt payloads."""
+"""Record kernels and record decoder agree on the records of one payload, valid or corrupt."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.record_strategies import PARSERS, record_lists
+from support.record_strategies import KERNELS, TP, record_lists
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.records.compiled_parser import parse_leading_records as compiled_leading
+from spark_groupsource.records.columns.arrow import COLUMNS
+from spark_groupsource.records.columns.header_columns import header_columns
+from spark_groupsource.records.columns.record_kernel import Layout, RecordGroup
 from spark_groupsource.records.decode import decode_records, records_payload
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import BatchHeader, iter_batches
-from spark_groupsource.records.parser import parse_headers, parse_leading_records, parse_records, record_bounds
+from spark_groupsource.records.parser import parse_records, record_bounds
 from spark_groupsource.records.varint import write_varint
 
 NOW = 1_700_000_000_000
 HEADER = BatchHeader(0, 0, 0, 2, 0, 0, 2**31 - 1, NOW, 0, -1, -1, -1, 0, 0, 0)
-parsers = pytest.mark.parametrize("parse", PARSERS.values(), ids=PARSERS)
+LAYOUT = Layout(TP, COLUMNS, 0, 1 << 60, 80_000)
+# any timestamp is valid if it is not read
+WITHOUT_TIMESTAMPS = LAYOUT._replace(columns=("key", "value", "offset", "headers"))
+kernels = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 
 
 def payload_of(records):
@@ -27,23 +32,24 @@ def payload_of(records):
     return bytes(records_payload(batch, header))
 
 
-def parsed(parse, payload, count):
-    """The records at the positions that the parser found, as the record decoder returns them."""
-    fields = parse(np.frombuffer(payload, dtype=np.uint8), count)
-    headers = parse_headers(np.frombuffer(payload, dtype=np.uint8), fields)
+def group_of(payload, count, **options):
+    headers = header_columns(encode_batch([Record(None, b"", NOW)]), [0])
+    headers = headers._replace(record_count=np.array([count]), last_offset_delta=np.array([2**31 - 1]))
+    data = np.frombuffer(payload, dtype=np.uint8)
+    return RecordGroup(headers, data, np.array([0]), np.array([len(payload)]), **options)
 
-    def cut(start, length):
-        return None if length < 0 else payload[start : start + length]
 
-    found = [[] for _ in range(count)]
-    for record, key_start, key_length, value_start, value_length in zip(*(column.tolist() for column in headers)):
-        found[record].append(
-            (cut(key_start, key_length).decode("utf-8", "replace"), cut(value_start, value_length))
-        )
-    return [
-        (row[1], NOW + row[0], cut(row[2], row[3]), cut(row[4], row[5]), tuple(found[record]))
-        for record, row in enumerate(zip(*(field.tolist() for field in fields)))
-    ]
+def rows_of(found):
+    """The rows that a kernel has read, as the record decoder returns them."""
+    times = found.timestamps_us // 1000
+    lists = [tuple((each["key"], each["value"]) for each in row or ()) for row in found.headers.to_pylist()]
+    return [*zip(found.offsets.tolist(), times.tolist(), found.keys.to_pylist(), found.values.to_pylist(), lists)]
+
+
+def parsed(kernel, payload, count, layout=LAYOUT):
+    found = kernel(group_of(payload, count), layout)
+    assert (found.record_count, found.byte_count) == (count, len(payload))
+    return rows_of(found)
 
 
 def by_objects(payload, count):
@@ -52,65 +58,62 @@ def by_objects(payload, count):
     return [tuple(record) for record in decode_records(batch, header)]
 
 
-@parsers
+@kernels
 @given(records=record_lists(max_size=40))
-def test_parsers_agree_with_the_record_decoder(parse, records):
+def test_kernels_agree_with_the_record_decoder(kernel, records):
     payload = payload_of(records)
     expected = [
         (record.offset_delta, record.timestamp_ms - records[0].timestamp_ms + NOW, *record[:2], record.headers)
         for record in records
     ]
-    assert parsed(parse, payload, len(records)) == expected
+    assert parsed(kernel, payload, len(records)) == expected
 
 
-def assert_same_result(parse, payload, count):
+def assert_same_result(kernel, payload, count):
     try:
         expected = by_objects(payload, count)
     except CorruptRecordError:
-        # the record decoder checks that offset deltas increase; for parsed positions `arrow` does
-        try:
-            found = parsed(parse, payload, count)
-        except CorruptRecordError:
-            return
-        deltas = [record[0] for record in found]
-        assert deltas != sorted(set(deltas)) or min(deltas) < 0
+        with pytest.raises(CorruptRecordError):
+            kernel(group_of(payload, count), WITHOUT_TIMESTAMPS)
     else:
-        found = parsed(parse, payload, count)
-        assert [(delta, *rest[1:]) for delta, *rest in found] == [(delta, *rest[1:]) for delta, *rest in expected]
+        found = kernel(group_of(payload, count), WITHOUT_TIMESTAMPS)
+        rows = rows_of(found._replace(timestamps_us=found.offsets))
+        assert [(offset, *rest[1:]) for offset, *rest in rows] == [(offset, *rest[1:]) for offset, *rest in expected]
 
 
-@pytest.mark.parametrize("parse", [parse_leading_records, compiled_leading], ids=["numpy", "numba"])
+@kernels
 @given(data=st.data())
-def test_whole_records_at_the_start_of_a_payload(parse, data):
-    records, repeat = data.draw(record_lists(max_size=30)), data.draw(st.sampled_from([1, 9]))
-    payload, count = payload_of(records) * repeat, len(records) * repeat
-    _, ends = record_bounds(np.frombuffer(payload, dtype=np.uint8), count)
+def test_whole_records_at_the_start_of_a_payload(kernel, data):
+    records = data.draw(record_lists(max_size=30)) * data.draw(st.sampled_from([1, 9]))
+    payload = payload_of([record._replace(offset_delta=None) for record in records])
+    _, ends = record_bounds(np.frombuffer(payload, dtype=np.uint8), len(records))
     cut = data.draw(st.one_of(st.integers(0, len(payload)), st.sampled_from([int(end) + 1 for end in ends])))
-    whole = [int(end) for end in ends if end <= cut]
     limit = data.draw(st.sampled_from([2, 1000]))
-    fields = parse(np.frombuffer(payload[:cut], dtype=np.uint8), limit)
-    expected = whole[:limit]
-    strict = parse_records(np.frombuffer(payload[: expected[-1] if expected else 0], dtype=np.uint8), len(expected))
-    assert [column.tolist() for column in fields] == [column.tolist() for column in strict]
+    whole = [int(end) for end in ends if end <= cut][:limit]
+    found = kernel(group_of(payload[:cut], limit, is_open=True), LAYOUT)
+    assert found.record_count == found.next_offset == len(whole)
+    assert found.byte_count == (whole[-1] if whole else 0)
+    assert rows_of(found) == parsed(kernel, payload[: found.byte_count], len(whole))
+    assert found.header_total == sum(len(record.headers) for record in records[: len(whole)])
 
 
-@parsers
+@kernels
 @given(payload=st.binary(max_size=80), count=st.integers(0, 8))
-def test_random_payloads(parse, payload, count):
-    assert_same_result(parse, payload, count)
+def test_random_payloads(kernel, payload, count):
+    assert_same_result(kernel, payload, count)
 
 
-@parsers
+@kernels
 @given(records=record_lists(), data=st.data())
-def test_damaged_records(parse, records, data):
+def test_damaged_records(kernel, records, data):
     payload = bytearray(payload_of(records))
     for _ in range(data.draw(st.integers(1, 3))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.sampled_from([0, 0, 1, 5]))
-    assert_same_result(parse, bytes(payload[: len(payload) - cut]), len(records))
+    assert_same_result(kernel, bytes(payload[: len(payload) - cut]), len(records))
 
 
-@parsers
+@kernels
 @pytest.mark.parametrize(
     "value",
     [
@@ -125,10 +128,10 @@ def test_damaged_records(parse, records, data):
     ids=["zeros", "every byte", "zeros apart", "records inside", "small records inside", "null", "empty"],
 )
 @pytest.mark.parametrize("headers", [(), (("h", b"\x80\x80"),)], ids=["plain", "headers"])
-def test_values_that_contain_records(parse, value, headers):
+def test_values_that_contain_records(kernel, value, headers):
     records = [Record(None if i % 3 else b"\0", value, NOW + i, headers) for i in range(200)]
     expected = [(i, record.timestamp_ms, record.key, record.value, headers) for i, record in enumerate(records)]
-    assert parsed(parse, payload_of(records), 200) == expected
+    assert parsed(kernel, payload_of(records), 200) == expected
 
 
 def record_bytes(body, attributes=0):
@@ -137,27 +140,26 @@ def record_bytes(body, attributes=0):
     return bytes(out) + bytes([attributes]) + body
 
 
-@parsers
-def test_nonzero_attributes_are_ignored(parse):
+@kernels
+def test_nonzero_attributes_are_ignored(kernel):
     payload = b"".join(record_bytes(b"\0" + bytes([2 * i]) + b"\1\2v\0", attributes=i) for i in range(60))
-    assert [row[0] for row in parsed(parse, payload, 60)] == list(range(60))
+    assert [row[0] for row in parsed(kernel, payload, 60)] == list(range(60))
 
 
-@parsers
-def test_a_varint_with_redundant_bytes_is_read(parse):
+@kernels
+def test_a_varint_with_redundant_bytes_is_read(kernel):
     # length 6 in three bytes: no writer produces it, every reader accepts it
     payload = b"\x8c\x80\x00" + b"\0\0\0\1\1\0"
-    assert parsed(parse, payload * 1, 1) == [(0, NOW, None, None, ())]
+    assert parsed(kernel, payload * 1, 1) == [(0, NOW, None, None, ())]
 
 
-@parsers
-def test_a_timestamp_delta_wraps_like_a_java_long(parse):
+def test_a_timestamp_delta_wraps_like_a_java_long():
     records = [Record(None, b"", -(2**62)), Record(None, b"", 2**62)]
-    fields = parse(np.frombuffer(payload_of(records), dtype=np.uint8), 2)
+    fields = parse_records(np.frombuffer(payload_of(records), dtype=np.uint8), 2)
     assert fields.timestamp_delta.tolist() == [0, 2**63 - 2**64]  # wrapped, as Java's long is
 
 
-@parsers
+@kernels
 @pytest.mark.parametrize(
     ("payload", "count"),
     [
@@ -178,30 +180,33 @@ def test_a_timestamp_delta_wraps_like_a_java_long(parse):
         (b"\x0c\0\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\0\0\1\1\0", 1),
     ],
 )
-def test_invalid_records_are_corrupt(parse, payload, count):
+def test_invalid_records_are_corrupt(kernel, payload, count):
     with pytest.raises(CorruptRecordError):
-        parsed(parse, payload, count)
+        parsed(kernel, payload, count)
 
 
-@parsers
-def test_an_empty_payload_has_no_records(parse):
-    assert parsed(parse, b"", 0) == []
+@kernels
+def test_an_empty_payload_has_no_records(kernel):
+    assert parsed(kernel, b"", 0) == []
 
 
-def with_headers(count):
-    out = bytearray(b"\0\0\1\1")
+def with_count(count):
+    out = bytearray()
     write_varint(out, count)
     return bytes(out)
 
 
-@parsers
+@kernels
 @pytest.mark.parametrize("records", [1, pytest.param(8, marks=pytest.mark.slow)])
-def test_many_headers_are_parsed_in_bounded_time(parse, records):
+def test_many_headers_are_read_in_bounded_time(kernel, records):
     count = 60_000
-    payload = record_bytes(with_headers(count) + b"\0\1" * count) * records
-    fields = parse(np.frombuffer(payload, dtype=np.uint8), records)
-    headers = parse_headers(np.frombuffer(payload, dtype=np.uint8), fields)
-    assert len(headers.record) == records * count and (headers.value_length == -1).all()
+    deltas = (b"\0\0%c\1\1" % (2 * number) for number in range(records))
+    payload = b"".join(record_bytes(delta[1:] + with_count(count) + b"\0\1" * count) for delta in deltas)
+    found = kernel(group_of(payload, records), LAYOUT._replace(columns=("offset",)))
+    assert found.offsets.tolist() == list(range(records))
+    if records == 1:
+        (headers,) = kernel(group_of(payload, 1), LAYOUT).headers
+        assert len(headers) == count and headers.values.field("value").null_count == count
 
 
 @example(1)

@@ -12,7 +12,7 @@ import warnings
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from support.record_strategies import PARSERS, decode, table
+from support.record_strategies import KERNELS, decode, table
 from support.topics import create_topic
 
 from spark_groupsource.records.columns.arrow import AbortedTransaction
@@ -43,7 +43,7 @@ RECORDS = [
 ]
 PLAIN = [record._replace(headers=()) for record in RECORDS]
 codecs = pytest.mark.parametrize("codec", range(len(CODECS)), ids=CODECS)
-parsers = pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
+kernels = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 record_sets = pytest.mark.parametrize("records", [RECORDS, PLAIN], ids=["headers", "plain"])
 
 
@@ -51,9 +51,9 @@ def microseconds(found):
     return found["timestamp"].cast(pa.int64()).to_pylist()
 
 
-def seen(log, parser):
+def seen(log, kernel):
     """Every record in a log; both decoders must return the same."""
-    found = table(decode(log, parser=parser))
+    found = table(decode(log, kernel=kernel))
     rows = [
         Record(row["key"], row["value"], stamp // 1000, tuple((h["key"], h["value"]) for h in row["headers"] or ()))
         for row, stamp in zip(found.to_pylist(), microseconds(found))
@@ -67,24 +67,24 @@ def seen(log, parser):
 # --- in memory ---
 
 
-@parsers
+@kernels
 @record_sets
 @pytest.mark.parametrize("codec", [0, 1, 3])  # other codecs of kafka-python need more libraries
-def test_batches_of_kafka_python_are_decoded(records, codec, parser):
+def test_batches_of_kafka_python_are_decoded(records, codec, kernel):
     builder = KafkaPythonBuilder(2, codec, False, -1, -1, -1, 1 << 20)
     for offset, record in enumerate(records):
         builder.append(offset, record.timestamp_ms, record.key, record.value, list(record.headers))
-    assert seen(bytes(builder.build()), parser) == records
+    assert seen(bytes(builder.build()), kernel) == records
 
 
-@parsers
+@kernels
 @record_sets
 @pytest.mark.parametrize("codec", [0, 1])
-def test_batches_of_aiokafka_are_decoded(records, codec, parser):
+def test_batches_of_aiokafka_are_decoded(records, codec, kernel):
     builder = AiokafkaBuilder(2, codec, 0, -1, -1, -1, 1 << 20)
     for offset, record in enumerate(records):
         builder.append(offset, record.timestamp_ms, record.key, record.value, list(record.headers))
-    assert seen(bytes(builder.build()), parser) == records
+    assert seen(bytes(builder.build()), kernel) == records
 
 
 @record_sets
@@ -170,8 +170,8 @@ def test_librdkafka_writes_and_reads(kafka, topic, codec):
         producer.produce(topic, record.value, record.key, timestamp=record.timestamp_ms, headers=list(record.headers))
     assert producer.flush(30) == 0
     log = bytes(fetch(kafka.bootstrap_servers, topic).records)
-    for parser in PARSERS.values():
-        assert seen(log, parser) == RECORDS
+    for kernel in KERNELS.values():
+        assert seen(log, kernel) == RECORDS
 
     # Kafka accepts our batches, and librdkafka reads them
     produce_batch(kafka.bootstrap_servers, topic, encode_batch(RECORDS, codec=codec))
@@ -193,8 +193,8 @@ def test_java_reads_and_recompresses_our_batches(kafka, topic, codec):
     produce_batch(kafka.bootstrap_servers, topic, encode_batch(RECORDS, codec=other))
     log = bytes(fetch(kafka.bootstrap_servers, topic).records)
     assert {header.codec for header in iter_batches(log)} == {codec}
-    for parser in PARSERS.values():
-        assert seen(log, parser) == RECORDS
+    for kernel in KERNELS.values():
+        assert seen(log, kernel) == RECORDS
 
     # with the codec of the topic they are stored unchanged: Java reads our bytes
     produce_batch(kafka.bootstrap_servers, topic, encode_batch(PLAIN, codec=codec))
@@ -252,10 +252,10 @@ def test_aborted_transactions_of_a_real_broker_are_omitted(kafka, topic):
     aborted = [AbortedTransaction(item.producer_id, item.first_offset) for item in found.aborted_transactions]
     assert len(aborted) == 2
     log = bytes(found.records)
-    for parser in PARSERS.values():
-        block = decode(log, read_committed=True, aborted=aborted, parser=parser)
+    for kernel in KERNELS.values():
+        block = decode(log, read_committed=True, aborted=aborted, kernel=kernel)
         rows = table(block)
         assert rows["value"].to_pylist() == [b"a committed", b"plain", b"b committed"]
         assert rows["offset"].to_pylist() == [message.offset() for message in expected]
         assert block.next_offset == found.high_watermark == found.last_stable_offset
-        assert table(decode(log, parser=parser)).num_rows == 6
+        assert table(decode(log, kernel=kernel)).num_rows == 6

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.columns.arrow import COLUMNS, columns_schema, decode_fetched
-from spark_groupsource.records.compiled_parser import COMPILED_PARSER
+from spark_groupsource.records.columns.compiled_kernel import read_compiled
+from spark_groupsource.records.columns.numpy_kernel import read_numpy
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.records.parser import NUMPY_PARSER
 
 TP = TopicPartition("flights", 3)
 END = 1 << 60
-PARSERS = {"numpy": NUMPY_PARSER, "numba": COMPILED_PARSER}
+KERNELS = {"numpy": read_numpy, "numba": read_compiled}
 
 PIECES = [b"\0", b"\0\x10\0", b"\0\x0c\0\0\0\x01\x01\0", b"\x80\x01\0"]
 # the NumPy parser could mistake zero bytes and length varints for the start of a record
