@@ -61,19 +61,6 @@ class RecordFields(NamedTuple):
     header_start: Ints
     end: Ints
 
-    @property
-    def record_count(self) -> int:
-        return len(self.end)
-
-    @property
-    def byte_count(self) -> int:
-        """Size of the records, which begin at the start of the payload."""
-        return int(self.end[-1]) if len(self.end) else 0
-
-    @property
-    def header_total(self) -> int:
-        return int(self.header_count.sum())
-
 
 class HeaderFields(NamedTuple):
     """All headers of n records, in order. A value length of -1 is null."""
@@ -84,27 +71,15 @@ class HeaderFields(NamedTuple):
     value_length: Ints
 
 
-def parse_records(payload: Bytes, count: int) -> RecordFields:
+def parse_records(payload: Bytes, count: int, is_open: bool = False) -> RecordFields:
     """Returns the positions of the fields of `count` records.
 
+    The last record of a payload that `is_open` may be incomplete: the whole ones are parsed, at most `count`.
     Headers are not parsed. The end of a record is checked if it has no headers; else `parse_headers` checks it.
 
-    Raises: CorruptRecordError if `payload` is not exactly `count` records.
+    Raises: CorruptRecordError if `payload` is not exactly `count` records, or a whole record is invalid.
     """
-    return _parse_fields(payload, *record_bounds(payload, count))
-
-
-def parse_leading_records(payload: Bytes, limit: int) -> RecordFields:
-    """Returns the fields of the whole records at the start of `payload`, at most `limit`; see `parse_records`.
-
-    There are none if the first record is incomplete.
-
-    Raises: CorruptRecordError if a record is invalid.
-    """
-    return _parse_fields(payload, *_leading_bounds(payload, limit))
-
-
-def _parse_fields(payload: Bytes, body: Ints, end: Ints) -> RecordFields:
+    body, end = record_bounds(payload, count, is_open)
     # no bit of the attributes byte is used
     timestamp_delta, at = read_varints(payload, body + 1, 10)
     offset_delta, at = read_varints(payload, at)
@@ -160,38 +135,27 @@ def read_varints(payload: Bytes, at: Ints, max_bytes: int = 5) -> tuple[Ints, In
     return (raw.view(np.uint64) >> np.uint64(1)).view(np.int64) ^ -(raw & 1), following
 
 
-def record_bounds(payload: Bytes, count: int) -> tuple[Ints, Ints]:
-    """Returns for each of `count` records the position after its length, and its end.
+def record_bounds(payload: Bytes, count: int, is_open: bool = False) -> tuple[Ints, Ints]:
+    """Returns for each record the position after its length, and its end; see `parse_records`.
 
-    Raises: CorruptRecordError if `payload` is not exactly `count` records.
+    Raises: CorruptRecordError if `payload` is not exactly `count` records, or one of an open payload is invalid.
     """
-    is_zero = payload == 0
-    if count and payload.size and np.count_nonzero(is_zero) <= max(_MANY_ZEROS, _ZEROS_PER_RECORD * count):
-        zeros = np.flatnonzero(is_zero)
-        for find in (_after_zero, _before_zero):
-            found = _chain(*find(payload, zeros), count, payload.size)
-            if found is not None:
-                return found
-    return _sequential_bounds(payload, count)
-
-
-def _leading_bounds(payload: Bytes, limit: int) -> tuple[Ints, Ints]:
-    """Returns the bounds of the whole records at the start of `payload`, at most `limit`."""
     # one record may be large, and its zero bytes are as large as itself
-    is_zero = payload == 0 if limit > 1 else None
-    if is_zero is not None and np.count_nonzero(is_zero) <= _MANY_ZEROS:
+    is_zero = payload == 0 if count > 1 else None
+    most = _MANY_ZEROS if is_open else max(_MANY_ZEROS, _ZEROS_PER_RECORD * count)
+    if is_zero is not None and np.count_nonzero(is_zero) <= most:
         zeros = np.flatnonzero(is_zero)
         for find in (_after_zero, _before_zero):
-            found = _leading_chain(*find(payload, zeros, is_open=True), payload.size)
+            found = _chain(*find(payload, zeros, is_open), payload.size, None if is_open else count)
             if found is not None:
-                return found[0][:limit], found[1][:limit]
-    return _sequential_bounds(payload, limit, is_open=True)
+                return found[0][:count], found[1][:count]
+    return _sequential_bounds(payload, count, is_open)
 
 
 _Candidates = tuple[Ints, Ints, Ints]  # starts of the length and of the record, end of the record; ordered
 
 
-def _after_zero(payload: Bytes, zeros: Ints, is_open: bool = False) -> _Candidates:
+def _after_zero(payload: Bytes, zeros: Ints, is_open: bool) -> _Candidates:
     """Returns length varints between two zero bytes; the first record has no zero byte before it."""
     if zeros.size and zeros[0] <= _MAX_LENGTH_BYTES:
         zeros = np.concatenate((np.array([-1], dtype=np.int64), zeros))
@@ -201,7 +165,7 @@ def _after_zero(payload: Bytes, zeros: Ints, is_open: bool = False) -> _Candidat
     return _candidates(payload, body, gap[chosen] - 1, is_open)
 
 
-def _before_zero(payload: Bytes, zeros: Ints, is_open: bool = False) -> _Candidates:
+def _before_zero(payload: Bytes, zeros: Ints, is_open: bool) -> _Candidates:
     """Returns all varints before a zero byte: at most five bytes, all but the last with the top bit set."""
     bodies, sizes = [], []
     body = zeros[zeros > 0]
@@ -245,56 +209,34 @@ def _candidates(payload: Bytes, body: Ints, size: Ints, is_open: bool) -> _Candi
     return body - size[valid], body, end[valid]
 
 
-def _chain(begin: Ints, body: Ints, end: Ints, count: int, size: int) -> tuple[Ints, Ints] | None:
-    """Returns the chain of `count` candidates from byte 0 to the end, or None if it was not isolated."""
-    for _ in range(_ROUNDS):
-        if len(begin) < count or begin[0] != 0:
-            return None
-        if len(begin) == count and end[-1] == size and np.array_equal(end[:-1], begin[1:]):
-            return body, end
-        following = np.searchsorted(begin, end)
-        leads = end == size
-        inner = following < len(begin)
-        leads[inner] |= begin[following[inner]] == end[inner]
-        reached = np.zeros(len(begin) + 1, dtype=bool)
-        reached[following[leads]] = True
-        reached[0] = True
-        keep = reached[:-1] & leads
-        if keep.all():
-            return None
-        begin, body, end = begin[keep], body[keep], end[keep]
-    return None
+def _chain(begin: Ints, body: Ints, end: Ints, size: int, count: int | None) -> tuple[Ints, Ints] | None:
+    """Returns the chain of `count` candidates from byte 0 to the end, or None if it was not isolated.
 
-
-def _leading_chain(begin: Ints, body: Ints, end: Ints, size: int) -> tuple[Ints, Ints] | None:
-    """Returns the chain of whole records from byte 0, or None if it was not isolated; see `_chain`.
-
-    The start of the record after the last whole one is no candidate if its attributes byte is not in the payload.
+    Without a count the payload is open: the start of the record after the last whole one is no candidate if its
+    attributes byte is not in the payload.
     """
-    is_last = end > size - _MAX_LENGTH_BYTES - 1
+    is_last = end > size - _MAX_LENGTH_BYTES - 1 if count is None else end == size
     for _ in range(_ROUNDS):
-        if not len(begin) or begin[0] != 0:
+        if len(begin) < (count or 1) or begin[0] != 0:
             return None
-        if np.array_equal(end[:-1], begin[1:]) and is_last[-1]:
+        if count in (None, len(begin)) and is_last[-1] and np.array_equal(end[:-1], begin[1:]):
             whole = end <= size
             return body[whole], end[whole]
         following = np.searchsorted(begin, end)
-        leads = is_last.copy()
         inner = following < len(begin)
         linked = np.zeros(len(begin), dtype=bool)
         linked[inner] = begin[following[inner]] == end[inner]
-        leads |= linked
         reached = np.zeros(len(begin), dtype=bool)
         reached[following[linked]] = True
         reached[0] = True
-        keep = reached & leads
+        keep = reached & (linked | is_last)
         if keep.all():
             return None
         begin, body, end, is_last = begin[keep], body[keep], end[keep], is_last[keep]
     return None
 
 
-def _sequential_bounds(payload: Bytes, count: int, is_open: bool = False) -> tuple[Ints, Ints]:
+def _sequential_bounds(payload: Bytes, count: int, is_open: bool) -> tuple[Ints, Ints]:
     """Returns the bounds, parsed sequentially; those of the whole records if the payload `is_open`."""
     size = payload.size
     if is_open:
@@ -334,7 +276,7 @@ def parse_headers(payload: Bytes, fields: RecordFields) -> HeaderFields:
 
     Raises: CorruptRecordError if headers do not end with their record, or if a header key is null.
     """
-    table = np.empty((4, fields.header_total), dtype=np.int64)
+    table = np.empty((4, int(fields.header_count.sum())), dtype=np.int64)
     for _ in _walk_headers(payload, fields, table):
         pass
     return HeaderFields(*table)

@@ -13,7 +13,7 @@ import numpy as np
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.records.compression import DEFAULT_MAX_BYTES, DecompressionStream, SizeLimitError
 from spark_groupsource.records.header import HEADER_BYTES, BatchHeader, Buffer
-from spark_groupsource.records.parser import Bytes, RecordFields, parse_leading_records
+from spark_groupsource.records.parser import Bytes, RecordFields, parse_records
 from spark_groupsource.records.varint import read_varint
 
 _MAX_LENGTH_BYTES = 5
@@ -22,17 +22,15 @@ _FIRST_SLICE_BYTES = 1 << 18
 _MIN_SLICE_BYTES = 1 << 14
 
 
-class LeadingRecords(Protocol):
+class _LeadingRecords(Protocol):
     """The whole records at the start of a payload."""
 
     @property
     def record_count(self) -> int: ...
-
     @property
     def byte_count(self) -> int: ...
-
     @property
-    def header_total(self) -> int: ...
+    def header_count(self) -> int: ...
 
 
 class RecordSlice(NamedTuple):
@@ -40,21 +38,12 @@ class RecordSlice(NamedTuple):
 
     payload: Bytes
     fields: RecordFields
-
-    @property
-    def record_count(self) -> int:
-        return self.fields.record_count
-
-    @property
-    def byte_count(self) -> int:
-        return self.fields.byte_count
-
-    @property
-    def header_total(self) -> int:
-        return self.fields.header_total
+    record_count: int
+    byte_count: int
+    header_count: int
 
 
-_Read = TypeVar("_Read", bound=LeadingRecords)
+_Read = TypeVar("_Read", bound=_LeadingRecords)
 
 
 def record_slices(
@@ -66,26 +55,19 @@ def record_slices(
     max_record_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Iterator[RecordSlice | None]:
     """Yields the parsed records of one batch in order; see `read_slices`."""
-    return read_slices(
-        buffer,
-        header,
-        _parsed,
-        max_slice_bytes=max_slice_bytes,
-        max_slice_items=max_slice_items,
-        max_record_bytes=max_record_bytes,
-    )
 
+    def parse(payload: Bytes, limit: int) -> RecordSlice:
+        fields = parse_records(payload, limit, is_open=True)
+        size = int(fields.end[-1]) if len(fields.end) else 0
+        return RecordSlice(payload[:size], fields, len(fields.end), size, int(fields.header_count.sum()))
 
-def _parsed(payload: Bytes, limit: int) -> RecordSlice:
-    fields = parse_leading_records(payload, limit)
-    return RecordSlice(payload[: fields.byte_count], fields)
+    return read_slices(buffer, header, parse, max_slice_bytes, max_slice_items, max_record_bytes)
 
 
 def read_slices(
     buffer: Buffer,
     header: BatchHeader,
     read: Callable[[Bytes, int], _Read],
-    *,
     max_slice_bytes: int,
     max_slice_items: int,
     max_record_bytes: int,
@@ -119,7 +101,7 @@ def read_slices(
         count, end = found.record_count, found.byte_count
         if not count:
             raise CorruptRecordError(f"{missing} records are missing; {payload.size} bytes are left.")
-        items = count + found.header_total
+        items = count + found.header_count
         yield found
         # its memory is for the next slice
         del found

@@ -94,7 +94,7 @@ def test_whole_records_at_the_start_of_a_payload(kernel, data):
     assert found.record_count == found.next_offset == len(whole)
     assert found.byte_count == (whole[-1] if whole else 0)
     assert rows_of(found) == parsed(kernel, payload[: found.byte_count], len(whole))
-    assert found.header_total == sum(len(record.headers) for record in records[: len(whole)])
+    assert found.header_count == sum(len(record.headers) for record in records[: len(whole)])
 
 
 @kernels

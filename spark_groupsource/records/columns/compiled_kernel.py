@@ -102,7 +102,7 @@ def read_compiled(group: RecordGroup, layout: Layout) -> RecordArrays:
         header_lists(names.array(headers), texts.array(headers), header_bounds[: rows + 1]) if has_headers else None,
         record_count=record,
         byte_count=end,
-        header_total=headers,
+        header_count=headers,
         next_offset=offset + 1,
     )
 

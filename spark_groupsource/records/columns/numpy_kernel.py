@@ -30,7 +30,6 @@ from spark_groupsource.records.parser import (
     RecordFields,
     check_headers,
     parse_headers,
-    parse_leading_records,
     parse_records,
 )
 
@@ -52,7 +51,8 @@ def read_numpy(group: RecordGroup, layout: Layout) -> RecordArrays:
     chosen = RecordFields(*(field[low:high] for field in fields))
     offsets = every[low:high]
     timestamps = headers = None
-    if fields.header_total and ("headers" not in columns or len(offsets) < len(every)):
+    header_count = int(fields.header_count.sum())
+    if header_count and ("headers" not in columns or len(offsets) < len(every)):
         for _ in check_headers(payload, fields):
             pass
     if "headers" in columns:
@@ -67,8 +67,8 @@ def read_numpy(group: RecordGroup, layout: Layout) -> RecordArrays:
         _byte_strings(payload, chosen.value_start, chosen.value_length) if "value" in columns else None,
         headers,
         record_count=len(every),
-        byte_count=fields.byte_count,
-        header_total=fields.header_total,
+        byte_count=int(fields.end[-1]) if len(every) else 0,
+        header_count=header_count,
         next_offset=int(every[-1]) + 1 if len(every) else group.lowest_offset,
     )
 
@@ -80,9 +80,9 @@ def _payload(group: RecordGroup) -> Bytes:
 
 
 def _parse(group: RecordGroup, payload: Bytes) -> RecordFields:
+    fields = parse_records(payload, int(group.counts.sum()), group.is_open)
     if group.is_open:
-        return parse_leading_records(payload, int(group.counts[0]))
-    fields = parse_records(payload, int(group.counts.sum()))
+        return fields
     # compaction leaves batches without records; they have no payload
     ends = np.concatenate((np.zeros(1, np.int64), fields.end))[np.cumsum(group.counts)]
     if not np.array_equal(ends, np.cumsum(group.ends - group.starts)):
@@ -143,7 +143,7 @@ def _every_second(rows: int) -> pa.Array:
 
 
 def _headers(payload: Bytes, fields: RecordFields, offsets: Ints) -> pa.Array:
-    rows, header_count = len(offsets), fields.header_total
+    rows, header_count = len(offsets), int(fields.header_count.sum())
     if header_count > MAX_HEADERS and rows > 1:
         raise TooManyHeadersError
     if header_count > MAX_RECORD_HEADERS:

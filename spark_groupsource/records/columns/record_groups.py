@@ -138,9 +138,9 @@ class GroupReader:
             self._view,
             header,
             read,
-            max_slice_bytes=_MAX_HEADERS_SLICE_BYTES if "headers" in self._layout.columns else _MAX_SLICE_BYTES,
-            max_slice_items=self._layout.max_rows,
-            max_record_bytes=self._max_record_bytes,
+            _MAX_HEADERS_SLICE_BYTES if "headers" in self._layout.columns else _MAX_SLICE_BYTES,
+            self._layout.max_rows,
+            self._max_record_bytes,
         )
         try:
             for found in slices:

@@ -84,7 +84,7 @@ class RecordArrays(NamedTuple):
 
     Attributes:
         timestamps_us: epoch, microseconds.
-        record_count, byte_count, header_total: of all records that were read.
+        record_count, byte_count, header_count: of all records that were read.
         next_offset: the offset after the last record that was read.
     """
 
@@ -95,7 +95,7 @@ class RecordArrays(NamedTuple):
     headers: pa.Array | None
     record_count: int
     byte_count: int
-    header_total: int
+    header_count: int
     next_offset: int
 
 
