@@ -46,5 +46,5 @@ class BufferPool:
     def _give_back(self, memory: Bytes) -> None:
         self._free.append(memory)
         # the oldest is released first
-        while sum(each.size for each in self._free) > _MAX_FREE_BYTES:
+        while sum(map(len, self._free)) > _MAX_FREE_BYTES:
             del self._free[:1]
