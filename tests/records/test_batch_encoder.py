@@ -17,7 +17,7 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ConfluentPartition
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.record_strategies import PARSERS, decode
+from support.record_strategies import KERNELS, decode
 from support.record_strategies import table as decoded_table
 
 from spark_groupsource.broker.direct_produce import append
@@ -409,8 +409,8 @@ def test_each_function_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert max(len(each.signatures) for each in functions) == 1
 
 
-@pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
-def test_the_decoder_of_columns_returns_the_columns(writer: Any, parser: Any) -> None:
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_the_decoder_of_columns_returns_the_columns(writer: Any, kernel: Any) -> None:
     keys = pa.array([b"%d" % (n % 100) if n % 3 else None for n in range(5_000)])
     values = pa.array([bytes(n % 300) if n % 7 else None for n in range(5_000)])
     headers = pa.array([[("n", b"%d" % n)] if n % 5 else None for n in range(5_000)], HEADERS)
@@ -418,7 +418,7 @@ def test_the_decoder_of_columns_returns_the_columns(writer: Any, parser: Any) ->
     batch = table(key=keys, value=values, headers=headers, timestamp=times)
     rows = []
     for encoded in written(encoder(codec=4), batch):
-        found = decoded_table(decode(encoded.data, parser=parser))
+        found = decoded_table(decode(encoded.data, kernel=kernel))
         assert found.num_rows == encoded.record_count
         rows += found.select(["key", "value", "headers", "timestamp"]).to_pylist()
     assert sorted(rows, key=lambda row: row["timestamp"]) == batch.select(list(rows[0])).to_pylist()

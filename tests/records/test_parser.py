@@ -1,4 +1,4 @@
-"""Record kernels and record decoder agree on the records of one payload, valid or corrupt."""
+"""Record kernels and record decoder agree on one payload."""
 
 from __future__ import annotations
 

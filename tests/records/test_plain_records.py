@@ -7,7 +7,7 @@ import random
 import pytest
 from support.random_batches import NOW, damaged, random_batch
 
-from spark_groupsource.common.coroutines import run_at_once
+from spark_groupsource.common.coroutines import run_at_once, run_parts
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.records.compression import CODECS
 from spark_groupsource.records.decode import records_payload
@@ -24,7 +24,7 @@ def both(data: bytes, rules: RecordRules):
     (header,) = iter_batches(data)
     plain = summarize_plain_records(memoryview(data), header, rules.needs_key, rules.earliest_ms, rules.latest_ms)
     try:
-        complete = run_at_once(summarize_records(data, header, rules))
+        complete = run_at_once(run_parts(summarize_records(data, header, rules)))
     except CorruptRecordError:
         complete = None
     return plain, complete

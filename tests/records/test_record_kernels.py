@@ -1,4 +1,4 @@
-"""The two record kernels return the same columns, and use memory again only when nothing refers to it."""
+"""The two record kernels return the same columns."""
 
 from __future__ import annotations
 

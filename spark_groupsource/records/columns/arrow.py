@@ -25,7 +25,7 @@ from spark_groupsource.records.columns.arrow_columns import (
 from spark_groupsource.records.columns.batch_selection import AbortedTransaction, select_batches
 from spark_groupsource.records.columns.header_columns import HeaderColumns
 from spark_groupsource.records.columns.numpy_kernel import read_numpy
-from spark_groupsource.records.columns.record_groups import GroupReader
+from spark_groupsource.records.columns.record_groups import BatchGroupReader
 from spark_groupsource.records.columns.record_kernel import Layout, RecordKernel
 from spark_groupsource.records.compression import DEFAULT_MAX_BYTES
 from spark_groupsource.records.header import Buffer
@@ -88,7 +88,7 @@ def decode_fetched(
 def _decode(
     view: memoryview, headers: HeaderColumns, layout: Layout, max_record_bytes: int, kernel: RecordKernel | None
 ) -> Iterator[pa.RecordBatch]:
-    reader = GroupReader(view, layout, kernel or _kernels.next(), max_record_bytes)
+    reader = BatchGroupReader(view, layout, kernel or _kernels.next(), max_record_bytes)
     try:
         for batches, records in reader.read(headers):
             rows = len(records.offsets)

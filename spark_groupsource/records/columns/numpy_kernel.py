@@ -1,4 +1,4 @@
-"""Record kernel in NumPy and Arrow, for installations without the extra `fast` and for single large records.
+"""Record kernel in NumPy and Arrow, also for single large batches.
 
 The positions of the fields of all records are found first (`parser`); each column is copied from there.
 """

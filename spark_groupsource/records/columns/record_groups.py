@@ -1,4 +1,4 @@
-"""Groups of the record batches of a fetched block, which are read together.
+"""Groups of record batches of a block that are read together.
 
 Producers write batches of a hundred records as well as of ten thousand: small ones are joined, large ones are divided.
 """
@@ -40,7 +40,7 @@ _MAX_HEADERS_SLICE_BYTES = 2 * MAX_HEADERS
 _payloads = BufferPool()
 
 
-class GroupReader:
+class BatchGroupReader:
     """Reads the record batches of a block with a kernel.
 
     Args:

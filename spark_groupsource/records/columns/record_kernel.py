@@ -1,4 +1,4 @@
-"""Interface of the two record kernels: from the bytes of record batches to columns.
+"""Interface of the record kernels: from record batches to columns.
 
 A kernel finds the records of a group, checks them, and builds the columns that depend on each record. The two kernels
 are `numpy_kernel` and, with the extra `fast`, `compiled_kernel`; their tests compare them.
