@@ -23,7 +23,7 @@ from spark_groupsource.records.columns.arrow_columns import MAX_ROWS, record_bat
 from spark_groupsource.records.columns.batch_selection import select_batches
 from spark_groupsource.records.columns.header_columns import HeaderColumns
 from spark_groupsource.records.columns.numpy_kernel import read_numpy
-from spark_groupsource.records.columns.record_groups import GroupReader
+from spark_groupsource.records.columns.record_groups import BatchGroupReader
 from spark_groupsource.records.columns.record_kernel import Layout, RecordArrays, RecordGroup
 
 _REPEATS = 5
@@ -89,7 +89,7 @@ def decoding(view: memoryview, topic_partition: TopicPartition) -> Iterator[tupl
 
     def decompress() -> None:
         groups.clear()
-        for _ in GroupReader(view, layout, collect, 1 << 28).read(headers):
+        for _ in BatchGroupReader(view, layout, collect, 1 << 28).read(headers):
             pass
 
     yield "headers and checksums", least_ns(select) / rows
