@@ -11,9 +11,11 @@ from spark_groupsource.broker.group.coordinator_config import GroupConfig
 from spark_groupsource.broker.storage.topic_config import TopicConfig
 from spark_groupsource.cli.main import main as groupsource
 from spark_groupsource.client.network.security import SECURITY_KEYS
+from spark_groupsource.client.records.producer_settings import CONNECTION_KEYS, PRODUCER_FIXED_KEYS, ProducerSettings
 from spark_groupsource.client.rejected_settings import (
     ACCEPTED_VALUES,
     EQUAL_SETTINGS,
+    PRODUCER_REJECTED_SETTINGS,
     REJECTED_SETTINGS,
     UNUSED_SETTINGS,
 )
@@ -31,6 +33,7 @@ from spark_groupsource.common.config_def import (
     config_keys,
     format_value,
 )
+from spark_groupsource.source.options.sink_options import SINK_OPTIONS
 from spark_groupsource.source.options.source_options import BOTH, UNSUPPORTED_OPTIONS, SourceOptions
 from spark_groupsource.source.options.table_options import TABLE_OPTIONS
 from spark_groupsource.source.options.value_options import VALUE_OPTIONS
@@ -46,7 +49,7 @@ _NUMBERS = (ConfigType.INT, ConfigType.LONG, ConfigType.DOUBLE)
 
 def options_page() -> str:
     """The text of docs/options.md."""
-    sections = (_source_section, _client_section, _topic_section, _broker_section, _command_section)
+    sections = (_source_section, _sink_section, _client_section, _topic_section, _broker_section, _command_section)
     return "\n".join([_INTRODUCTION, *(line for section in sections for line in section())])
 
 
@@ -79,6 +82,45 @@ def _source_section() -> Iterator[str]:
     )
     yield from ("Options of other sources that are rejected with a reason:", "")
     yield from _table(["Option", "Reason"], ([f"`{name}`", reason] for name, reason in UNSUPPORTED_OPTIONS.items()))
+
+
+def _sink_section() -> Iterator[str]:
+    yield from (
+        "## Sink options",
+        "",
+        'Options of `df.writeStream.format("groupsource")` and `df.write.format("groupsource")`; see',
+        "[writing.md](writing.md).",
+        "",
+    )
+    yield from _table(
+        ["Option", "Default", "Values", "Queries", "Description"],
+        ([f"`{key.name}`", _default(key), _values(key), _queries(key), key.doc] for key in SINK_OPTIONS.values()),
+    )
+    yield from (
+        "Settings of the producer, with the prefix `kafka.`. Names and defaults are those of Kafka's Java producer",
+        "unless stated otherwise; some names of librdkafka are accepted as aliases. [TLS and SASL](#tls-and-sasl) are",
+        "those of reads, and so is `kafka.group.id`, which names the group of the source.",
+        "",
+    )
+    keys = [*config_keys(ProducerSettings).values(), *CONNECTION_KEYS.values(), *PRODUCER_FIXED_KEYS.values()]
+    yield from _table(
+        ["Setting", "Default", "Java", "Values", "Description"],
+        ([_names(key), _sink_default(key), _value(key.kafka_default), _values(key), key.doc] for key in keys),
+    )
+    yield from ("Rejected, except with a value that says what is the case anyway; others as for reads:", "")
+    yield from _table(
+        ["Setting", "Accepted", "Reason"],
+        (
+            [f"`{name}`", _accepted(name), text[:1].upper() + text[1:]]
+            for name, text in PRODUCER_REJECTED_SETTINGS.items()
+            if name not in REJECTED_SETTINGS
+        ),
+    )
+
+
+def _sink_default(key: ConfigKey) -> str:
+    names = {"acks": "`all`", "compression.type": "`none`"}
+    return names.get(key.name, _default(key))
 
 
 def _client_section() -> Iterator[str]:

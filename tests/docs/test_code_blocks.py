@@ -54,7 +54,7 @@ def pages_with(language: str) -> list[str]:
 @pytest.fixture(scope="module")
 def broker() -> Iterator[EmbeddedBroker]:
     """The topics and groups that the pages name."""
-    with EmbeddedBroker(topics={"flights": 4}) as running:
+    with EmbeddedBroker(topics={"flights": 4, "flights-copy": 4, "alerts": 1}) as running:
         running.produce("flights", [{"carrier": "UA", "delay": number} for number in range(1_000)])
         for group in ("delays", "billing"):
             commit_as(running.bootstrap_servers, group, [TopicPartition("flights", 0, 200)])

@@ -6,10 +6,10 @@ Source: Kafka `Sender`, `TransactionManager` (KIP-98, KIP-360), `RecordAccumulat
 from __future__ import annotations
 
 import logging
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Iterable, Iterator, Sequence
+from typing import Callable, Iterable, Iterator, Sequence
 
 from spark_groupsource.client.cluster.cluster_client import UNKNOWN_TOPIC_TIMEOUT_MS, ClusterClient
 from spark_groupsource.client.network.broker_connection import BrokerConnection, InFlight
@@ -201,11 +201,11 @@ class _Leader:
         self.queues.setdefault(pending.batch.topic_partition, deque()).append(pending)
         self.queued_bytes += pending.size
 
-    def take(self, max_bytes: int) -> list[_Pending]:
+    def take(self, max_bytes: int, can_send: Callable[[TopicPartition], bool]) -> list[_Pending]:
         """Removes the batches of the next request: one of each partition, as Kafka requires."""
         taken: list[_Pending] = []
         size = 0
-        for tp in list(self.queues):
+        for tp in list(filter(can_send, self.queues)):
             queue = self.queues.pop(tp)
             if not taken or size + queue[0].size <= max_bytes:
                 size += queue[0].size
@@ -235,6 +235,9 @@ class _Delivery:
         # in the order of their sequences
         self._pending: dict[TopicPartition, deque[_Pending]] = defaultdict(deque)
         self._bytes = 0
+        # partitions whose leader has the state of this producer: it rejects a batch if the one before it has failed
+        self._has_state: set[TopicPartition] = set()
+        self._in_flight: Counter[TopicPartition] = Counter()
         self._failure: GroupSourceError | None = None
         self._retry: Retry | None = None
 
@@ -302,8 +305,12 @@ class _Delivery:
             self._receive(leader)
             if self._failure is not None:
                 return
-        taken = leader.take(self._settings.max_request_bytes)
+        taken = leader.take(self._settings.max_request_bytes, self._can_send)
+        if not taken:
+            self._receive(leader)
+            return
         for pending in taken:
+            self._in_flight[pending.batch.topic_partition] += 1
             pending.attempts += 1
             pending.error = None
         request = self._request(taken)
@@ -315,6 +322,14 @@ class _Delivery:
             leader.in_flight.append((leader.connection.send(request, max_version=max_version), taken))
         except NetworkError as error:
             self._lose(leader, error, taken)
+
+    def _can_send(self, tp: TopicPartition) -> bool:
+        """Returns False while a partition must acknowledge the batch that it was sent.
+
+        A leader without state accepts any first sequence, also that of a batch after one that has failed. And a leader
+        recognizes a repetition among its last five batches, so after a failure there must not be later ones.
+        """
+        return not self._in_flight[tp] or tp in self._has_state or not self._producer.is_idempotent
 
     def _connect(self, node_id: int) -> BrokerConnection:
         node = self._cluster.metadata(()).nodes.get(node_id)
@@ -348,6 +363,8 @@ class _Delivery:
         tp = pending.batch.topic_partition
         self._pending[tp].remove(pending)
         self._bytes -= pending.size
+        self._in_flight[tp] -= 1
+        self._has_state.add(tp)
         self.offsets.setdefault(tp, offset)
         self._retry = None
 
@@ -365,6 +382,7 @@ class _Delivery:
     def _fail(self, error: GroupSourceError, pending: _Pending | None = None) -> None:
         if pending is not None:
             pending.error = error
+            self._in_flight[pending.batch.topic_partition] -= 1
         self._failure = self._failure or error
 
     def _recover(self, failure: GroupSourceError) -> None:
@@ -415,6 +433,9 @@ class _Delivery:
             is_first = True
             for pending in list(queue):
                 error = pending.error
+                if error is not None:
+                    # also if a later batch was acknowledged
+                    self._has_state.discard(tp)
                 if isinstance(error, BrokerError):
                     code = error.code
                     if code == ErrorCode.MESSAGE_TOO_LARGE and pending.batch.record_count > 1:

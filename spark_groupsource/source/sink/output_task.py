@@ -75,7 +75,8 @@ def encoded_batches(
         topic=options.topic,
         codec=settings.codec,
         level=settings.level,
-        batch_bytes=min(settings.batch_bytes, settings.max_request_bytes),
+        # with 0, each record is a batch
+        batch_bytes=max(1, min(settings.batch_bytes, settings.max_request_bytes)),
         max_record_bytes=settings.max_request_bytes,
         buffer_bytes=settings.buffer_bytes,
         timestamp_ms=cluster.clock.timestamp_ms,
