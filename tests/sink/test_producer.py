@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.clients import fake_broker, open_cluster
-from support.faulty_broker import LOSE_REQUEST, LOSE_RESPONSE, Fault, faulty_broker
+from support.faulty_broker import LOSE_REQUEST, LOSE_RESPONSE, NO_RESPONSE, Fault, faulty_broker
 from support.read_back import read_back
 from support.topics import create_topic
 
@@ -92,6 +92,36 @@ def test_a_partition_without_producer_state_continues_in_the_next_epoch(
         assert sum(name == "InitProducerId" for name, _, _ in proxy.requests) == 1
     assert 0 in epochs and len(epochs) >= 2
     check_each_once(embedded.bootstrap_servers, topic, 2, 60)
+
+
+OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+@pytest.mark.parametrize(
+    ("faults", "epochs"),
+    [
+        # the broker has all three, and has forgotten the sequences of the first two at a restart
+        ([None, NO_RESPONSE, NO_RESPONSE, LOSE_RESPONSE, OUT_OF_ORDER, OUT_OF_ORDER], {0}),
+        ([None, NO_RESPONSE, LOSE_RESPONSE, OUT_OF_ORDER], {0}),
+        # the broker has none of five, and has lost what it acknowledged before
+        ([None, LOSE_REQUEST, *[OUT_OF_ORDER] * 5], {0, 1}),
+    ],
+)
+def test_a_batch_whose_repetition_is_rejected_is_written_once(
+    embedded: EmbeddedBroker, topic: str, faults: list[Fault], epochs: set[int]
+) -> None:
+    create_topic(embedded.bootstrap_servers, topic, 1)
+    coming = iter(faults)
+    with (
+        faulty_broker(embedded.bootstrap_servers, lambda: next(coming, None)) as proxy,
+        open_cluster(str(proxy.address), **FAST) as client,
+    ):
+        offsets = BatchProducer(client).send(batches(topic, 1, 12))
+        sent = [request.topic_data[0].partition_data[0] for name, _, request in proxy.requests if name == "Produce"]
+        assert {next(iter_batches(p.records)).producer_epoch for p in sent} == epochs
+    assert next(coming, None) is None
+    assert offsets == {TopicPartition(topic, 0): 0}
+    check_each_once(embedded.bootstrap_servers, topic, 1, 12)
 
 
 def test_a_transaction_keeps_its_identity_and_raises(embedded: EmbeddedBroker, topic: str) -> None:

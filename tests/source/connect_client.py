@@ -1,4 +1,4 @@
-"""Client of Spark Connect: reads, a table and a drained stream.
+"""Client of Spark Connect: reads, writes, a table and a drained stream.
 
 connect_client.py REMOTE BOOTSTRAP TOPIC GROUP DIRECTORY
 """
@@ -39,6 +39,15 @@ def main(remote: str, bootstrap_servers: str, topic: str, group: str, directory:
     found["committed"] = read(table="lag", group=group).load().agg({"current_offset": "sum"}).first()[0]
     found["queries_after"] = read(table="queries").load().count()
     found["rows"] = spark.read.parquet(f"{directory}/rows").count()
+    written = spark.range(7).selectExpr("string(id) as key", "string(id) as value").write.format("groupsource")
+    written.option("kafka.bootstrap.servers", bootstrap_servers).option("topic", topic).mode("append").save()
+    found["written"] = read(subscribe=topic).load().count() - found["batch"]
+    stream = spark.readStream.format("rate").load().selectExpr("string(value) as value").limit(3)
+    target = stream.writeStream.format("groupsource").option("kafka.bootstrap.servers", bootstrap_servers)
+    target = target.option("topic", topic).option("checkpointLocation", f"{directory}/written")
+    query = target.start()
+    wait_until(lambda: read(subscribe=topic).load().count() == found["batch"] + 7 + 3, "the stream has written", 60)
+    query.stop()
     found["has_jvm"] = SparkContext._gateway is not None
     print(json.dumps(found))
     spark.stop()

@@ -223,6 +223,7 @@ def test_client_of_spark_connect_reads_streams_and_drains(embedded, topic, group
     found = json.loads(client.stdout.splitlines()[-1])
     assert not found["has_jvm"]
     assert (found["batch"], found["typed"]) == (RECORDS, f"{RECORDS - 1:04d}")
+    assert found["written"] == 7
     assert found["query"] == ["connected", "running", group] and found["members"] == 2
     # the drain has committed the last batch, and the query has left the group
     assert found["rows"] == found["committed"] >= 2 * 40 and found["queries_after"] == 0

@@ -16,7 +16,7 @@ from spark_groupsource.common.net import parse_addresses
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import MetadataResponse, ProduceResponse
 
-LOSE_REQUEST, LOSE_RESPONSE = "lose request", "lose response"
+LOSE_REQUEST, LOSE_RESPONSE, NO_RESPONSE = "lose request", "lose response", "no response"
 Fault = str | ErrorCode | None
 
 
@@ -26,7 +26,8 @@ def faulty_broker(bootstrap_servers: str, fault: Callable[[], Fault]) -> Iterato
 
     Args:
         fault: what happens to the next Produce request: a connection is lost before or after the broker receives it,
-            or each partition has an error, and the broker does not receive it; None if it is forwarded.
+            the response is dropped, or each partition has an error, and the broker does not receive it; None if it is
+            forwarded.
     """
     (address,) = parse_addresses(bootstrap_servers)
     lock = threading.Lock()
@@ -47,6 +48,8 @@ def faulty_broker(bootstrap_servers: str, fault: Callable[[], Fault]) -> Iterato
                 response: Any = connection.call(request, max_version=version, min_version=version)
                 if chosen == LOSE_RESPONSE:
                     raise ConnectionLostError
+                if chosen == NO_RESPONSE:
+                    return None
             if isinstance(response, MetadataResponse):
                 for node in response.brokers:
                     node.host, node.port = proxy.address

@@ -62,12 +62,17 @@ def encoded(tp: TopicPartition, records: Sequence[Record], codec: int = 0) -> It
 
 @dataclass(eq=False)
 class _Pending:
-    """A batch that is not acknowledged; `sequence` is that of its first record."""
+    """A batch that is not acknowledged; `sequence` is that of its first record.
+
+    `is_unknown` is True if the leader has rejected the sequence of a batch that was sent before: it has a later batch,
+    or has lost an earlier one.
+    """
 
     batch: EncodedBatch
     sequence: int
     attempts: int = 0
     error: GroupSourceError | None = None
+    is_unknown: bool = False
 
     @property
     def size(self) -> int:
@@ -161,6 +166,7 @@ class BatchProducer:
         position.epoch, position.sequence = position.epoch + 1, 0
         for pending in unacknowledged:
             pending.sequence = self.next_sequence(pending.batch.topic_partition, pending.batch.record_count)
+            pending.is_unknown = False
         return True
 
     def _position(self, tp: TopicPartition) -> _Position:
@@ -361,7 +367,12 @@ class _Delivery:
 
     def _acknowledge(self, pending: _Pending, offset: int) -> None:
         tp = pending.batch.topic_partition
-        self._pending[tp].remove(pending)
+        queue = self._pending[tp]
+        while queue[0].is_unknown:
+            # the leader accepts a sequence after all sequences before it
+            self._bytes -= queue.popleft().size
+            offset = -1
+        queue.remove(pending)
         self._bytes -= pending.size
         self._in_flight[tp] -= 1
         self._has_state.add(tp)
@@ -408,7 +419,7 @@ class _Delivery:
             with suppress(NetworkError):
                 # a failure appears at the partitions again
                 self._cluster.metadata({tp.topic for tp, pending in self._pending.items() if pending}, refresh=True)
-        for pending in [each for queue in self._pending.values() for each in queue]:
+        for pending in [each for queue in self._pending.values() for each in queue if not each.is_unknown]:
             self._queue(pending)
             if isinstance(self._failure, NetworkError):
                 # no broker is reachable; each partition would wait for it
@@ -431,7 +442,7 @@ class _Delivery:
         has_to_wait = not is_of_batch
         for tp, queue in self._pending.items():
             is_first = True
-            for pending in list(queue):
+            for pending in [each for each in queue if not each.is_unknown]:
                 error = pending.error
                 if error is not None:
                     # also if a later batch was acknowledged
@@ -441,6 +452,8 @@ class _Delivery:
                     if code == ErrorCode.MESSAGE_TOO_LARGE and pending.batch.record_count > 1:
                         self._split(queue, pending)
                     elif code in _LOST_STATE and is_first:
+                        if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and _mark_unknown(queue, pending):
+                            continue
                         if not self._producer.restart(queue):
                             raise error
                         _log.warning("[partition=%s] The broker has lost the state of this producer: %s", tp, error)
@@ -496,3 +509,12 @@ class _Delivery:
         )
 
 
+def _mark_unknown(queue: deque[_Pending], pending: _Pending) -> bool:
+    """Returns True if a batch may be in the log although its leader rejects its sequence.
+
+    A broker that has restarted recognizes a repetition of the last batch alone. Then the batch after this one, which
+    was sent, too, shows whether the leader has both; Kafka's producer would write both again.
+    """
+    later = queue.index(pending) + 1
+    pending.is_unknown = pending.attempts > 1 and later < len(queue) and queue[later].attempts > 0
+    return pending.is_unknown

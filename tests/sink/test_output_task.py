@@ -1,0 +1,122 @@
+"""What a write task does in its worker process, without Spark's JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from real_kafka import RealKafka
+from support.clients import open_cluster
+from support.faulty_broker import faulty_broker
+from support.read_back import read_back
+from support.topics import create_topic
+
+from spark_groupsource.client.records.producer import BatchProducer
+from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
+from spark_groupsource.model import TopicPartition
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.encoded_batch import EncodedBatch
+from spark_groupsource.source.options.sink_options import SinkOptions, parse_sink_options
+from spark_groupsource.source.sink import output_task
+from spark_groupsource.source.sink.output_task import write_records
+
+
+@pytest.fixture(autouse=True)
+def own_producers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    producers: dict[Any, BatchProducer] = {}
+    monkeypatch.setattr(output_task, "_producers", producers)
+    yield
+    for each in producers.values():
+        each.cluster.close()
+
+
+def options(address: object, topic: str, **kafka: str) -> SinkOptions:
+    settings = {f"kafka.{name.replace('_', '.')}": text for name, text in kafka.items()}
+    return parse_sink_options({"kafka.bootstrap.servers": str(address), "topic": topic, **settings}, "stream")
+
+
+def values(*texts: str) -> Iterator[pa.RecordBatch]:
+    yield pa.RecordBatch.from_pydict({"value": list(texts)})
+
+
+def test_tasks_of_a_worker_share_a_producer_and_its_connection(embedded: Any, topic: str) -> None:
+    create_topic(embedded.bootstrap_servers, topic, 1)
+    with faulty_broker(embedded.bootstrap_servers, lambda: None) as proxy:
+        for _ in range(3):
+            # as unpickled by each task
+            output = write_records(options(proxy.address, topic), values("a", "b"))
+            assert (output.batches, output.record_count, output.query_id) == ((), 2, None)
+        names = [name for name, _, _ in proxy.requests]
+        assert names.count("Produce") == 3
+        # one connection each for metadata and the producer id, and for the leader
+        assert names.count("InitProducerId") == 1 and names.count("ApiVersions") <= 2
+    assert len(read_back(embedded.bootstrap_servers, topic, 1)[0]) == 6
+
+
+def test_a_failed_task_leaves_no_producer(embedded: Any, topic: str) -> None:
+    create_topic(embedded.bootstrap_servers, topic, 1)
+    code: ErrorCode | None = ErrorCode.INVALID_RECORD
+    with faulty_broker(embedded.bootstrap_servers, lambda: code) as proxy:
+        with pytest.raises(BrokerError, match="INVALID_RECORD"):
+            write_records(options(proxy.address, topic), values("a"))
+        code = None
+        write_records(options(proxy.address, topic), values("b"))
+        assert [name for name, _, _ in proxy.requests].count("InitProducerId") == 2
+    assert [value for _, value, _ in read_back(embedded.bootstrap_servers, topic, 1)[0]] == [b"b"]
+
+
+def test_a_transactional_task_sends_nothing_and_returns_its_batches(embedded: Any, topic: str) -> None:
+    create_topic(embedded.bootstrap_servers, topic, 1)
+    with faulty_broker(embedded.bootstrap_servers, lambda: None) as proxy:
+        output = write_records(options(proxy.address, topic, transactional_id="t"), values("a", "b"))
+        assert not {"Produce", "InitProducerId"} & {name for name, _, _ in proxy.requests}
+    assert [(each.topic_partition, each.record_count) for each in output.batches] == [(TopicPartition(topic, 0), 2)]
+    assert output.record_count == 2
+    assert read_back(embedded.bootstrap_servers, topic, 1) == {0: []}
+
+
+def test_a_batch_size_of_zero_makes_a_batch_of_each_record(embedded: Any, topic: str) -> None:
+    create_topic(embedded.bootstrap_servers, topic, 2)
+    output = write_records(
+        options(embedded.bootstrap_servers, topic, transactional_id="t", batch_size="0"), values("a", "b", "c")
+    )
+    assert [each.record_count for each in output.batches] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [("option", "Create it, or correct option topic."), ("column", "Create it, or correct column topic.")],
+)
+def test_a_missing_topic_is_an_error_after_three_seconds(
+    embedded: Any, topic: str, given: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_task, "UNKNOWN_TOPIC_TIMEOUT_MS", 50)
+    chosen = {"topic": topic} if given == "option" else {}
+    parsed = parse_sink_options({"kafka.bootstrap.servers": embedded.bootstrap_servers, **chosen}, "batch")
+    batch = pa.RecordBatch.from_pydict({"value": ["a"], "topic": [topic]})
+    with pytest.raises(ConfigurationError, match=f"Topic {topic} does not exist. {message}"):
+        write_records(parsed, [batch])
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_a_broker_that_is_killed_and_restarted_has_each_record_once(topic: str) -> None:
+    with RealKafka() as kafka, open_cluster(kafka.bootstrap_servers) as client:
+        create_topic(kafka.bootstrap_servers, topic, 3)
+
+        def numbered() -> Iterator[EncodedBatch]:
+            for number in range(300):
+                if number in (100, 200):
+                    # requests are in flight
+                    kafka.kill()
+                    kafka.restart()
+                # a broker forgets producers with old timestamps at its start
+                records = [Record(None, b"%d" % number, client.clock.timestamp_ms())]
+                yield EncodedBatch(TopicPartition(topic, number % 3), encode_batch(records), 1)
+
+        BatchProducer(client).send(numbered())
+        found = read_back(kafka.bootstrap_servers, topic, 3)
+    for partition, records in found.items():
+        assert [int(value or b"") for _, value, _ in records] == list(range(partition, 300, 3))
