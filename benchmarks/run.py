@@ -44,6 +44,7 @@ from real_kafka import RealKafka  # noqa: E402
 
 MODULES = (
     "batch_read",
+    "batch_write",
     "parts",
     "arrow_clients",
     "queries",

@@ -14,18 +14,18 @@ from typing import Callable, Iterator, Mapping, NamedTuple
 
 from spark_groupsource.client.admin import NewTopic, create_topics
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
-from spark_groupsource.client.network.broker_connection import BrokerConnection, InFlight
+from spark_groupsource.client.records.producer import BatchProducer
+from spark_groupsource.client.records.producer_settings import ProducerSettings
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.common.net import parse_addresses
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.compression import codec_number
 from spark_groupsource.records.encode import Record, encode_batch
-from spark_groupsource.wire.messages import ProduceRequest, ProduceResponse
+from spark_groupsource.records.encoded_batch import EncodedBatch
 
 PARTITIONS = 4
 _BATCHES = 32
-_IN_FLIGHT = 4
 _NOW = int(time.time() * 1000)
 
 MakeRecord = Callable[[random.Random, int], Record]
@@ -128,33 +128,13 @@ def _encoded(topic: Topic) -> list[bytes]:
 
 
 def _produce(cluster: ClusterClient, topic: Topic, batches: Iterator[bytes]) -> None:
-    """Appends each batch to every partition, with several requests in flight."""
-    view = cluster.metadata([topic.name])
-    leader = view.leader(TopicPartition(topic.name, 0))
-    connection = cluster.pool.acquire(cluster.node_address(leader))
-    sent: list[InFlight[ProduceResponse]] = []
-    for data in batches:
-        if len(sent) == _IN_FLIGHT:
-            _check(connection, sent.pop(0))
-        sent.append(connection.send(_request(topic, data)))
-    for each in sent:
-        _check(connection, each)
-    cluster.pool.release(connection)
-
-
-def _request(topic: Topic, data: bytes) -> ProduceRequest:
-    row = ProduceRequest.TopicProduceData
-    rows = [row.PartitionProduceData(index=number, records=data) for number in range(topic.partitions)]
-    return ProduceRequest(
-        transactional_id=None, acks=1, timeout_ms=30_000, topic_data=[row(name=topic.name, partition_data=rows)]
+    """Appends each batch to every partition."""
+    producer = BatchProducer(cluster, ProducerSettings(acks=1, idempotence=False))
+    producer.send(
+        EncodedBatch(TopicPartition(topic.name, number), data, topic.batch_records)
+        for data in batches
+        for number in range(topic.partitions)
     )
-
-
-def _check(connection: BrokerConnection, sent: InFlight[ProduceResponse]) -> None:
-    for found in connection.receive(sent).responses:
-        for partition in found.partition_responses:
-            if partition.error_code:
-                raise BrokerError(partition.error_code, f"Produce to {found.name}-{partition.index}")
 
 
 def end_offsets(bootstrap_servers: str, name: str, partitions: int = PARTITIONS) -> dict[TopicPartition, int]:
