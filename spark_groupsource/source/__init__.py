@@ -1,4 +1,4 @@
-"""The source: what Spark calls, and the group member that answers.
+"""The source and the sink: what Spark calls, and the group member that answers.
 
 It knows Spark's interface for Python data sources, the options, and the offsets in a checkpoint. It sees Kafka
 through `client` only: no bytes, no sockets. `process/embedded_address.py` alone knows that there is an embedded
@@ -11,6 +11,8 @@ Processes
 * One **reader process** for each source of a query runs on the driver's machine (`process/reader_process.py`). It
   has the members of the group, and answers Spark's callbacks on one thread. Over its control socket
   (`process/control_socket.py`, client `control_client.py`) the driver drains it, and readers of one group coordinate.
+* **Write tasks** run on executors; `sink` is their page. What a query publishes exactly once, its reader processes add
+  their offsets to, over their control sockets.
 * **Read tasks** run on executors (`tasks/task_reader.py`). They share nothing with the reader process but what
   their input partition carries (`tasks/task_partition.py`).
 
@@ -37,6 +39,6 @@ What follows from this
 * Whatever ends the query between two steps leaves a checkpoint and a committed offset that differ by at most one
   batch; `positions/position_decisions.py` decides which of them holds.
 
-`options` parses what the user writes; `spark`, `process`, `group`, `tasks` and `positions` are layers in this
-order.
+`options` parses what the user writes; `spark`, `sink`, `process`, `group`, `tasks` and `positions` are layers in
+this order.
 """

@@ -27,6 +27,8 @@ from spark_groupsource.source.sink.output_task import write_records
 def own_producers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     producers: dict[Any, BatchProducer] = {}
     monkeypatch.setattr(output_task, "_producers", producers)
+    # what is exempt in the process of the tests remains so
+    monkeypatch.setattr(output_task, "exempt_from_collection", lambda: None)
     yield
     for each in producers.values():
         each.cluster.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import datasource
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -25,6 +27,7 @@ from spark_groupsource.client.rejected_settings import PRODUCER_REJECTED_SETTING
 from spark_groupsource.common.config_def import config_keys
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.source.options.sink_options import SINK_OPTIONS, SinkOptions, parse_sink_options
+from spark_groupsource.source.spark import sink_writers
 from spark_groupsource.source.spark.datasource import GroupDataSource
 
 ADDRESS = {"kafka.bootstrap.servers": "localhost:9092"}
@@ -205,6 +208,22 @@ def test_columns_that_are_written_or_ignored(schema: StructType) -> None:
     source = GroupDataSource({**ADDRESS, "topic": "t"})
     source.writer(schema, False)
     source.streamWriter(schema, False)
+
+
+def test_a_spark_without_arrow_in_streaming_writers_gives_arrow_to_the_class_of_batch_writers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # as PySpark 4.0, whose worker tests for this class first
+    monkeypatch.delattr(datasource, "DataSourceStreamArrowWriter")
+    spec = importlib.util.spec_from_file_location("writers_of_spark_4_0", sink_writers.__file__)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    writer = module.SinkStreamWriter(parse_sink_options(ADDRESS, "stream"), 1)
+    assert isinstance(writer, datasource.DataSourceArrowWriter)
+    assert isinstance(writer, datasource.DataSourceStreamWriter)
+    writer.commit([None], 7)
+    writer.abort([None], 7)
 
 
 def test_every_option_is_documented() -> None:

@@ -18,7 +18,7 @@ from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.source.options.option_parser import parse_options
 from spark_groupsource.source.options.schema import SelectedColumns
 from spark_groupsource.source.spark.batch_reader import GroupBatchReader
-from spark_groupsource.source.tasks import task_reader
+from spark_groupsource.source.tasks import garbage_collection, task_reader
 from spark_groupsource.source.tasks.task_partition import GroupInputPartition, TaskMembership
 from spark_groupsource.source.tasks.task_reader import read_task
 
@@ -191,11 +191,11 @@ def test_task_of_a_batch_read_carries_what_the_planner_knows(monkeypatch, embedd
 
 
 def test_tasks_exempt_what_is_alive_from_collection_ever_less_often(monkeypatch):
-    monkeypatch.setattr(task_reader, "_task_count", 0)
+    monkeypatch.setattr(garbage_collection, "_task_count", 0)
     frozen, collected, tasks = [], [], range(1, 20)
-    monkeypatch.setattr(task_reader.gc, "freeze", lambda: frozen.append(number))
-    monkeypatch.setattr(task_reader.gc, "collect", lambda: collected.append(number))
+    monkeypatch.setattr(garbage_collection.gc, "freeze", lambda: frozen.append(number))
+    monkeypatch.setattr(garbage_collection.gc, "collect", lambda: collected.append(number))
     for number in tasks:
-        task_reader.exempt_from_collection()
+        garbage_collection.exempt_from_collection()
     # Spark's daemon has collected garbage before the later ones
     assert frozen == [1, 2, 4, 8, 16] and collected == [1]

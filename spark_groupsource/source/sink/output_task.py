@@ -21,6 +21,7 @@ from spark_groupsource.records.columns.batch_encoder import BatchEncoder
 from spark_groupsource.records.encoded_batch import EncodedBatch
 from spark_groupsource.source.options.sink_columns import SINK_COLUMNS
 from spark_groupsource.source.options.sink_options import SinkOptions
+from spark_groupsource.source.tasks.garbage_collection import exempt_from_collection
 
 _producers: dict[tuple[ClientSettings, ProducerSettings], BatchProducer] = {}
 
@@ -46,6 +47,7 @@ def write_records(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Ta
     Raises: ConfigurationError for a topic that does not exist and for records that cannot be written; BrokerError and
         NetworkError after delivery.timeout.ms.
     """
+    exempt_from_collection()
     producer = _producer(options)
     counted = _Counted(batches)
     try:

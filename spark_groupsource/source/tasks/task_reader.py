@@ -6,7 +6,6 @@ of its ranges or raises, because Spark cannot detect a short read.
 
 from __future__ import annotations
 
-import gc
 import logging
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Callable, ContextManager, Iterator, Protocol
@@ -22,6 +21,7 @@ from spark_groupsource.model import OffsetRange, TopicPartition, bounded_names
 from spark_groupsource.records.columns.arrow import columns_schema, decode_fetched
 from spark_groupsource.source.options.schema import SelectedColumns
 from spark_groupsource.source.positions.data_loss import ACCEPT_LOSS, DataLossPolicy
+from spark_groupsource.source.tasks.garbage_collection import exempt_from_collection
 from spark_groupsource.source.tasks.task_partition import GroupInputPartition, TaskMembership
 from spark_groupsource.source.tracebacks import strip_traceback
 
@@ -33,8 +33,6 @@ _log = logging.getLogger(__name__)
 _Finish = Callable[[pa.RecordBatch, TopicPartition], pa.RecordBatch]
 
 _clusters: dict[ClientSettings, ClusterClient] = {}
-_task_count = 0
-
 
 class Heartbeat(Protocol):
     """Heartbeat of a task; both methods raise GenerationMismatchError once the member is fenced."""
@@ -76,20 +74,6 @@ def read_task(partition: GroupInputPartition, columns: SelectedColumns) -> Itera
         # a connection may have caused the error; the next attempt opens new ones
         _discard(cluster)
         raise strip_traceback(error, partition.settings.security) from None
-
-
-def exempt_from_collection() -> None:
-    """Exempts what is alive from garbage collection, at the tasks 1, 2, 4, 8 and so on of a process.
-
-    Spark's daemon collects garbage after each task. This takes 15 ms for the imported modules, and 10 ms for what the
-    first task loads. What is exempt and becomes cyclic garbage later is kept, so tasks do not exempt each time.
-    """
-    global _task_count
-    _task_count += 1
-    if _task_count == 1:
-        gc.collect()
-    if not _task_count & (_task_count - 1):
-        gc.freeze()
 
 
 def _cluster(partition: GroupInputPartition) -> ClusterClient:
