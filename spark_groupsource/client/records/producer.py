@@ -405,12 +405,15 @@ class _Delivery:
             while leader.in_flight:
                 self._receive(leader)
         self._failure = None
-        has_to_wait = self._resolve(failure)
+        is_of_batch = any(pending.error for queue in self._pending.values() for pending in queue)
+        has_to_wait = self._resolve() if is_of_batch else True
         if has_to_wait:
             if self._retry is None:
                 self._retry = self._cluster.retry(self._settings.delivery_timeout_ms)
             _log.log(retry_level(failure), "[producer] Sending again after %s", failure)
-            self._backoff(self._retry, failure)
+            if not is_of_batch:
+                self._check_lookup(self._retry, failure)
+            self._retry.backoff_or_raise(failure)
         self._leader_of.clear()
         for leader in self._leaders.values():
             leader.queues.clear()
@@ -425,25 +428,24 @@ class _Delivery:
                 # no broker is reachable; each partition would wait for it
                 return
 
-    def _backoff(self, retry: Retry, failure: GroupSourceError) -> None:
-        is_unknown = isinstance(failure, BrokerError) and failure.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if is_unknown and retry.elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS:
-            raise failure
-        retry.backoff_or_raise(failure)
+    @staticmethod
+    def _check_lookup(retry: Retry, failure: GroupSourceError) -> None:
+        """Raises the error of a lookup of the leader if it is not retriable, or the topic remains unknown."""
+        if isinstance(failure, BrokerError):
+            is_unknown = failure.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if not failure.retriable or is_unknown and retry.elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS:
+                raise failure
 
-    def _resolve(self, failure: GroupSourceError) -> bool:
+    def _resolve(self) -> bool:
         """Prepares the failed batches of each partition; returns True if they must wait before they are sent again.
 
         Raises: the first error that is not retriable.
         """
-        is_of_batch = any(pending.error for queue in self._pending.values() for pending in queue)
-        if not is_of_batch and isinstance(failure, BrokerError) and not failure.retriable:
-            raise failure
-        has_to_wait = not is_of_batch
+        has_to_wait = False
         for tp, queue in self._pending.items():
             is_first = True
             for pending in [each for each in queue if not each.is_unknown]:
-                error = pending.error
+                error, pending.error = pending.error, None
                 if error is not None:
                     # also if a later batch was acknowledged
                     self._has_state.discard(tp)
