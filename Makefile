@@ -6,7 +6,7 @@
 #             environments in .venv-matrix; writes docs/runtimes-matrix.md. MATRIX_ARGS='--spark 4.0 --python 3.11'
 # make soak   the tests with their long variants, then longer scenarios of kills and random schedules, for a nightly
 #             run; SEED=N repeats one
-# make bench  every benchmark beside its rivals, written into benchmarks/figures.md: 12 minutes; QUICK=1 3, FULL=1 40
+# make bench  every benchmark beside its rivals, written into benchmarks/figures.md: 13 minutes; QUICK=1 3, FULL=1 40
 # make bench-compare BASE=commit   processor time of this checkout beside that of another commit, as ratios
 # make lint   style, types, layers, conflict markers
 #             PYTEST_ARGS='-n 0 -k word' passes arguments to pytest: here, the tests with that word, in one process

@@ -1,6 +1,6 @@
 """All benchmarks: ourselves beside rivals, in alternating rounds, written into benchmarks/figures.md.
 
-    python benchmarks/run.py                 # all measures, about 12 minutes on two idle processors
+    python benchmarks/run.py                 # all measures, about 13 minutes on two idle processors
     python benchmarks/run.py --quick         # fewer records and rounds, about 3 minutes
     python benchmarks/run.py --full          # more records and rounds, about 40 minutes
     python benchmarks/run.py --only parts    # one measure; --page adds it to the page

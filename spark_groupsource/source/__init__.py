@@ -1,4 +1,4 @@
-"""The source and the sink: what Spark calls, and the group member that answers.
+"""Source and sink: what Spark calls, and the group member that answers.
 
 It knows Spark's interface for Python data sources, the options, and the offsets in a checkpoint. It sees Kafka
 through `client` only: no bytes, no sockets. `process/embedded_address.py` alone knows that there is an embedded

@@ -74,9 +74,9 @@ def test_results_survive_their_json_form() -> None:
     assert found == results and found.in_order(["other", "read"]) == [FASTER]
 
 
-def test_all_measures_take_twelve_minutes_and_three_if_quick() -> None:
+def test_all_measures_take_thirteen_minutes_and_three_if_quick() -> None:
     totals = {mode: sum(row.size(mode).seconds for row in BUDGET.values()) for mode in ("normal", "quick")}
-    assert totals["normal"] <= 720 and totals["quick"] <= 180
+    assert totals["normal"] <= 780 and totals["quick"] <= 180
     *rows, total = table("normal", list(BUDGET))
     assert len(rows) == 1 + len(BUDGET) and total.split() == ["total", str(totals["normal"])]
 

@@ -1,4 +1,4 @@
-"""Memory of a write task, for any skew and any size of records."""
+"""Memory of a write task, for any skew and record size."""
 
 from __future__ import annotations
 

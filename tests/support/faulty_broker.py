@@ -1,4 +1,4 @@
-"""A proxy of a broker that loses Produce requests and responses, or answers with errors."""
+"""Proxy that loses Produce requests and responses, or answers with errors."""
 
 from __future__ import annotations
 

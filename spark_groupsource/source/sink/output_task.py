@@ -1,4 +1,4 @@
-"""Write task on an executor: encodes Arrow columns and sends batches.
+"""Write task on an executor: encodes Arrow columns and sends record batches.
 
 A producer with its connections is kept per worker process: Spark runs the tasks of later micro-batches in it.
 """
