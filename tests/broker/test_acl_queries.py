@@ -58,6 +58,7 @@ def options(topic: str, group: str | None = None) -> dict[str, str]:
     return given if group is None else {**given, "kafka.group.id": group}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("on_topic", "on_group", "message"),
     [
@@ -88,6 +89,7 @@ def test_missing_permission_of_a_stream(
         assert sorted(bytes(row["value"]) for row in query.rows) == [b"1", b"2"]
 
 
+@pytest.mark.slow
 def test_missing_permission_of_a_batch_query(broker: EmbeddedBroker, topic: str) -> None:
     broker.produce(topic, [b"1"])
     cluster: Any = SimpleNamespace(bootstrap_servers=broker.bootstrap_servers)

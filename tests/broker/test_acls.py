@@ -371,6 +371,7 @@ def test_transactional_records_need_their_transactional_id(
         assert codes_of(connection.call(request, 9), 9) == {code}
 
 
+@pytest.mark.slow
 def test_a_producer_and_a_consumer_need_their_permissions(secured: Secured, topic: str, group: str) -> None:
     secured.broker.produce(topic, [b"1", b"2"])
     codes: list[int] = []

@@ -150,6 +150,7 @@ def test_a_client_that_does_not_read_blocks_no_other_client_and_receives_all_res
         assert received == requested
 
 
+@pytest.mark.slow
 def test_an_idle_connection_is_closed():
     with EmbeddedBroker(config={"connections.max.idle.ms": "200"}) as running:
         with RawConnection(running.bootstrap_servers) as connection:

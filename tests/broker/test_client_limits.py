@@ -429,6 +429,7 @@ def test_small_requests_do_not_wait_for_the_end_of_long_ones():
     asyncio.run(asyncio.wait_for(run(), 10))
 
 
+@pytest.mark.slow
 def test_clients_before_login_hold_bounded_memory_and_are_closed():
     config = {
         "sasl.enabled.mechanisms": "SCRAM-SHA-256", "authentication.timeout.ms": "1000",

@@ -170,6 +170,7 @@ def test_a_response_has_at_most_fetch_max_bytes(tmp_path):
         clients.broker.stop()
 
 
+@pytest.mark.slow
 def test_partitions_of_a_deleted_topic_are_not_kept(clients):
     for _ in range(3):
         produce(clients, GOOD)

@@ -159,6 +159,7 @@ def repeated_log(rng: random.Random) -> list[StoredBatch]:
     return [StoredBatch(header, buffer, header.position) for header in iter_batches(buffer)]
 
 
+@pytest.mark.slow
 def test_state_after_repeated_commits_is_that_of_every_record_in_its_order() -> None:
     rng = random.Random(11)
     for _ in range(20):

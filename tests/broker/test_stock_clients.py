@@ -53,6 +53,7 @@ def librdkafka_consume(bootstrap_servers, topic, group, count=COUNT, **options):
     return sorted((message.key(), message.value()) for message in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("idempotent", [False, True])
 def test_librdkafka(broker, topic, group, codec, idempotent):
@@ -60,6 +61,7 @@ def test_librdkafka(broker, topic, group, codec, idempotent):
     assert librdkafka_consume(broker.bootstrap_servers, topic, group) == expected()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acks", [0, 1, "all"])
 def test_acknowledgements(broker, topic, group, acks):
     librdkafka_produce(broker.bootstrap_servers, topic, acks=acks)
@@ -131,6 +133,7 @@ def test_aiokafka(broker, topic, group, codec):
     assert asyncio.run(asyncio.wait_for(run(), 60)) == expected()
 
 
+@pytest.mark.slow
 def test_different_client_libraries_share_a_group(broker, topic, group):
     from support.kafka_python import KafkaConsumer
 

@@ -49,6 +49,7 @@ def _call(client: socket.socket, request: bytes) -> int:
     return size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_complete", [False, True])
 def test_handshakes_that_are_begun_need_little_memory(target: Target, files: Path, is_complete: bool) -> None:
     hello = client_hello()
@@ -62,6 +63,7 @@ def test_handshakes_that_are_begun_need_little_memory(target: Target, files: Pat
         assert target.memory_mb() - before_mb < 25  # 49 kB of each, when each had begun
 
 
+@pytest.mark.slow
 def test_connections_that_have_read_a_large_response_need_little_memory(target: Target, files: Path) -> None:
     batch = bytes(encode_batch([Record(None, bytes(900_000), 1)]))
     with ExitStack() as held:

@@ -225,6 +225,7 @@ def test_wrong_bytes_and_requests_without_tls_close_the_connection(broker: Embed
             raise ConnectionResetError
 
 
+@pytest.mark.slow
 def test_handshakes_that_stall_are_closed_and_delay_nobody(files: Path) -> None:
     with EmbeddedBroker(config=config(files, "SSL", authentication_timeout_ms="3000")) as broker:
         (target,) = parse_addresses(broker.bootstrap_servers)

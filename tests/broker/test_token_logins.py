@@ -135,6 +135,7 @@ def test_unsecured_token_of_jaas(broker: EmbeddedBroker) -> None:
 # --- other clients, the broker ---
 
 
+@pytest.mark.slow
 def test_librdkafka(broker: EmbeddedBroker, topic: str, group: str) -> None:
     given: dict[str, Any] = {
         "bootstrap.servers": broker.bootstrap_servers,
@@ -152,6 +153,7 @@ def test_librdkafka(broker: EmbeddedBroker, topic: str, group: str) -> None:
     consumer.close()
 
 
+@pytest.mark.slow
 def test_librdkafka_with_an_expired_token(broker: EmbeddedBroker) -> None:
     errors: list[KafkaError] = []
     expired = jwt(-3600)
@@ -257,6 +259,7 @@ def test_lifetime_of_a_session_is_that_of_the_token_and_of_the_setting() -> None
                 assert metadata(connection).brokers
 
 
+@pytest.mark.slow
 def test_expired_session_and_reauthentication() -> None:
     with limited(connections_max_reauth_ms="1100") as broker:
         with ExitStack() as clients:

@@ -190,6 +190,7 @@ def test_failed_appends_of_an_abort_do_not_raise_the_epoch_repeatedly(broker, co
     assert value_of(broker, group).producer_epoch == producer.epoch + 1
 
 
+@pytest.mark.slow
 @pytest.mark.conformance("TC-064")
 def test_a_failed_append_of_a_timeout_does_not_raise_the_epoch_and_is_retried(broker, connection, topic, group):
     producer = RawTransactions(connection, group, timeout_ms=1_000)

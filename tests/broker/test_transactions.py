@@ -140,6 +140,7 @@ def test_transactional_offsets_apply_when_the_transaction_commits(connection, to
     assert committed_offset(connection, group, topic, stable=True) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.conformance("TC-061")
 def test_a_transaction_is_aborted_after_its_timeout(connection, topic, group):
     producer = begun(connection, topic, group, timeout_ms=2_000)
@@ -148,6 +149,7 @@ def test_a_transaction_is_aborted_after_its_timeout(connection, topic, group):
     assert producer.init() is NONE and producer.epoch == 2
 
 
+@pytest.mark.slow
 def test_a_failed_marker_is_retried_and_the_id_returns_concurrent_transactions(broker, connection, topic, group):
     producer = begun(connection, topic, group)
     assert producer.add(topic, 1) == [NONE] and producer.send(topic, b"x", partition=1) is NONE
@@ -405,6 +407,7 @@ def test_each_node_coordinates_the_ids_of_the_partitions_it_leads():
             assert producer.end(True) is ErrorCode.NOT_COORDINATOR
 
 
+@pytest.mark.slow
 def test_a_librdkafka_producer_follows_its_coordinator_and_leaders():
     with EmbeddedBroker(config=CONFIG, brokers=3) as broker:
         with RawConnection(broker.bootstrap_servers.split(",")[0]) as connection:

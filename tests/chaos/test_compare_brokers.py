@@ -20,6 +20,7 @@ def test_random_requests_have_equal_responses(embedded: EmbeddedBroker, kafka: R
     assert compare(embedded.bootstrap_servers, kafka.bootstrap_servers, 7, 600) == []
 
 
+@pytest.mark.slow
 def test_the_report_has_the_requests_that_lead_to_the_first_difference(embedded: EmbeddedBroker) -> None:
     with EmbeddedBroker(config={**BROKER_CONFIG, "group.max.session.timeout.ms": "100000"}) as other:
         report = compare(embedded.bootstrap_servers, other.bootstrap_servers, 7, 1_000)

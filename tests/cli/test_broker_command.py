@@ -53,10 +53,8 @@ def is_joined(address: str) -> bool:
         return connection.call(request, 5).error_code == ErrorCode.MEMBER_ID_REQUIRED
 
 
-@pytest.mark.parametrize(
-    "output",
-    [pytest.param("full", marks=pytest.mark.slow), pytest.param("no reader", marks=pytest.mark.slow), "closed"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("output", ["full", "no reader", "closed"])
 def test_requests_are_served_with_any_state_of_standard_error(tmp_path: Path, output: str) -> None:
     read_end, write_end = os.pipe()
     if output == "full":
@@ -122,6 +120,7 @@ def test_several_nodes_listen_and_lead_partitions(tmp_path: Path, topic: str) ->
         assert "65535" in startup_error(*listen_on, "--data-dir", str(tmp_path / "b"))
 
 
+@pytest.mark.slow
 def test_port_in_use_is_reported(tmp_path: Path) -> None:
     with listen(Address("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
@@ -137,6 +136,7 @@ def test_data_directory_in_use_is_reported_and_its_broker_keeps_running(tmp_path
         create_topic(address, topic)
 
 
+@pytest.mark.slow
 def test_directory_with_other_files_is_rejected_unchanged(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("chapter 1")
     assert str(tmp_path) in startup_error("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path))
@@ -185,6 +185,7 @@ def test_flush_always_is_the_default_of_every_topic(tmp_path: Path, topic: str) 
             assert found.result(20)["flush.messages"].value == expected
 
 
+@pytest.mark.slow
 def test_flush_conflicts_with_the_setting_that_it_sets(tmp_path: Path) -> None:
     error = startup_error(
         "--data-dir", str(tmp_path), "--flush", "always", "--config", "log.flush.interval.messages=5"

@@ -139,6 +139,7 @@ def test_one_listener_of_two_is_enough_for_the_later_checks(embedded: EmbeddedBr
     assert only_bad(found)[0] == "tcp" and found["brokers"][0]["status"] == "good"
 
 
+@pytest.mark.slow
 def test_listener_of_a_controller() -> None:
     row = ApiVersionsResponse.ApiVersion
     keys = [row(api_key=18, min_version=0, max_version=3), row(api_key=62, min_version=0, max_version=4)]

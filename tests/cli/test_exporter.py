@@ -87,6 +87,7 @@ def test_names_and_labels_are_those_of_kafka_exporter() -> None:
     assert {FAMILIES[name].kind for name in KAFKA_EXPORTER} == {"gauge"}
 
 
+@pytest.mark.slow
 def test_metrics_of_topics_and_groups(cluster: Cluster, topic: str, group: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     produce(cluster.bootstrap_servers, topic, ((n % 2, None, b"x") for n in range(10)))
@@ -215,6 +216,7 @@ def test_a_lost_cluster_is_noticed_between_two_reads() -> None:
         can_end.set()
 
 
+@pytest.mark.slow
 def test_before_the_first_read_a_scrape_is_rejected() -> None:
     with serving(MetricsPart("lag", list, 60)) as url:
         with pytest.raises(urllib.error.HTTPError, match="503"):

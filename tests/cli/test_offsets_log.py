@@ -77,6 +77,7 @@ def test_data_directory_equals_the_output_of_kafkas_tool(
     assert [member["subscription"]["topics"] for member in members][-1] == ["t"]
 
 
+@pytest.mark.slow
 def test_paths_can_be_files_and_partition_directories(data_directory: Path) -> None:
     files = segments(data_directory)
     assert len(files) > 3

@@ -28,16 +28,17 @@ def run(
     return subprocess.run(shell, capture_output=True, env=known, input=b"", timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "redirections", "status", "out", "err"),
     [
         ("topics list", ">&-", 0, b"", b""),
         ("topics list --exclude-internal", "2>&-", 0, b"TOPIC", b""),
-        pytest.param("topics list", "<&- >&- 2>&-", 0, b"", b"", marks=pytest.mark.slow),
-        pytest.param("groups describe --group none", "2>&-", 1, b"", b"", marks=pytest.mark.slow),
+        ("topics list", "<&- >&- 2>&-", 0, b"", b""),
+        ("groups describe --group none", "2>&-", 1, b"", b""),
         ("topics list", ">/dev/full", 1, b"", b"Error: Reading or writing a standard stream failed: No space left"),
         ("consume --topic TOPIC", ">/dev/full", 1, b"", b"Error: Reading or writing a standard stream failed: No sp"),
-        pytest.param("consume --topic TOPIC", "<&-", 0, b"v\n", b"", marks=pytest.mark.slow),
+        ("consume --topic TOPIC", "<&-", 0, b"v\n", b""),
         ("produce --topic TOPIC", "<&-", 1, b"", b"Error: Reading or writing a standard stream failed: Bad file"),
     ],
 )
@@ -52,6 +53,7 @@ def test_closed_and_full_streams(
     assert len(result.stderr.splitlines()) == (1 if err else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["--topic \udcff", "--group g\udcff --topic t"])
 def test_arguments_that_are_not_utf8(embedded: EmbeddedBroker, word: str) -> None:
     result = run(embedded, f"consume {word}")
@@ -60,11 +62,12 @@ def test_arguments_that_are_not_utf8(embedded: EmbeddedBroker, word: str) -> Non
     assert b"is not UTF-8: '" in result.stderr and b"\\xff'." in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "environment",
     [
         {"LANG": "C", "LC_ALL": "C"},
-        pytest.param({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, marks=pytest.mark.slow),
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
         {"PYTHONIOENCODING": "ascii"},
     ],
 )
@@ -119,13 +122,14 @@ def following(broker: EmbeddedBroker, words: str) -> Iterator[subprocess.Popen[b
             process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
         "groups watch --group GROUP",
-        pytest.param("groups watch --group GROUP --json", marks=pytest.mark.slow),
-        pytest.param("groups why --watch --group GROUP", marks=pytest.mark.slow),
-        pytest.param("consume --topic TOPIC --follow", marks=pytest.mark.slow),
+        "groups watch --group GROUP --json",
+        "groups why --watch --group GROUP",
+        "consume --topic TOPIC --follow",
     ],
 )
 @pytest.mark.parametrize("end", ["SIGTERM", "closed pipe"])

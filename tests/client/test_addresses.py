@@ -177,6 +177,7 @@ def test_name_with_several_addresses(broker: EmbeddedBroker, monkeypatch: pytest
     assert end_offset(settings(f"kafka.example:{port}")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("advertised", ["127.0.0.1:1", "no-such-host.invalid:9092"])
 def test_advertised_address_that_cannot_be_reached_is_named(advertised: str) -> None:
     address = free_address()

@@ -63,6 +63,7 @@ def two_members_and_a_third_that_joins(client: ClusterClient, group: str, topic:
         yield [ours, slow, late]
 
 
+@pytest.mark.slow
 def test_retained_partitions_are_owned_in_both_rebalances(
     client: ClusterClient, topic: str, group: str, cluster: Any
 ) -> None:
@@ -106,6 +107,7 @@ def test_retained_partitions_are_owned_in_both_rebalances(
         assert sorted(owned) == [TopicPartition(topic, n) for n in range(6)]
 
 
+@pytest.mark.slow
 def test_removed_member_does_not_retain_partitions(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 2)
     with group_client(client, group, topic, assignors=COOPERATIVE) as ours:

@@ -402,6 +402,7 @@ def test_unexpected_error_of_a_lookup_is_retried(broker: FakeLeader, client: Clu
     assert client.end_offsets_for_epochs({TP: 0})[TP].end_offset == 6
 
 
+@pytest.mark.slow
 def test_lookup_of_a_partition_that_the_response_lacks_ends_at_its_timeout(broker: FakeLeader) -> None:
     broker.responses["ListOffsets"] = lambda request, version: ListOffsetsResponse(throttle_time_ms=0, topics=[])
     # the second request has at least 280 ms, and the third one would be after the timeout

@@ -142,6 +142,7 @@ def test_offsets_past_the_end_are_out_of_range(client: ClusterClient, cluster: A
     assert (block.error, block.log_start_offset, block.high_watermark) == (ErrorCode.OFFSET_OUT_OF_RANGE, 0, 0)
 
 
+@pytest.mark.slow
 def test_deleted_topic_is_reported(client: ClusterClient, cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     produce(cluster.bootstrap_servers, topic, [(0, None, b"x")])
@@ -151,6 +152,7 @@ def test_deleted_topic_is_reported(client: ClusterClient, cluster: Any, topic: s
     assert block.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+@pytest.mark.slow
 def test_range_beyond_the_log_end_raises_after_the_timeout(cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     produce(cluster.bootstrap_servers, topic, [(0, None, b"x")])
@@ -175,6 +177,7 @@ def test_cancelled_fetch_leaves_no_response_on_a_pooled_connection(
     assert len(read(client, OffsetRange(tp, 0, 6_000))[0]) == 6_000
 
 
+@pytest.mark.slow
 def test_aborted_transactions_are_returned(cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "transactional.id": topic})

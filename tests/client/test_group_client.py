@@ -104,6 +104,7 @@ def test_every_assignor_shares_all_partitions(
         other.close()
 
 
+@pytest.mark.slow
 def test_cooperative_members_retain_partitions(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 4)
     calls: list[tuple[str, list[TopicPartition]]] = []

@@ -51,6 +51,7 @@ def test_our_member_leads_a_group_with_librdkafka(
         assert settle(ours, 6).partitions == six
 
 
+@pytest.mark.slow
 def test_librdkafka_leads_a_group_with_our_members(
     client: ClusterClient, topic: str, group: str, cluster: Any, six: Any
 ) -> None:

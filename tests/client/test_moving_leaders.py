@@ -76,6 +76,7 @@ def member_follows(broker: EmbeddedBroker, member: Any, topic: str, group: str, 
     assert committed(broker, group, topic, 3) == [30, 30, 30]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MEMBERS)
 def test_librdkafka_member_follows_moved_coordinators_and_leaders(
     broker: EmbeddedBroker, topic: str, group: str, kind: str
@@ -120,6 +121,7 @@ def test_our_members_continue_after_a_node_stopped(broker: EmbeddedBroker, topic
         assert settle(ours, 3).generation_id == view.generation_id
 
 
+@pytest.mark.slow
 def test_fetcher_and_producer_follow_the_leader(broker: EmbeddedBroker, topic: str) -> None:
     create_topic(broker.bootstrap_servers, topic, 1)
     tp = TopicPartition(topic, 0)

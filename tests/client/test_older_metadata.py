@@ -179,6 +179,7 @@ def test_query_continues_where_one_broker_has_older_metadata(older: View) -> Non
     assert found.answered[0] == 1
 
 
+@pytest.mark.slow
 def test_query_ends_where_most_brokers_lack_the_topic() -> None:
     with nodes(View(None, 0), View(None, 0), View(OLD, 4)) as found:
         found.views[2].is_silent = True

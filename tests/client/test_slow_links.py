@@ -86,6 +86,7 @@ def test_size_of_fetches_follows_the_link() -> None:
 # -- connections -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_large_request_is_sent_while_the_peer_receives() -> None:
     near, far = socket.socketpair()
     near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * KIB)
@@ -122,6 +123,7 @@ class LargeLeader(FakeLeader):
         return response
 
 
+@pytest.mark.slow
 def test_fetch_over_a_slow_link_progresses() -> None:
     """1.6 MB in 2 s, with a request timeout of 600 ms."""
     broker = LargeLeader(log_end=40)
@@ -174,6 +176,7 @@ def test_response_of_a_real_kafka_over_a_slow_link_is_received(kafka: Any, topic
     assert found == 80 and len(requests) < 20
 
 
+@pytest.mark.slow
 def test_response_of_the_embedded_broker_over_a_slow_link_is_received(embedded: Any, topic: str) -> None:
     found, requests = read_slowly(embedded.bootstrap_servers, topic)
     assert found == 80 and len(requests) < 20

@@ -87,6 +87,7 @@ def test_each_measure_has_a_budget() -> None:
     assert list(run.measures()) == list(BUDGET)
 
 
+@pytest.mark.slow
 def test_a_child_that_does_not_end_is_killed_with_its_sessions() -> None:
     printed = []
     with pytest.raises(TimeoutError):

@@ -13,6 +13,7 @@ from support.raw_broker import RawConnection, create_topic
 from spark_groupsource.broker.embedded import EmbeddedBroker
 
 
+@pytest.mark.slow
 def test_a_client_with_unsent_bytes_closes_its_socket(embedded: EmbeddedBroker, topic: str) -> None:
     with RawConnection(embedded.bootstrap_servers) as connection:
         create_topic(connection, topic)

@@ -24,6 +24,7 @@ def flights() -> pandas.DataFrame:
     return load_flights()
 
 
+@pytest.mark.slow
 def test_all_rows_and_columns_are_loaded(flights: pandas.DataFrame) -> None:
     assert len(flights) == 336_776
     assert list(flights.columns) == [field["name"] for field in json.loads(SCHEMA_FILE.read_text())["fields"]]

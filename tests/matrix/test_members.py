@@ -85,6 +85,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leader, follower, assignor", MIXED)
 def test_each_library_leads_another(
     cluster: Any, six: Any, topic: str, group: str, leader: str, follower: str, assignor: str
@@ -96,6 +97,7 @@ def test_each_library_leads_another(
         first.wait_for_partitions(6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assignor, kept", [("range", False), ("cooperative-sticky", True)])
 def test_eager_members_revoke_all_partitions_and_cooperative_ones_only_moved_ones(
     cluster: Any, six: Any, topic: str, group: str, assignor: str, kept: bool
@@ -115,6 +117,7 @@ def test_eager_members_revoke_all_partitions_and_cooperative_ones_only_moved_one
             assert not kept or revoked[0] == second.partitions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["librdkafka", pytest.param("java", marks=pytest.mark.kafka)])
 def test_a_returning_static_member_causes_no_rebalance(
     cluster: Any, six: Any, topic: str, group: str, library: str
@@ -131,6 +134,7 @@ def test_a_returning_static_member_causes_no_rebalance(
             assert watcher.rebalances == rebalances and len(watcher.partitions) == 3
 
 
+@pytest.mark.slow
 def test_a_duplicate_instance_id_fences_the_earlier_member(
     cluster: Any, six: Any, topic: str, group: str
 ) -> None:

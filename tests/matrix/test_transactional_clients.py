@@ -159,6 +159,7 @@ def prepare(servers: str, topic: str, group: str) -> Case:
     return case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "library", ("librdkafka", "aiokafka", "kafka_python", pytest.param("java", marks=pytest.mark.java))
 )
@@ -178,6 +179,7 @@ def test_transactions_of_each_library(cluster: Any, topic: str, group: str, libr
     consumer.close()
 
 
+@pytest.mark.slow
 def test_read_committed_waits_for_the_end_of_a_transaction(cluster: Any, topic: str, group: str) -> None:
     case = prepare(cluster.bootstrap_servers, topic, group)
     producer = Producer({"bootstrap.servers": case.servers, "transactional.id": case.transactional_id})
@@ -197,6 +199,7 @@ def test_read_committed_waits_for_the_end_of_a_transaction(cluster: Any, topic: 
     waiting.close()
 
 
+@pytest.mark.slow
 def test_a_replaced_producer_is_fenced_and_its_transaction_aborted(
     cluster: Any, topic: str, group: str
 ) -> None:
@@ -218,6 +221,7 @@ def test_a_replaced_producer_is_fenced_and_its_transaction_aborted(
     assert read(case, "read_committed") == {0: [b"heir"], 1: []}
 
 
+@pytest.mark.slow
 def test_an_offset_fetch_with_require_stable_waits_for_the_transaction(
     cluster: Any, topic: str, group: str
 ) -> None:

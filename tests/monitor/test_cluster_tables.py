@@ -77,6 +77,7 @@ def test_topics_and_partitions(client: ClusterClient, cluster: Servers, topic: s
         read(client, "partitions", topic="missing")
 
 
+@pytest.mark.slow
 def test_lag_of_a_group_without_members(client: ClusterClient, cluster: Servers, topic: str, group: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 3)
     value = b"x" * 200

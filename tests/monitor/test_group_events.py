@@ -54,6 +54,7 @@ def wait_for(client: ClusterClient, group: str, cause: Cause, after: int = 0) ->
     return rebalance
 
 
+@pytest.mark.slow
 def test_causes_and_actors_of_own_and_foreign_members(broker: EmbeddedBroker) -> None:
     servers, group, topic = broker.bootstrap_servers, "mixed", "mixed"
     create_topic(servers, topic, 4)

@@ -171,6 +171,7 @@ def times(values: Timeline, generation: int | None = None) -> list[str]:
     return re.findall(r">(\d\d:\d\d:\d\d[.\d]*)</text>", drawn)
 
 
+@pytest.mark.slow
 def test_with_the_extra(tmp_path: Path) -> None:
     chart: Any = TimelineChart(sample(rebalances=2))
     page = chart._repr_html_()

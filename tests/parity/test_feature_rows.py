@@ -194,6 +194,7 @@ def test_new_topic_that_matches_the_pattern_is_read(cluster, topic):
         assert {row["topic"] for row in query.rows} == {f"{topic}.b"} and len(query.rows) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [True, False])
 def test_data_loss_has_the_error_class_of_sparks_source(cluster, topic, fails):
     servers = cluster.bootstrap_servers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from real_kafka import free_address
 from support import certificates
 from support.certificates import write_pem
@@ -31,6 +32,7 @@ def read_batch(source: SourceProcess, topic: str, start: dict[str, object], expe
     raise AssertionError(f"the batch ends at {end}: {source.log}")
 
 
+@pytest.mark.slow
 def test_broker_and_client_certificates_are_replaced(topic: str, group: str, tmp_path: Path) -> None:
     """Neither end accepts the certificates that the other had before."""
     trust, own, server, clients = (tmp_path / f"{name}.pem" for name in ("trust", "own", "server", "clients"))
@@ -67,6 +69,7 @@ def test_broker_and_client_certificates_are_replaced(topic: str, group: str, tmp
             source.kill()
 
 
+@pytest.mark.slow
 def test_broker_is_replaced_under_the_same_id_at_another_address(topic: str, group: str, tmp_path: Path) -> None:
     """The bootstrap servers contain the new address, as a name in DNS would."""
     first, second = free_address(), free_address()

@@ -181,6 +181,7 @@ def test_lost_directory_is_created_again(driver):
     again.close()
 
 
+@pytest.mark.slow
 def test_reader_with_a_long_temporary_directory_has_a_control_socket(embedded, topic, group, tmp_path, monkeypatch):
     """An address of a Unix domain socket has at most 107 bytes."""
     create_topic(embedded.bootstrap_servers, topic)

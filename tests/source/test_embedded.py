@@ -51,6 +51,7 @@ def test_other_addresses_are_not_changed():
     assert resolve_bootstrap("localhost:9092,other:9092", 1) == "localhost:9092,other:9092"
 
 
+@pytest.mark.slow
 def test_one_broker_per_application(application, topic):
     address = resolve_bootstrap("embedded", application.pid)
     assert resolve_bootstrap("Embedded", application.pid) == address
@@ -78,6 +79,7 @@ def test_directory_is_shared_and_keeps_its_data(application, topic, tmp_path):
     wait_until(lambda: not is_running(pid), "the broker exits")
 
 
+@pytest.mark.slow
 def test_broker_starts_when_the_previous_one_of_its_directory_has_stopped(application, tmp_path):
     run_dir = embedded.run_directory(str(tmp_path / "data"), 0)
     with ThreadPoolExecutor(1) as pool:
@@ -92,6 +94,7 @@ def test_broker_starts_when_the_previous_one_of_its_directory_has_stopped(applic
     kill_application(application, run_dir)
 
 
+@pytest.mark.slow
 def test_broker_that_gets_sigterm_leaves_the_directory_of_a_running_application(application):
     resolve_bootstrap("embedded", application.pid)
     run_dir = embedded.run_directory("", application.pid)
@@ -104,6 +107,7 @@ def test_broker_that_gets_sigterm_leaves_the_directory_of_a_running_application(
     assert not run_dir.exists()
 
 
+@pytest.mark.slow
 def test_error_contains_the_output_of_a_broker_that_does_not_start(application, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")

@@ -143,6 +143,7 @@ def test_tasks_of_a_stream_wait_as_long_as_the_query(text: str | None, expected:
     assert ignored == (() if text is None else ("maxOutage",))
 
 
+@pytest.mark.slow
 def test_query_continues_after_an_outage_that_is_longer_than_the_timeouts(
     topic: str, group: str, tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -169,6 +169,7 @@ def test_topics_of_one_request_are_written_once_and_their_files_by_the_first_rec
     broker.stop()
 
 
+@pytest.mark.slow
 def test_topics_that_were_deleted_leave_no_files_and_no_checkpoints(tmp_path):
     broker = LogBroker(tmp_path)
     create_topic(broker.logs, "t", 300, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import select
+import selectors
 import time
 from typing import Any, NamedTuple
 
@@ -103,7 +103,10 @@ class ComparedSide:
 
     def has_response(self, name: str, timeout_s: float) -> bool:
         """Returns whether the pending request of a member has a response within `timeout_s`."""
-        return bool(select.select([self._connections[name].socket], [], [], timeout_s)[0])
+        # not select: a process with many connections has descriptors that it does not accept
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._connections[name].socket, selectors.EVENT_READ)
+            return bool(selector.select(timeout_s))
 
     def take(self, name: str) -> tuple[Json, Any]:
         """Returns the comparable response to the pending request of a member, and the response itself."""

@@ -121,6 +121,7 @@ def test_damage_in_what_is_skipped_of_a_list() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("items", ["null", {"type": "record", "name": "e", "fields": []}])
 def test_a_few_bytes_are_not_millions_of_items(items: Any) -> None:
     """The limit is that of a value, in all blocks and all arrays."""

@@ -119,7 +119,9 @@ def test_a_failed_write_fails_the_task(address, topic) -> None:
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"deadLetterTopic": "none"}, "Option deadLetterTopic: topic none does not exist"),
+        pytest.param(
+            {"deadLetterTopic": "none"}, "Option deadLetterTopic: topic none does not exist", marks=pytest.mark.slow
+        ),
         ({"mode": "failfast"}, "Option deadLetterTopic has no effect: mode is FAILFAST. Set it to PERMISSIVE or"),
         ({"deadLetterTopic": "T"}, "Option deadLetterTopic=T must not be a topic that the query reads"),
         ({"subscribe": None, "assign": '{"T-dead": [0]}'}, "Option deadLetterTopic=T-dead must not be"),
