@@ -129,6 +129,17 @@ def group() -> str:
 
 
 @pytest.fixture
+def short_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients in this process report an address that was never reachable and an unknown topic after 0.1 s."""
+    from spark_groupsource.client.cluster import cluster_client, routing
+    from spark_groupsource.client.records import fetcher
+
+    monkeypatch.setattr(routing, "BOOTSTRAP_TIMEOUT_MS", 100)
+    for module in (cluster_client, fetcher):
+        monkeypatch.setattr(module, "UNKNOWN_TOPIC_TIMEOUT_MS", 100)
+
+
+@pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lets readers run in the process of the tests: without signal handlers, connections closed afterwards."""
     from support.task_connections import close_connections

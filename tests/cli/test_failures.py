@@ -61,9 +61,8 @@ def check(result: Result) -> None:
     assert (result.exit_code, len(errors)) in ((0, 0), (1, 1)), result.output
 
 
-# connections to an address without a listener are tried for two seconds
-@pytest.mark.slow
-@pytest.mark.parametrize("line", READS + CHANGES)
+@pytest.mark.usefixtures("short_retries")
+@pytest.mark.parametrize("line", COMMANDS)
 def test_no_broker(line: list[str]) -> None:
     result = run("127.0.0.1:1", line)
     assert result.exit_code == 1 and len(result.stderr.splitlines()) == 1

@@ -80,7 +80,7 @@ def test_offsets_by_timestamp(cluster: Any, topic: str) -> None:
         assert newest.timestamp_ms >= before_ms
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("short_retries")
 def test_offset_of_an_unknown_partition_raises(cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     with open_cluster(cluster.bootstrap_servers, retry_backoff_max_ms="200") as client:
@@ -107,7 +107,7 @@ def test_commit_and_fetch_as_a_simple_consumer(cluster: Any, topic: str, group: 
         assert client.fetch_committed(group, [tp])[tp] == OffsetAndMetadata(7, "by a test", 0)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("short_retries")
 def test_commit_to_a_deleted_topic_raises(cluster: Any, topic: str, group: str) -> None:
     with open_cluster(cluster.bootstrap_servers, retry_backoff_max_ms="200") as client:
         with pytest.raises(BrokerError, match=f"{topic}-0.*UNKNOWN_TOPIC_OR_PARTITION"):
@@ -129,7 +129,7 @@ def test_unreachable_bootstrap_fails_soon_and_names_every_address() -> None:
     assert time.monotonic() - started < 15
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("short_retries")
 def test_error_names_a_bootstrap_address_that_is_not_kafka() -> None:
     with fake_broker(b"HTTP/1.1 400 Bad Request\r\n\r\n") as broker, open_cluster(str(broker.address)) as client:
         with pytest.raises(NetworkError, match=f"{broker.address}.*does not use Kafka"):

@@ -203,7 +203,7 @@ def test_topic_that_does_not_exist_has_no_partitions() -> None:
     assert bench.cluster.metadata(["missing"]).partitions_of("missing") == ()
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("short_retries")
 def test_unreachable_address_is_no_authentication_failure() -> None:
     with fake_broker() as broker, open_cluster(str(broker.address), **SASL) as client:
         with pytest.raises(NetworkError):

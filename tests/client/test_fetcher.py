@@ -142,7 +142,7 @@ def test_offsets_past_the_end_are_out_of_range(client: ClusterClient, cluster: A
     assert (block.error, block.log_start_offset, block.high_watermark) == (ErrorCode.OFFSET_OUT_OF_RANGE, 0, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("short_retries")
 def test_deleted_topic_is_reported(client: ClusterClient, cluster: Any, topic: str) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     produce(cluster.bootstrap_servers, topic, [(0, None, b"x")])

@@ -77,7 +77,7 @@ def test_a_result_is_bounded_and_escaped() -> None:
     assert repr(Result(TABLES["topics"], [])).endswith("no rows")
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("short_retries")
 def test_invalid_settings_and_addresses() -> None:
     with pytest.raises(ConfigurationError, match="Option security.protocoll is unknown. Did you mean security.p"):
         gs.connect("localhost:9092", security_protocoll="SSL")

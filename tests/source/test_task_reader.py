@@ -167,7 +167,7 @@ def test_connections_of_a_worker_use_the_brokers_of_the_reader_process(fetch):
         close_connections()
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("short_retries")
 def test_task_of_a_batch_read_carries_what_the_planner_knows(monkeypatch, embedded, topic):
     servers = embedded.bootstrap_servers
     create_topic(servers, topic)

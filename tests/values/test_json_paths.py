@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,20 +18,25 @@ from support.json_paths import MALFORMED, disagreements, single_values
 from spark_groupsource.values.json.json_blocks import JsonDecoder
 from spark_groupsource.values.json.json_decimals import most_digits, unsafe_decimals
 
+# types of each kind of conversion
+_NESTED = (
+    "int", "float", "string", "binary", "date", "timestamp", "timestamp_ntz", "decimal(5,2)", "decimal(38,18)",
+)  # fmt: skip
+# those of `make check`
+_QUICK = ("int", "string", "timestamp", "decimal(5,2)")
 
-@pytest.mark.parametrize("scalar", SCALARS)
+
+def _marked(scalars: Iterable[str]) -> list[Any]:
+    return [pytest.param(each, marks=[] if each in _QUICK else [pytest.mark.slow]) for each in scalars]
+
+
+@pytest.mark.parametrize("scalar", _marked(SCALARS))
 def test_a_field_has_the_same_value_by_every_path(scalar: str) -> None:
     field = CONTEXTS["field"]
     assert disagreements(field.kind(scalar), [field.record(value) for value in VALUES]) == []
 
 
-# types of each kind of conversion
-_NESTED = (
-    "int", "float", "string", "binary", "date", "timestamp", "timestamp_ntz", "decimal(5,2)", "decimal(38,18)",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("scalar", _NESTED)
+@pytest.mark.parametrize("scalar", _marked(_NESTED))
 @pytest.mark.parametrize("name", [name for name in CONTEXTS if name != "field"])
 def test_a_nested_value_has_the_same_value_by_every_path(name: str, scalar: str) -> None:
     context = CONTEXTS[name]

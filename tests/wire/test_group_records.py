@@ -183,11 +183,11 @@ def test_groups_are_encoded_as_by_the_schema(monkeypatch):
 
 
 def test_long_names_are_not_kept() -> None:
-    """A client may name 50 groups with 32,000 characters each, and any number of them."""
+    """A client may name groups with 32,000 characters each, and any number of them."""
     gc.collect()
     tracemalloc.start()
     try:
-        for number in range(50):
+        for number in range(10):
             group_id = f"{'g' * 32_000}{number}"
             coordinator_partition(group_id, 50)
             key = OffsetKey(group_id, "t", 0)
