@@ -84,11 +84,29 @@ def test_lines_of_a_process_are_divided_into_progress_details_and_summary(capsys
 
 
 def test_processes_have_temporary_files_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    commands: list[list[str]] = []
-    monkeypatch.setattr(run_tests, "PytestProcess", lambda number, command, descriptors: commands.append(command))
+    started: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(run_tests, "PytestProcess", lambda _, command, *others: started.append((command, others[1])))
     run_tests.start("all", 4, [], tmp_path)
-    used = [Path(command[command.index("--basetemp") + 1]) for command in commands]
+    used = [Path(command[command.index("--basetemp") + 1]) for command, _ in started]
     assert len(set(used)) == 4 and {path.parent for path in used} == {tmp_path}
+    assert {environment["TMPDIR"] for _, environment in started} == {str(tmp_path)}
+
+
+def test_temporary_files_are_in_memory_if_there_is_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(run_tests, "_MEMORY", str(tmp_path))
+    monkeypatch.setattr(run_tests, "_MEMORY_BYTES", 1)
+    assert run_tests.memory_directory() == str(tmp_path)
+    monkeypatch.setattr(run_tests, "_MEMORY_BYTES", 1 << 60)
+    assert run_tests.memory_directory() is None
+    monkeypatch.setattr(run_tests, "_MEMORY_BYTES", 1)
+    found = os.statvfs(tmp_path)
+    monkeypatch.setattr(
+        run_tests.os, "statvfs", lambda _: os.statvfs_result([*found[:8], found.f_flag | os.ST_NOEXEC, found[9]])
+    )
+    assert run_tests.memory_directory() is None
+    monkeypatch.undo()
+    monkeypatch.setattr(run_tests, "_MEMORY", str(tmp_path / "missing"))
+    assert run_tests.memory_directory() is None
 
 
 def test_a_process_without_a_closing_line_has_failed() -> None:

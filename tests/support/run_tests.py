@@ -1,6 +1,6 @@
 """Runs pytest in several processes that take test files from shared queues.
 
-    python tests/support/run_tests.py [--plan all|quick] [--processes 5] [--rerun] [--write-times] [PYTEST-ARGUMENT ...]
+    python tests/support/run_tests.py [--plan all|quick] [--processes N] [--rerun] [--write-times] [PYTEST-ARGUMENT ...]
 
 Processes of their own take less processor time than workers of pytest-xdist: a worker collects every file. The lines of
 a process begin with its number while its tests run. Failures follow when it ends, and one summary, in the form of
@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -44,6 +44,10 @@ _NO_TESTS = 5
 _FAILED = re.compile(r"FAILED (\S+::.+?)(?: - .*)?$")
 # more failures are no accident
 _MOST_RERUN = 5
+# more than cores: tests of groups and applications wait for most of their time
+_PROCESSES = {"all": 7, "quick": 5}
+_MEMORY = "/dev/shm"
+_MEMORY_BYTES = 4 << 30
 _lock = threading.Lock()
 
 
@@ -54,7 +58,13 @@ class PytestProcess:
     its closing line; `is_complete`, whether it has printed that line.
     """
 
-    def __init__(self, number: int, command: Sequence[str], descriptors: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        number: int,
+        command: Sequence[str],
+        descriptors: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.number = number
         self.details: list[str] = []
         self.summary: list[str] = []
@@ -63,7 +73,12 @@ class PytestProcess:
         self._section = ""
         # a process group of its own would not receive the interrupt of a terminal
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, pass_fds=descriptors
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            pass_fds=descriptors,
+            env=environment,
         )
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -126,8 +141,24 @@ def closing_line(counts: Counter[str], seconds: float) -> str:
     return f" {', '.join(parts) or 'no tests ran'} in {duration} ".center(100, "=")
 
 
+def memory_directory() -> str | None:
+    """Returns a directory in memory for the files of the tests; None, for the usual one, if there is none of use.
+
+    Brokers wait for the disk at each flush. No test can see whether data are on a disk.
+    """
+    try:
+        found = os.statvfs(_MEMORY)
+    except OSError:
+        return None
+    # tests execute files that they write
+    is_of_use = found.f_bavail * found.f_frsize >= _MEMORY_BYTES and not found.f_flag & os.ST_NOEXEC
+    return _MEMORY if is_of_use and os.access(_MEMORY, os.W_OK) else None
+
+
 def start(plan: str, processes: int, arguments: Sequence[str], directory: Path) -> list[PytestProcess]:
     """Starts the processes; each has a file for its times and a directory for its tests below `directory`.
+
+    Other temporary files, of brokers for example, are in `directory` itself.
 
     In directories of its own choice, pytest removes those of earlier sessions, at the same time as other processes.
     """
@@ -139,7 +170,8 @@ def start(plan: str, processes: int, arguments: Sequence[str], directory: Path) 
         own = [queues[name] for name in queues_of_process(number, processes)] if plan == "all" else [queues["plain"]]
         options = ["--queues", ",".join(map(str, own)), "--times", str(directory / f"{number}.json")]
         options += ["--basetemp", str(directory / str(number))]
-        started.append(PytestProcess(number, [*pytest, *options, *arguments], own))
+        environment = {**os.environ, "TMPDIR": str(directory)}
+        started.append(PytestProcess(number, [*pytest, *options, *arguments], own, environment))
     for descriptor in queues.values():
         os.close(descriptor)
     return started
@@ -150,7 +182,7 @@ def run(
 ) -> int:
     """Runs all test files; returns the exit status: 0 only if every process has succeeded, see `--rerun`."""
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="pytest-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix="pytest-", dir=memory_directory(), ignore_cleanup_errors=True) as name:
         directory = Path(name)
         status = _wait(start(plan, processes, arguments, directory), started, reruns)
         if writes_times and not status:
@@ -196,7 +228,7 @@ def _wait(running: Sequence[PytestProcess], started: float, reruns: bool = False
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plan", choices=PLANS, default="all", help="`quick`: no queues for Spark and a real Kafka")
-    parser.add_argument("--processes", type=int, default=5)
+    parser.add_argument("--processes", type=int, help="default: 7, and 5 of the plan `quick`")
     parser.add_argument("--rerun", action="store_true", help="run failed tests once more, alone")
     parser.add_argument("--write-times", action="store_true", help="write the seconds of each file into the table")
     options, arguments = parser.parse_known_args()
@@ -204,7 +236,8 @@ def main() -> int:
         return subprocess.call([sys.executable, "-m", "pytest", *arguments])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        return run(options.plan, options.processes, arguments, writes_times=options.write_times, reruns=options.rerun)
+        processes = options.processes or _PROCESSES[options.plan]
+        return run(options.plan, processes, arguments, writes_times=options.write_times, reruns=options.rerun)
     except KeyboardInterrupt:
         return 130
 
