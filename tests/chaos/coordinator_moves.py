@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from chaos.numbered_producer import NumberedProducer
 from support.clusters import BROKER_CONFIG, Cluster
@@ -163,7 +163,7 @@ class SparkQuery:
 
     def __init__(self, harness: QueryHarness, assignor: str) -> None:
         self._harness = harness
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "kafka.session.timeout.ms": SESSION_TIMEOUT_MS,
             "kafka.partition.assignment.strategy": assignor,
         }
@@ -237,7 +237,7 @@ def run(directory: Path, moves: int, seed: int, *, kafka: bool, spark: bool = Fa
         print(f"{found.total()} records, {2 * moves} moves: each delivered once; {failures}", flush=True)
 
 
-def _session(stack: ExitStack) -> object:
+def _session(stack: ExitStack) -> Any:
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from chaos.foreign_member import ForeignMember
 from chaos.numbered_producer import NumberedProducer
@@ -196,7 +196,7 @@ def run(directory: Path, minutes: float, kafka: bool = False) -> None:
     Raises: AssertionError naming the resources that grew.
     """
     with ExitStack() as stack:
-        broker = RealKafka(BROKER_CONFIG) if kafka else EmbeddedBroker(config=BROKER_CONFIG)
+        broker: Any = RealKafka(BROKER_CONFIG) if kafka else EmbeddedBroker(config=BROKER_CONFIG)
         servers = stack.enter_context(broker).bootstrap_servers
         create_topic(servers, TOPIC, PARTITIONS)
         producer = NumberedProducer(servers, TOPIC, PARTITIONS, RECORDS_PER_S)

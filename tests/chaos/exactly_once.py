@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from support.raw_broker import BrokerProcess
@@ -74,7 +75,7 @@ class Worker(threading.Thread):
             consumer.close()
             producer.purge()
 
-    def _move(self, producer: Producer, consumer: Consumer, messages: list) -> bool:
+    def _move(self, producer: Producer, consumer: Consumer, messages: list[Any]) -> bool:
         """Runs one transaction; returns False when it was aborted."""
         producer.begin_transaction()
         try:
@@ -118,10 +119,13 @@ def read_committed(servers: str) -> Counter[bytes]:
     while len(ended) < PARTITIONS:
         message = consumer.poll(20)
         assert message is not None, "the sink topic did not respond within 20 s"
+        partition, value = message.partition(), message.value()
         if message.error():
-            ended.add(message.partition())
+            assert partition is not None
+            ended.add(partition)
         else:
-            found[message.value()] += 1
+            assert value is not None
+            found[value] += 1
     consumer.close()
     return found
 

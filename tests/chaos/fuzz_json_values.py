@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from itertools import count
+from typing import Any
 
 from support.json_fuzz import JsonFuzz
 from support.json_grid import CONTEXTS
@@ -33,7 +34,7 @@ def paths(seed: int) -> list[str]:
     return disagreements(kind, [fuzz.record(kind) for _ in range(_RECORDS)])
 
 
-def compared_with_spark(spark: object, seed: int) -> list[str]:
+def compared_with_spark(spark: Any, seed: int) -> list[str]:
     """Returns the values of random scalar types that differ from those of from_json for no known reason."""
     from support.from_json import unexplained
 
@@ -66,12 +67,14 @@ def main() -> None:
     print(f"{at:,} rounds of {_RECORDS} values: every path agrees{', and from_json' if options.spark else ''}")
 
 
-def _session() -> object:
+def _session() -> Any:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[1]").appName("fuzz of JSON values")
     settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.sql.session.timeZone": "UTC"}
-    session = builder.config(map=settings).getOrCreate()
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     return session
 

@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple
 
@@ -114,11 +115,17 @@ def _serve(path: Path, journal: Path, ready: int, flush: bool, stop_after: int) 
         settings = {**SETTINGS, "log.flush.interval.messages": "1"} if flush else SETTINGS
         try:
             with FileOperations(path, record) as files:
-                serve_forever(
-                    path, Address("127.0.0.1", 0), settings,
-                    ready=lambda address: (os.write(ready, f"{address}\n".encode()), os.close(ready))[1],
-                    report=lambda lines: [files.mark(line) for line, _ in lines],
-                )  # fmt: skip
+
+
+                def tell(address: str) -> None:
+                    os.write(ready, f"{address}\n".encode())
+                    os.close(ready)
+
+                def mark(lines: Any) -> None:
+                    for line, _ in lines:
+                        files.mark(line)
+
+                serve_forever(path, Address("127.0.0.1", 0), settings, ready=tell, report=mark)
         except BaseException:
             output.write(pickle.dumps(("mark", f"unexpected error {traceback.format_exc()}")))
         os._exit(1)
@@ -191,6 +198,10 @@ def until(call: Callable[[], Any], accepted: Callable[[Any], bool], what: str) -
             raise CheckFailed(f"{what}: {result!r} for 20 s")
         time.sleep(0.005)
     return result
+
+
+def _is_reached(end: int, position: int) -> bool:
+    return position >= end
 
 
 def until_none(call: Callable[[], ErrorCode], what: str) -> None:
@@ -395,7 +406,7 @@ class Checker:
                     visible[value] = None
                 return reader.position
 
-            until(read, lambda position, end=end: position >= end.position, "every transaction is ended")
+            until(read, partial(_is_reached, end.position), "every transaction is ended")
         offsets = {name: -1 for name in TRANSACTIONAL_IDS}
         for index, transaction in enumerate(self.load.transactions):
             seen = [b"%d" % transaction.number in visible for visible in self._visible]

@@ -125,8 +125,11 @@ CONFIGURATIONS = {
 class Broker(Protocol):
     """A broker that can be restarted on its data and address."""
 
-    bootstrap_servers: str
-    log: str
+    @property
+    def bootstrap_servers(self) -> str: ...
+
+    @property
+    def log(self) -> str: ...
 
     def prepare(self) -> None:
         """Is called before a restart, while the group is Stable."""
@@ -412,7 +415,8 @@ def run_all(options: argparse.Namespace) -> None:
     lines = []
     for name in options.configurations or CONFIGURATIONS:
         worlds, is_kafka, source, is_moved = CONFIGURATIONS[name]
-        actions, pauses_s = (), _PAUSES_S[: options.restarts]
+        actions: tuple[str, ...] = ()
+        pauses_s = _PAUSES_S[: options.restarts]
         if is_moved:
             actions, pauses_s = ("join",) * 3, (0.0,) * options.count
         numbers = range(len(worlds)) if options.group is None else options.group
