@@ -42,7 +42,7 @@ def test_every_name_in_the_design_page_exists_in_the_code() -> None:
     assert names and sorted(names - known) == []
 
 
-@pytest.mark.java
+@pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_first_code_block_of_the_readme_runs_again_in_its_folder(tmp_path: Path) -> None:

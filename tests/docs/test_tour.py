@@ -27,7 +27,7 @@ assert len(drawn.lag) > 10 and drawn.lag[-1][1] == 0, drawn.lag
 
 
 @pytest.mark.timeout(_TOUR_S)
-@pytest.mark.java
+@pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
