@@ -63,6 +63,13 @@ def test_a_value_is_malformed_in_the_column_where_it_is() -> None:
         assert scalar == "string" or found.malformed[1].startswith(f"f{at}: ")
 
 
+def test_only_true_and_false_are_booleans() -> None:
+    kind = pa.struct([("v", pa.bool_())])
+    values = [b'{"v": %s}' % text for text in (b"true", b"false", b'"true"', b'"false"', b"1", b"0")]
+    found = single_values(kind, values)
+    assert found[:2] == ["{'v': True}", "{'v': False}"] and found[2:] == [MALFORMED] * 4
+
+
 def test_random_records_have_the_same_value_by_every_path() -> None:
     for seed in range(scaled(1000, 20)):
         fuzz = JsonFuzz(seed)
