@@ -8,7 +8,6 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.raw_broker import RawConnection, create_topic
@@ -168,7 +167,6 @@ def test_a_delayed_response_is_sent_before_the_responses_of_later_requests():
     assert received == [0, 1, 2, 3]
 
 
-@pytest.mark.slow
 def test_the_broker_does_not_import_libraries_for_bulk_decoding():
     code = (
         "import sys; import spark_groupsource.cli.main, spark_groupsource.cli.broker_command; "

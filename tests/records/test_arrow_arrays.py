@@ -114,7 +114,6 @@ for seed in range(10):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("code", [_BLOCK, _JSON, _AVRO, _PROTOBUF], ids=["record batch", "JSON", "Avro", "Protobuf"])
 def test_pandas_is_not_imported(code, monkeypatch):
     pytest.importorskip("pandas")

@@ -56,7 +56,6 @@ def test_schema_imports_neither_pyarrow_nor_numpy(include_headers):
     assert output.strip() == "[]"
 
 
-@pytest.mark.slow
 def test_the_processes_of_a_query_load_what_they_need():
     """A read task, then the reader process."""
     package = "spark_groupsource"
