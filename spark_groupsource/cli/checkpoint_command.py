@@ -15,6 +15,7 @@ from spark_groupsource.cli.effects import Excludes, Needs, check_effects
 from spark_groupsource.cli.group_tables import reset_csv
 from spark_groupsource.cli.text_layout import output_width, table
 from spark_groupsource.client.admin import describe_groups
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.common.clock import format_timestamp_ms
 from spark_groupsource.common.config_def import INT32_MAX
 from spark_groupsource.errors import ConfigurationError
@@ -27,10 +28,16 @@ from spark_groupsource.source.positions.checkpoint import (
     read_checkpoint,
 )
 from spark_groupsource.source.positions.kafka_checkpoint import export_checkpoint
+from spark_groupsource.source.positions.published_progress import progress_group, read_progress
 
 _PLANNED_COLUMNS = ("TOPIC", "PARTITION", "PLANNED", "COMMITTED-BATCH")
 _COLUMNS = (*_PLANNED_COLUMNS, "GROUP-OFFSET", "LOG-START", "LOG-END", "RESTART", "LAG")
-SHOW_EFFECTS = (Excludes("--json", "--export"), Needs("--source", ("--export",)))
+SHOW_EFFECTS = (
+    Excludes("--json", "--export"),
+    Excludes("--transactional-id", "--export"),
+    Needs("--source", ("--export",)),
+    Needs("--command-config", ("--transactional-id",)),
+)
 
 
 @click.group(cls=CommandGroup, context_settings=HELP)
@@ -57,8 +64,25 @@ def checkpoint() -> None:
     metavar="N",
     help="With --export. Default: the only source.",
 )
-def show(directory: str, as_json: bool, export: bool, index: int | None) -> None:
-    """Shows the last planned and committed batch, the watermark, the offsets and the settings of a checkpoint."""
+@click.option(
+    "--transactional-id",
+    metavar="ID",
+    help="kafka.transactional.id of the query: shows the last batch that it has published.",
+)
+@cluster_options
+def show(
+    directory: str,
+    as_json: bool,
+    export: bool,
+    index: int | None,
+    transactional_id: str | None,
+    bootstrap: str,
+    command_config: Path | None,
+) -> None:
+    """Shows the last planned and committed batch, the watermark, the offsets and the settings of a checkpoint.
+
+    The cluster is needed with --transactional-id only.
+    """
     check_effects(click.get_current_context(), SHOW_EFFECTS)
     found = read_checkpoint(directory)
     if export:
@@ -67,7 +91,16 @@ def show(directory: str, as_json: bool, export: bool, index: int | None) -> None
             raise ConfigurationError(f"Checkpoint {directory} has no committed batch. There are no offsets to export.")
         click.echo(reset_csv({"": dict(sorted(done.positions.items()))}, with_group=False), nl=False)
         return
-    click.echo(json.dumps(_as_json(found), indent=1) if as_json else _as_text(found))
+    published = {}
+    if transactional_id is not None:
+        with open_cluster(bootstrap, command_config) as cluster:
+            published = {"published_batch": _published_batch(cluster, transactional_id, found)}
+    if as_json:
+        click.echo(json.dumps({**_as_json(found), **published}, indent=1))
+        return
+    click.echo(_as_text(found))
+    for batch in published.values():
+        click.echo(f"Published batch: {'none' if batch is None else batch} (transactional id {transactional_id})")
 
 
 @checkpoint.command()
@@ -144,6 +177,12 @@ def compare_command(
     behind = [row for row in rows if row.restart and (row.restart.offset or 0) < (row.log_start_offset or 0)]
     if behind:
         click.echo(f"{len(behind)} of {len(rows)} partitions: before the log start offset, which is data loss.")
+
+
+def _published_batch(cluster: ClusterClient, transactional_id: str, found: Checkpoint) -> int | None:
+    """Returns the last batch that the query of a checkpoint has published; None if there is none."""
+    progress = read_progress(cluster.fetch_committed(progress_group(transactional_id)).values())
+    return next((each.batch for each in progress if each.writer == found.query_id), None)
 
 
 def _batches(found: Checkpoint) -> str:

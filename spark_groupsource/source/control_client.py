@@ -37,6 +37,7 @@ class TransactionRequest:
 
     Attributes:
         query_id: id of the streaming query.
+        batch: number of its batch.
         cluster_id: the cluster of the transaction.
         producer_id: -1 asks for the batch alone, and adds nothing.
     """
@@ -46,6 +47,7 @@ class TransactionRequest:
     producer_epoch: int
     query_id: str
     cluster_id: str
+    batch: int
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import logging
 import threading
 from dataclasses import replace
 from enum import Enum
-from typing import Any, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 from uuid import uuid4
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
@@ -38,7 +38,6 @@ from spark_groupsource.source.group.co_readers import CoReaders
 from spark_groupsource.source.group.ownership import Commits, GroupSnapshot, Ownership
 from spark_groupsource.source.group.rebalance_reports import Reports
 from spark_groupsource.source.group.start_positions import StartPositions
-from spark_groupsource.source.group.transactional_commits import TransactionalCommits
 from spark_groupsource.source.locked_calls import LockedCalls
 from spark_groupsource.source.options.source_options import EARLIEST, SourceOptions
 from spark_groupsource.source.positions.batch_planner import BatchPlanner, Limits
@@ -61,6 +60,9 @@ from spark_groupsource.source.positions.schema_changes import SchemaChanges
 from spark_groupsource.source.positions.stream_positions import StreamPositions
 from spark_groupsource.source.tasks.task_partition import GroupInputPartition
 from spark_groupsource.wire.commit_reports import author_metadata, is_author
+
+if TYPE_CHECKING:
+    from spark_groupsource.source.group.transactional_commits import TransactionalCommits
 
 _log = logging.getLogger(__name__)
 
@@ -146,11 +148,12 @@ class StreamSession:
         # the generation before whose end everything was committed again
         self._repeated_in: int | None = None
         transactional_id = options.client.transactional_id
-        self._transactions = None if transactional_id is None else TransactionalCommits(cluster, transactional_id)
+        self._transactions = None if transactional_id is None else _transactional_commits(cluster, transactional_id)
         # of a query that writes exactly once: what the transaction of the batch in flight commits, and has committed
         self._in_flight: Offsets = {}
         self._in_flight_end: dict[str, Any] = {}
-        self._joined: Offsets | None = None
+        self._joined: tuple[Offsets, int] | None = None
+        self._published_batch: int | None = None
 
     # -- callbacks of Spark ------------------------------------------------------------------------------------------
 
@@ -177,6 +180,8 @@ class StreamSession:
         start = self._offsets.decode(start_json)
         if self._transactions is not None:
             self._transactions.begin()
+            if self._published_batch is None:
+                self._published_batch = self._transactions.published_batch(start.reader)
             self._transaction_ended(start_json)
         self._checkpoint_cluster_id = start.cluster_id
         self._schemas.check_kept(start)
@@ -433,6 +438,7 @@ class StreamSession:
             "state": state,
             "generation": -1 if assignment is None else assignment.generation_id,
             "partitions": [] if assignment is None else sorted(assignment.owners),
+            "published_batch": self._published_batch,
             "end": {topic: ends for topic, ends in (self._last_end or {}).items() if topic != GROUP_KEY},
         }
 
@@ -630,7 +636,7 @@ class StreamSession:
         """Returns the digest of the end offset of the batch in flight, by the name of this reader."""
         return {reader_name(self.reader): digest(self._in_flight_end)} if self._in_flight_end else {}
 
-    def join_transaction(self, producer: ProducerIdAndEpoch) -> list[TopicPartition]:
+    def join_transaction(self, producer: ProducerIdAndEpoch, batch: int) -> list[TopicPartition]:
         """Adds the end offsets of the batch in flight to the transaction that the sink has begun.
 
         Returns: the partitions of these offsets.
@@ -640,14 +646,15 @@ class StreamSession:
             assert self._transactions is not None, "the source has no transactional id"
             _, commits = self._commits_of(self._in_flight)
             self._transactions.join(self._ownership, commits, producer)
-            self._joined = self._in_flight
+            self._joined = self._in_flight, batch
             return list(commits)
 
     def _transaction_ended(self, start_json: Mapping[str, Any]) -> None:
         """Takes note of the transaction of the last batch: Spark calls after it has committed the batch."""
         joined, self._joined = self._joined, None
         if joined is not None:
-            self._positions = self._positions.commit_succeeded({**joined})
+            offsets, self._published_batch = joined
+            self._positions = self._positions.commit_succeeded(offsets)
             self._reports.committed()
         elif self._in_flight and start_json == self._in_flight_end:
             _log.warning(
@@ -780,3 +787,10 @@ class StreamSession:
         """Start of log lines."""
         group = f"group={self._options.group_id} " if self._options.group_id else ""
         return f"[{group}query={self.reader[:8]}]"
+
+
+def _transactional_commits(cluster: ClusterClient, transactional_id: str) -> TransactionalCommits:
+    # few queries need the client of producers
+    from spark_groupsource.source.group.transactional_commits import TransactionalCommits
+
+    return TransactionalCommits(cluster, transactional_id)

@@ -6,17 +6,21 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from click.testing import CliRunner, Result
+from support.clients import open_cluster
 from support.clusters import Cluster
 from support.topics import create_topic, produce
 
+from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.cli.main import main
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.source.positions.offset_json import SourceOffset, encode_offset
+from spark_groupsource.source.positions.published_progress import WriterProgress, offset_of_progress, progress_group
 from spark_groupsource.wire.commit_reports import author_metadata
 
 READER = "reader-1"
@@ -58,6 +62,20 @@ def test_show_prints_batches_offsets_and_settings(tmp_path: Path) -> None:
     found = json.loads(run("show", tmp_path, "--json").output)
     assert (found["planned_batch"], found["committed_batch"], found["watermark_ms"]) == (1, 0, 60_000)
     assert found["sources"][0]["offsets"][1]["planned_offset"] == 20
+
+
+def test_show_prints_the_batch_that_the_query_has_published(embedded: EmbeddedBroker, tmp_path: Path) -> None:
+    write(tmp_path, [offset("g", "flights", 3, 4)], committed=0)
+    query_id = json.loads(run("show", tmp_path, "--json").output)["query_id"]
+    name = f"T-{uuid4().hex[:8]}"
+    create_topic(embedded.bootstrap_servers, f"{name}-out")
+    options = (tmp_path, "--transactional-id", name, "--bootstrap-server", embedded.bootstrap_servers)
+    assert f"Published batch: none (transactional id {name})" in run("show", *options).output
+    with open_cluster(embedded.bootstrap_servers) as client:
+        progress = offset_of_progress(WriterProgress(query_id, 7), [WriterProgress("another", 9)])
+        client.commit(progress_group(name), {TopicPartition(f"{name}-out", 0): progress})
+    assert f"Published batch: 7 (transactional id {name})" in run("show", *options).output
+    assert json.loads(run("show", *options, "--json").output)["published_batch"] == 7
 
 
 def test_compare_names_the_offset_that_wins(cluster: Cluster, tmp_path: Path, topic: str, group: str) -> None:

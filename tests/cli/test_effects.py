@@ -19,6 +19,7 @@ from spark_groupsource.cli.main import main
 
 # option -> a value of it; others are flags
 VALUES = {
+    "--command-config": __file__,
     "--delimiter": "x",
     "--format": "%s",
     "--formatter-config": __file__,
@@ -33,6 +34,7 @@ VALUES = {
     "--last": "3",
     "--message": "M",
     "--null-marker": "~",
+    "--transactional-id": "T",
     "--partition": "0",
     "--property": "schema.registry.url=http://x",
     "--schema": "s",

@@ -1,4 +1,4 @@
-"""Brokers of Kafka 2.1, 2.8 and 3.9: queries, tables, commands, message formats."""
+"""Brokers of earlier releases: queries, tables, commands, message formats."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 from support.clusters import Cluster
 from support.old_kafka import RELEASES, OldKafka
 from support.query_harness import QueryHarness
+from support.sink_application import KilledError, SinkApplication
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource import stop_gracefully
 from spark_groupsource.cli.main import main
-from spark_groupsource.errors import UnsupportedVersionError
+from spark_groupsource.errors import TransactionAbortedError, UnsupportedVersionError
 from spark_groupsource.source.options.option_parser import parse_options
 from spark_groupsource.source.positions.batch_planner import Limits
 from spark_groupsource.source.process.reader_process import ReaderProcess
@@ -82,6 +83,32 @@ def test_commands_produce_and_consume(old: OldKafka, topic: str, group: str) -> 
         assert command(old, "consume", "--topic", topic).split() == list(CODECS)
     assert command(old, "consume", "--topic", topic, "--group", group).split() == list(CODECS)
     assert command(old, "consume", "--topic", topic, "--group", group) == ""
+
+
+@pytest.mark.parametrize("step", ["sent", "ended"])
+def test_a_copy_is_exactly_once_since_kafka_2_5(
+    old: OldKafka, topic: str, group: str, step: str, tmp_path: Path
+) -> None:
+    output = f"{topic}-out"
+    for name in (topic, output):
+        create_topic(old.bootstrap_servers, name, 1, replication_factor=1)
+    produce(old.bootstrap_servers, topic, [(0, None, b"%d" % number) for number in range(80)])
+    application = SinkApplication(tmp_path, old.bootstrap_servers, topic, group, output)
+    if old.release == "2.1.1":
+        with pytest.raises(TransactionAbortedError, match="exactly-once with a group needs Kafka 2.5"):
+            application.trigger()
+        application.stop()
+        return
+    application.kill_at = step
+    with pytest.raises(KilledError):
+        application.trigger()
+    while application.trigger():
+        pass
+    application.stop()
+    settings = tmp_path / "client.properties"
+    settings.write_text("isolation.level=read_committed\n")
+    found = command(old, "consume", "--topic", output, "--command-config", str(settings))
+    assert found.split() == [str(number) for number in range(80)]
 
 
 @pytest.mark.usefixtures("in_process")

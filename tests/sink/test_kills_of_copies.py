@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer
-from sink_application import STEPS, KilledError, SinkApplication
 from support.clients import open_cluster
 from support.clusters import Cluster
+from support.sink_application import STEPS, KilledError, SinkApplication
 from support.topics import create_topic, produce
 
 pytestmark = pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from uuid import uuid4
 
 import pytest
@@ -104,6 +105,12 @@ def test_an_earlier_batch_than_the_published_one_is_an_error(client, output, tra
     with pytest.raises(ConfigurationError, match="Batch 9 is committed, but batch 7 is replayed"):
         publish(client, batch(output, transactional_id, 7), FakeSources(), 5_000)
     assert end(client, output) == 2
+
+
+def test_an_earlier_version_of_a_batch_write_is_skipped(client, output, transactional_id):
+    versions = [replace(batch(output, transactional_id, number), skips_earlier=True) for number in (3, 2, 3, 4)]
+    published = [publish(client, each, FakeSources(), 5_000) for each in versions]
+    assert (published, end(client, output)) == ([True, False, False, True], 4)
 
 
 def test_other_records_with_the_number_of_the_published_batch_are_an_error(client, output, transactional_id):

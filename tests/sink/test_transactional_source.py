@@ -80,10 +80,11 @@ def test_offsets_are_committed_in_the_transaction_of_the_output_alone():
     tried = query(group=FakeGroup(assigned={P0: 0, P1: 0}))
     tried.trigger()
     assert tried.group.commits == {}
-    assert sorted(tried.session.join_transaction(PRODUCER)) == [P0, P1]
+    assert sorted(tried.session.join_transaction(PRODUCER, 5)) == [P0, P1]
     assert tried.committed() == {P0: 10, P1: 10}
+    assert tried.session.status()["published_batch"] is None
     tried.trigger()
-    assert plain_commits(tried.group) == []
+    assert (plain_commits(tried.group), tried.session.status()["published_batch"]) == ([], 5)
     # what is open from a former run ends before anything is read; there is no transaction of the source itself
     assert Transactions.steps == ["init"]
 
@@ -109,7 +110,7 @@ def test_a_fenced_member_adds_nothing():
     tried.trigger()
     tried.group.commit_error = GenerationMismatchError(group_id="g", member_id="m", generation_id=1, cause="removed")
     with pytest.raises(GenerationMismatchError):
-        tried.session.join_transaction(PRODUCER)
+        tried.session.join_transaction(PRODUCER, 5)
     assert tried.group.commits == {}
 
 
@@ -124,6 +125,7 @@ def test_a_published_batch_is_read_in_full_without_membership(caplog):
     # the sink does not write it again, and nothing is committed after it
     tried.start = END
     tried.trigger()
+    assert tried.session.status()["published_batch"] == 4
     assert plain_commits(tried.group) == [] and "not in a transaction" not in caplog.text
 
 
@@ -133,7 +135,7 @@ def test_a_replay_leaves_what_others_own_to_them_without_waiting():
     tasks = tried.session.input_partitions(START, END)
     assert [r for task in tasks for r in task.ranges if r.end > r.start] == [OffsetRange(P0, 8, 9)]
     assert tried.clock.now_ms() == before_ms
-    tried.session.join_transaction(PRODUCER)
+    tried.session.join_transaction(PRODUCER, 5)
     assert tried.committed() == {P0: 9}
 
 
@@ -157,6 +159,6 @@ def test_assigned_partitions_are_in_the_transaction_after_a_replay():
     tried = query(START, committed_before({P0: 7, P1: 6}), published=START)
     assert json.dumps(tried.session.end_in_flight()) == "{}"
     tried.session.input_partitions(START, END)
-    tried.session.join_transaction(PRODUCER)
+    tried.session.join_transaction(PRODUCER, 5)
     assert tried.committed() == {P0: 9, P1: 8}
     assert tried.session.end_in_flight() == {"abc": digest(END)}

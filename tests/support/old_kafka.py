@@ -14,12 +14,14 @@ from kafka_jars import Artifact, UnavailableError, fetch, java
 from real_kafka import free_address
 from support.waiting import wait_until
 
-# the first release that is supported, the last ones of 2.x and 3.x; ZooKeeper 3.4 does not run with Java 17
+# the first release that is supported, the first one whose transactions know group members, the last ones of 2.x and
+# 3.x; ZooKeeper 3.4 does not run with Java 17
 RELEASES = {
     "2.1.1": (
         Artifact("org.apache.kafka", "kafka_2.12", "2.1.1"),
         Artifact("org.apache.zookeeper", "zookeeper", "3.5.9"),
     ),
+    "2.5.1": (Artifact("org.apache.kafka", "kafka_2.13", "2.5.1"),),
     "2.8.2": (Artifact("org.apache.kafka", "kafka_2.13", "2.8.2"),),
     "3.9.1": (Artifact("org.apache.kafka", "kafka_2.13", "3.9.1"),),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Callable, Iterator, Mapping, Protocol, Sequence
+from typing import TYPE_CHECKING, Callable, Iterator, Mapping, Protocol, Sequence
 
 from spark_groupsource.assign import load_assignor
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
@@ -25,7 +25,6 @@ from spark_groupsource.client.membership.shared_membership import (
     SharedMembership,
 )
 from spark_groupsource.client.membership.state_machine import Membership
-from spark_groupsource.client.records.transactions import Transactions
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.common.clock import Clock
 from spark_groupsource.errors import (
@@ -39,6 +38,9 @@ from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_n
 from spark_groupsource.wire.group_events import Cause
 from spark_groupsource.wire.member_reasons import METADATA_CHANGED, SUBSCRIPTION_CHANGED
 from spark_groupsource.wire.messages import LeaveGroupRequest
+
+if TYPE_CHECKING:
+    from spark_groupsource.client.records.transactions import Transactions
 
 __all__ = ["GroupClient", "GroupView", "MemberView", "RebalanceEvent", "RebalanceListener"]
 

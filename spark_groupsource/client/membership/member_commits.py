@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Mapping
+from typing import TYPE_CHECKING, Mapping
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import CommittingMember, TopicIds
 from spark_groupsource.client.membership.fencing import find_generation, generation_mismatch
 from spark_groupsource.client.membership.membership_values import Generation
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
-from spark_groupsource.client.records.transactions import Transactions
 from spark_groupsource.common.clock import Clock
 from spark_groupsource.errors import FENCING_ERRORS, BrokerError, ErrorCode, GenerationMismatchError, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+
+if TYPE_CHECKING:
+    from spark_groupsource.client.records.transactions import Transactions
 
 _log = logging.getLogger(__name__)
 

@@ -303,6 +303,10 @@ _DEFINITIONS = (
                 "bigint",
                 "Number of the last batch that a task on the driver's machine has read; null if none does.",
             ),
+            TableColumn("transactional_id", "string", "kafka.transactional.id of the source; null without it."),
+            TableColumn(
+                "published_batch", "bigint", "Number of the last batch that was published with its offsets."
+            ),
             TableColumn("last_offsets", "string", "End offsets of the last planned batch, as JSON."),
             TableColumn("reader_pid", "int", "Process id of the reader process."),
         ),

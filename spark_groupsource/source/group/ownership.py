@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Protocol, Sequence
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import NO_IDS, TopicIds
 from spark_groupsource.client.membership.commit_repetition import CommitRepetition
 from spark_groupsource.client.membership.group_client import GroupClient
-from spark_groupsource.client.records.transactions import Transactions
 from spark_groupsource.common.clock import Clock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
@@ -19,6 +18,9 @@ from spark_groupsource.source.group.rebalance_reports import RebalanceReports
 from spark_groupsource.source.options.source_options import SourceOptions
 from spark_groupsource.source.positions.offset_lookup import OffsetLookup
 from spark_groupsource.source.tasks.task_partition import TaskMembership
+
+if TYPE_CHECKING:
+    from spark_groupsource.client.records.transactions import Transactions
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,13 @@ from spark_groupsource.client.records.transactions import Transactions, can_begi
 from spark_groupsource.errors import BrokerError, GenerationMismatchError, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.source.group.ownership import Ownership
-from spark_groupsource.source.positions.published_progress import digest, progress_group, read_progress, reader_name
+from spark_groupsource.source.positions.published_progress import (
+    WriterProgress,
+    digest,
+    progress_group,
+    read_progress,
+    reader_name,
+)
 
 # a transaction of offsets alone takes milliseconds; the offsets of a partition are not readable while one is open
 _TIMEOUT_MS = 10_000
@@ -27,8 +33,7 @@ class TransactionalCommits:
         self._cluster = cluster
         self._transactional_id = transactional_id
         self._has_begun = False
-        # digests of the end offsets of published batches, by reader
-        self._published: set[tuple[str, str]] = set()
+        self._published: list[WriterProgress] = []
 
     def begin(self) -> None:
         """Ends what a former run of the query left open, and reads its progress; the first call alone.
@@ -41,12 +46,17 @@ class TransactionalCommits:
             return
         Transactions(self._cluster, self._transactional_id).init(_TIMEOUT_MS)
         commits = self._cluster.fetch_committed(progress_group(self._transactional_id))
-        self._published = {pair for progress in read_progress(commits.values()) for pair in progress.ends.items()}
+        self._published = read_progress(commits.values())
         self._has_begun = True
 
     def is_published(self, reader: str, end: Mapping[str, Any]) -> bool:
         """Returns whether the batch with this end offset was published before the source started."""
-        return (reader_name(reader), digest(end)) in self._published
+        return any(progress.ends.get(reader_name(reader)) == digest(end) for progress in self._published)
+
+    def published_batch(self, reader: str) -> int | None:
+        """Returns the last batch that the query of a reader had published before the source started."""
+        batches = [progress.batch for progress in self._published if reader_name(reader) in progress.ends]
+        return max(batches, default=None)
 
     def commit(self, ownership: Ownership, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Commits offsets in a transaction of their own.

@@ -116,6 +116,8 @@ def _row(status: Mapping[str, Any]) -> Row:
         "partitions": len(partitions),
         "assignment": assignment_text(partitions),
         "last_batch": status["last_batch"],
+        "transactional_id": status.get("transactional_id"),
+        "published_batch": status.get("published_batch"),
         "last_offsets": json.dumps(status["end"]) if status.get("end") else None,
         "reader_pid": status["reader_pid"],
     }

@@ -235,7 +235,7 @@ class ReaderProcess:
 
         try:
             producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
-            partitions = session.join_transaction(producer) if request.producer_id >= 0 else []
+            partitions = session.join_transaction(producer, request.batch) if request.producer_id >= 0 else []
         except GroupSourceError as error:
             return TransactionReply(failure=str(error), can_retry=can_begin_again(error))
         return TransactionReply(True, session.end_in_flight(), min(partitions, default=None))
@@ -251,7 +251,11 @@ class ReaderProcess:
     def _status(self) -> dict[str, Any]:
         session = self._session
         status = {"state": "starting"} if session is None or not self._has_started else session.status()
-        names = {"group": self.options.group_id, "bootstrap_servers": self._bootstrap_servers}
+        names = {
+            "group": self.options.group_id,
+            "bootstrap_servers": self._bootstrap_servers,
+            "transactional_id": self.options.client.transactional_id,
+        }
         return {**names, "reader_pid": os.getpid(), **status}
 
     def _reply_not_started(self, group_id: str, min_age_ms: int) -> PeerReply:

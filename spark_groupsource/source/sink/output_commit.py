@@ -42,6 +42,7 @@ def commit_outputs(options: SinkOptions, outputs: Sequence[TaskOutput], batch_id
             producer_epoch=-1,
             query_id=query_id,
             cluster_id=cluster.metadata(()).cluster_id or "",
+            batch=-1 if batch_id is None else batch_id,
         )
         publish(
             cluster,
@@ -52,6 +53,7 @@ def commit_outputs(options: SinkOptions, outputs: Sequence[TaskOutput], batch_id
                 number=-1 if number is None else number,
                 topic=options.topic,
                 timeout_ms=options.transaction_timeout_ms,
+                skips_earlier=batch_id is None,
             ),
             ReaderSources(driver if batch_id is not None else None, request, timeout_ms),
             timeout_ms,

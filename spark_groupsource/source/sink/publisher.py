@@ -72,6 +72,7 @@ class Publication:
         writer, number: see `WriterProgress`; None for a write without progress, which is published each time.
         topic: topic of the progress of a batch without records.
         timeout_ms: kafka.transaction.timeout.ms, the most that a transaction may take.
+        skips_earlier: a number below the published one is skipped, as txnVersion; else it is an error.
     """
 
     transactional_id: str
@@ -80,6 +81,7 @@ class Publication:
     number: int = -1
     topic: str | None = None
     timeout_ms: int = 60_000
+    skips_earlier: bool = False
 
     @property
     def partitions(self) -> frozenset[TopicPartition]:
@@ -141,6 +143,8 @@ def _is_published(known: WriterProgress, batch: Publication, sources: Sources) -
     """Raises: ConfigurationError if the progress is of a later batch, or of other records with this number."""
     if known.batch < batch.number:
         return False
+    if known.batch > batch.number and batch.skips_earlier:
+        return True
     if known.batch > batch.number:
         raise ConfigurationError(
             f"Batch {known.batch} is committed, but batch {batch.number} is replayed: the checkpoint was reset. Use "

@@ -148,7 +148,7 @@ class SinkApplication:
             for partition, records in sorted(by_partition.items())
         ]
         cluster_id = self.cluster.metadata(()).cluster_id or ""
-        request = TransactionRequest(self.transactional_id, -1, -1, self.query_id, cluster_id)
+        request = TransactionRequest(self.transactional_id, -1, -1, self.query_id, cluster_id, self.commits)
         batch = Publication(self.transactional_id, batches, self.query_id, self.commits, self._output)
         application = self
 
@@ -165,8 +165,8 @@ class SinkApplication:
                     application.kill_at = None
                     raise RequestTimeoutError("No response to EndTxn.")
 
-        publisher.Transactions = _Transactions  # type: ignore[misc]
+        setattr(publisher, "Transactions", _Transactions)
         try:
             publisher.publish(self.cluster, batch, _Sources(self.reached, os.getpid(), request, 20_000), 30_000)
         finally:
-            publisher.Transactions = Transactions  # type: ignore[misc]
+            setattr(publisher, "Transactions", Transactions)
