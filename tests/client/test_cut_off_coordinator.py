@@ -102,6 +102,16 @@ def test_task_is_not_fenced_by_a_former_coordinator(cluster: Cluster, client: Cl
         heartbeat.check()
 
 
+def test_first_heartbeat_of_a_task_is_not_fenced_by_a_former_coordinator(cluster: Cluster) -> None:
+    """The client of a read task has the addresses of the brokers, and no metadata yet."""
+    cluster.move(ErrorCode.UNKNOWN_MEMBER_ID)
+    former, *others = [broker.address for broker in cluster.brokers]
+    with open_cluster(str(former), **SETTINGS) as client:
+        assert client.find_coordinator(GROUP).node_id == 0
+        client.add_known_brokers([former, *others])
+        task(client).check_now()
+
+
 @pytest.mark.parametrize("named", [[0, 0, 0], [0, 1, 1]])
 @pytest.mark.parametrize("retains", [True, False])
 def test_task_that_every_coordinator_rejects_is_fenced(
@@ -113,6 +123,16 @@ def test_task_that_every_coordinator_rejects_is_fenced(
         task(client, retains_partitions=retains).check_now()
     lookups = sum(cluster.sent(number, "FindCoordinator") for number in range(3))
     assert lookups <= 1 + 2 + 2 * (named[1] != 0) + 12, "not one for each generation"
+
+
+def test_former_coordinator_is_not_asked_where_most_brokers_name_the_one_that_rejected(
+    cluster: Cluster, client: ClusterClient
+) -> None:
+    """Its response would replace the one of the coordinator, which lets a task try the next generations."""
+    cluster.code, cluster.named = ErrorCode.ILLEGAL_GENERATION, [0, 1, 0]
+    with pytest.raises(GenerationMismatchError):
+        task(client).check_now()
+    assert cluster.sent(1, "Heartbeat") == 0
 
 
 def test_task_is_fenced_where_no_other_broker_responds(cluster: Cluster, client: ClusterClient) -> None:
@@ -138,6 +158,23 @@ def test_driver_is_not_fenced_by_a_former_coordinator(
         assert cluster.sent(1, "OffsetCommit") == 1
         after = ours.poll(0)
         assert after.is_stable and after.members == before.members and not ours.rejoin_needed
+
+
+@pytest.mark.parametrize("is_present", [True, False])
+def test_commit_to_a_coordinator_without_the_group(cluster: Cluster, client: ClusterClient, is_present: bool) -> None:
+    """From OffsetCommit 9 on, a coordinator that has never had the group, or has lost it, does not name the member."""
+    with group_client(client, GROUP, "t", heartbeat_interval_ms=9_000, session_timeout_ms=30_000) as ours:
+        assert ours.poll(10_000).is_stable
+        cluster.code = ErrorCode.GROUP_ID_NOT_FOUND
+        if is_present:
+            cluster.move(ErrorCode.GROUP_ID_NOT_FOUND)
+            ours.commit({T0: OffsetAndMetadata(5)})
+            assert cluster.sent(1, "OffsetCommit") == 1 and not ours.rejoin_needed
+        else:
+            with pytest.raises(GenerationMismatchError):
+                ours.commit({T0: OffsetAndMetadata(5)})
+            cluster.code = ErrorCode.NONE
+            assert ours.rejoin_needed and ours.poll(10_000).is_stable
 
 
 @pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID])

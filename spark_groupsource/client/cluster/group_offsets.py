@@ -132,7 +132,7 @@ def offset_commit_request(
 
 def commit_errors(response: OffsetCommitResponse) -> list[int]:
     """Returns the error codes of all partitions, as `Router.call_coordinator` needs them."""
-    codes = [p.error_code for topic in response.topics for p in topic.partitions]
+    codes = [_commit_code(p.error_code) for topic in response.topics for p in topic.partitions]
     # a coordinator that lost its log fails the append with REQUEST_TIMED_OUT: the client must look it up again
     return [int(ErrorCode.NOT_COORDINATOR) if code == ErrorCode.REQUEST_TIMED_OUT else code for code in codes]
 
@@ -142,10 +142,15 @@ def first_commit_error(response: OffsetCommitResponse, ids: Mapping[str, UUID]) 
     names: dict[UUID | None, str] = {topic_id: name for name, topic_id in ids.items()}
     return next(
         (
-            (TopicPartition(topic.name or names.get(topic.topic_id, ""), p.partition_index), p.error_code)
+            (TopicPartition(topic.name or names.get(topic.topic_id, ""), p.partition_index), _commit_code(p.error_code))
             for topic in response.topics
             for p in topic.partitions
             if p.error_code
         ),
         None,
     )
+
+
+def _commit_code(code: int) -> int:
+    """Returns the code of a partition; from version 9 on, the member of an unknown group is not named as unknown."""
+    return int(ErrorCode.UNKNOWN_MEMBER_ID) if code == ErrorCode.GROUP_ID_NOT_FOUND else code

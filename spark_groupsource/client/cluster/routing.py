@@ -382,14 +382,17 @@ class Router:
 
         Args:
             rejected_by: the coordinators that have rejected a member. The other brokers are asked, one after the other,
-                and the node that most of them name is the coordinator.
+                and the node that most brokers name is the coordinator; one that has rejected names itself.
+        Raises: NetworkError if no broker responds to a client without metadata.
         """
         with self._lock:
-            nodes = [node for node in self._nodes.values() if not _is_among(node, rejected_by)]
             confirmed, confirmed_ms = self._confirmed_coordinators.get(group_id, (None, 0))
         if confirmed in rejected_by and self.clock.now_ms() < confirmed_ms + _CONFIRMED_MS:
             return False
-        retry, named = self.retry(timeout_ms), Counter[Node]()
+        retry, named = self.retry(timeout_ms), Counter(rejected_by)
+        # a client that has sent its first request has no metadata yet
+        brokers = self.metadata((), timeout_ms=retry.remaining_ms).nodes.values()
+        nodes = [node for node in brokers if not _is_among(node, rejected_by)]
         request = FindCoordinatorRequest(key=group_id, key_type=0, coordinator_keys=[group_id])
         for index, node in enumerate(nodes):
             bound_ms = max(min(retry.remaining_ms // (len(nodes) - index), self.settings.request_timeout_ms), 1)
@@ -397,16 +400,17 @@ class Router:
                 response = self.call_address(self.node_address(node), request, bound_ms)
             except (NetworkError, RemoteProtocolError):
                 continue
-            found = response.coordinators[0] if response.coordinators else response
-            if not found.error_code:
-                named[Node(found.node_id, found.host, found.port)] += 1
-        other = next((node for node, _ in named.most_common() if node not in rejected_by), None)
+            row = response.coordinators[0] if response.coordinators else response
+            if not row.error_code:
+                named[Node(row.node_id, row.host, row.port)] += 1
+        # of two that as many brokers name, the other one
+        found = max(named, key=lambda node: (named[node], node not in rejected_by))
         with self._lock:
-            if other is not None:
-                self._coordinators[group_id] = other
+            if found not in rejected_by:
+                self._coordinators[group_id] = found
                 return True
-            for node in named:
-                self._confirmed_coordinators[group_id] = node, self.clock.now_ms()
+            if sum(named.values()) > len(rejected_by):
+                self._confirmed_coordinators[group_id] = found, self.clock.now_ms()
         return False
 
     def find_coordinators(self, group_ids: Iterable[str], timeout_ms: int | None = None) -> dict[str, Node]:
