@@ -37,6 +37,7 @@ from spark_groupsource.source.control_client import PeerReply
 from spark_groupsource.source.group.co_readers import CoReaders
 from spark_groupsource.source.group.ownership import Commits, GroupSnapshot, Ownership
 from spark_groupsource.source.group.rebalance_reports import Reports
+from spark_groupsource.source.group.replay_wait import ReplayStep, ReplayWait
 from spark_groupsource.source.group.start_positions import StartPositions
 from spark_groupsource.source.locked_calls import LockedCalls
 from spark_groupsource.source.options.source_options import EARLIEST, SourceOptions
@@ -331,27 +332,30 @@ class StreamSession:
         """Joins the group, and waits until other members have committed what they own of a logged batch.
 
         Their commits are what a later restart finds: a range that is left to another member without them could be lost.
-        A member that commits nothing for session.timeout.ms is not waited for: two applications that restart together
-        may each own what the other one has logged, and then both wait.
+        Two queries that restart together may each own what the other one has logged, and then both wait. So one that
+        waits without progress leaves the group for a while: the others read what it has owned, and it joins again. A
+        member that commits nothing while a rebalance would wait for it is not waited for.
 
         Returns: the assignment, empty without a group, and the committed offsets.
         """
         group, commits = GroupSnapshot(), self._ownership.committed(sorted(logged), topic_ids)
-        if self._options.group is None or not logged:
+        settings = self._options.group
+        if settings is None or not logged:
             return group, commits
-        timeout_ms = self._options.group.session_timeout_ms
         # no member owns what does not exist, or what is no longer subscribed
         shared = {p for p in logged.keys() - self._lookup.missing(logged) if self._is_shared(p)}
-        awaited: Commits = {}
-        since_ms = self._clock.now_ms()
+        wait = ReplayWait(settings.session_timeout_ms, settings.rebalance_timeout_ms, self._cluster.rng)
         current: GroupSnapshot | None = None
-        while self._poll_group(current, is_available_now=False) is not FollowResult.DRAINING:
-            current = group = self._ownership.snapshot()
+        while not self._draining.is_set():
+            result = FollowResult.YIELDED
+            if wait.is_member:
+                result = self._poll_group(current, is_available_now=False)
+                current = group = self._ownership.snapshot()
             commits = self._ownership.committed(sorted(logged), topic_ids)
-            if self._transactions is not None and group.owners:
+            if self._transactions is not None and result is FollowResult.SETTLED:
                 # whoever owns a partition, or acquires it, publishes it from the committed offset on
                 break
-            previous, awaited = awaited, {
+            awaited = {
                 p: commits.get(p)
                 for p in sorted(shared - group.owners.keys())
                 if (committed_offset(commits.get(p)) or 0) < logged[p].end
@@ -359,19 +363,23 @@ class StreamSession:
             if not awaited:
                 break
             names = bounded_names(awaited)
-            if not previous:
+            step = wait.next_step({p: commits.get(p) for p in shared}, self._clock.now_ms())
+            if step is ReplayStep.BEGIN:
                 _log.info("%s Waiting for other members to commit parts of a logged batch: %s.", self._entity, names)
-            if awaited != previous:
-                since_ms = self._clock.now_ms()
-            elif self._clock.now_ms() - since_ms >= timeout_ms:
+            elif step is ReplayStep.READ_AGAIN:
                 _log.warning(
                     "%s Other members own parts of a logged batch and have committed nothing for %d ms; reading them "
                     "again: %s.",
                     self._entity,
-                    timeout_ms,
+                    settings.rebalance_timeout_ms,
                     names,
                 )
                 break
+            elif step is ReplayStep.STEP_BACK and result is FollowResult.SETTLED:
+                _log.info("%s Leaving the group until other members have committed: %s.", self._entity, names)
+                self._ownership.step_back("waiting for parts of a logged batch")
+                wait.stepped_back(self._clock.now_ms())
+                current, group = None, GroupSnapshot()
             self._clock.sleep_ms(_REFRESH_MS)
         return group, commits
 

@@ -60,6 +60,26 @@ def test_members_of_one_process_join_one_rebalance(client: ClusterClient, topic:
     assert admin.describe_groups(client, [group])[group].state == "Empty"
 
 
+@pytest.mark.parametrize("instance", [None, "static"])
+def test_client_that_steps_back_joins_again(
+    client: ClusterClient, topic: str, group: str, cluster: Any, instance: str | None
+) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 4)
+    static = {} if instance is None else {"group_instance_id": instance}
+    with group_client(client, group, topic, client_id="a", **static) as first:
+        before = first.poll(POLL_MS)
+        first.commit({tp: OffsetAndMetadata(5) for tp in before.partitions})
+        first.step_back("waiting")
+        assert not first.view.partitions and first.rejoin_needed
+        assert admin.describe_groups(client, [group])[group].state == "Empty"
+        with group_client(client, group, topic, client_id="b") as second:
+            assert second.poll(POLL_MS).partitions == before.partitions
+            second.commit({tp: OffsetAndMetadata(6) for tp in before.partitions})
+            with polling(second):
+                assert len(settle(first, 2).partitions) == 2
+                assert set(first.committed(before.partitions).values()) == {OffsetAndMetadata(6)}
+
+
 def test_second_application_joins_and_leaves(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:
     create_topic(cluster.bootstrap_servers, topic, 6)
     with group_client(client, group, topic, members=2, client_id="a") as first:

@@ -308,6 +308,10 @@ class Member:
     ) -> None:
         raise NotImplementedError("the simulated queries write nothing")
 
+    def step_back(self, reason: str) -> None:
+        self._group.remove(self.id)
+        self.owned, self.received, self.owned_since = {}, None, -1
+
     def leave(self, reason: str) -> None:
         if not self.has_left:
             self.has_left, self.was_fenced, self.owned = True, self.is_removed, {}
@@ -534,7 +538,7 @@ class Application:
         assert session is not None and member is not None
         given_up = self.clock.now_ms()
         tasks = session.input_partitions(start, end)
-        is_timed_out = self.clock.now_ms() - given_up >= self.simulation.session_timeout_ms
+        is_timed_out = self.clock.now_ms() - given_up >= self.simulation.replay_limit_ms
         self.simulation.events["replay timed out"] += is_timed_out
         self.switch()
         for task in tasks:
@@ -571,6 +575,8 @@ class Simulation:
     """Queries of one group until everything produced is delivered and all have drained."""
 
     session_timeout_ms = 60_000
+    # 12 times the default of max.poll.interval.ms
+    replay_limit_ms = 3_600_000
 
     def __init__(self, seed: int, partitions: Sequence[TopicPartition], queries: int = 3, steps: int = 1_500) -> None:
         self.random = Random(seed)

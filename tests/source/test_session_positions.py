@@ -335,15 +335,18 @@ def test_replay_waits_until_another_member_has_committed_what_it_owns(caplog):
 def test_replay_reads_what_a_member_without_progress_owns(caplog):
     group = OtherOwner(assigned={P0: 0})
     group.steps = (6, 7)
-    query = Query(RESTART, group=group, **{"kafka.session.timeout.ms": "60000"})
+    timeouts = {"kafka.session.timeout.ms": "60000", "kafka.max.poll.interval.ms": "60000"}
+    query = Query(RESTART, group=group, **timeouts)
     begin_ms = query.clock.now_ms()
     tasks = query.session.input_partitions(RESTART, TWO_PARTITIONS)
     assert [(t.membership is None, t.ranges) for t in tasks] == [
         (True, (OffsetRange(P1, 7, 8),)),
         (False, (OffsetRange(P0, 7, 9),)),
     ]
-    assert 60_000 <= query.clock.now_ms() - begin_ms < 61_000
-    assert "have committed nothing for 60000 ms; reading them again: t-1." in caplog.text
+    assert 720_000 <= query.clock.now_ms() - begin_ms < 721_000 + 2 * 60_000
+    assert "have committed nothing for 720000 ms; reading them again: t-1." in caplog.text
+    # it leaves the group meanwhile, for a time between one and two session timeouts
+    assert 3 <= group.calls.count("step back") <= 6
 
 
 @pytest.mark.parametrize("why", ["deleted", "not subscribed"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Iterable, Mapping, Sequence, cast
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
@@ -46,6 +47,7 @@ class FakeCluster:
     epoch_ends: dict[int, EpochEndOffset] = field(default_factory=dict)
     call_timeout_ms: int | None = None
     clock: ManualClock = field(default_factory=ManualClock)
+    rng: Random = field(default_factory=lambda: Random(0))
     settings = ClientSettings((Address("h", 1),))
 
     def metadata(self, topics: Iterable[str] | None = None, *, refresh: bool = False) -> ClusterMetadata:
@@ -176,6 +178,10 @@ class FakeGroup:
         named = [] if known is None else [p.topic for p in partitions if p.topic in topic_ids]
         if known is not None and any(known.get(topic) != topic_ids[topic] for topic in named):
             raise BrokerError(ErrorCode.UNKNOWN_TOPIC_ID, "request by topic id")
+
+    def step_back(self, reason: str) -> None:
+        self.calls.append("step back")
+        self.joined, self.rejoin_needed = False, True
 
     def leave(self, reason: str) -> None:
         self.calls.append("leave")

@@ -397,15 +397,16 @@ class Membership:
             self._reset(reset, FENCING_ERRORS[code], f"encountered {error_name(code)} from OffsetCommit response")
         return False
 
-    def leave_request(self, reason: str) -> LeaveGroupRequest | None:
-        """Returns the LeaveGroup request; None for static members and members without an id, which do not leave.
+    def leave_request(self, reason: str, *, is_static_leaving: bool = False) -> LeaveGroupRequest | None:
+        """Returns the LeaveGroup request; None for members that do not leave: those without an id, and static ones.
 
         The caller must call `on_leave` after any response.
         """
-        if self.config.group_instance_id is not None or not self.generation.member_id:
+        instance_id = self.config.group_instance_id
+        if not self.generation.member_id or (instance_id is not None and not is_static_leaving):
             return None
         member = LeaveGroupRequest.MemberIdentity(
-            member_id=self.generation.member_id, group_instance_id=None, reason=reason[:MAX_REASON]
+            member_id=self.generation.member_id, group_instance_id=instance_id, reason=reason[:MAX_REASON]
         )
         return LeaveGroupRequest(
             group_id=self.config.group_id, member_id=self.generation.member_id, members=[member]

@@ -93,6 +93,9 @@ class Ownership(Protocol):
         Raises: GenerationMismatchError, BrokerError, NetworkError.
         """
 
+    def step_back(self, reason: str) -> None:
+        """Leaves the group until the next `poll`, so that other members read what this query owns."""
+
     def leave(self, reason: str) -> None:
         """Leaves the group; no partition is owned afterwards."""
 
@@ -169,6 +172,9 @@ class AssignedPartitions:
     ) -> None:
         if self._group_id is not None:
             transactions.commit_offsets(self._group_id, offsets)
+
+    def step_back(self, reason: str) -> None:
+        """Has no group."""
 
     def leave(self, reason: str) -> None:
         self._partitions = []
@@ -251,6 +257,9 @@ class GroupPartitions:
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], transactions: Transactions
     ) -> None:
         self._group.commit_in_transaction(offsets, transactions)
+
+    def step_back(self, reason: str) -> None:
+        self._group.step_back(reason)
 
     def leave(self, reason: str) -> None:
         if not self._has_left:
