@@ -1,0 +1,376 @@
+"""Simulated brokers: three nodes, one topic, the pure group coordinator.
+
+A node that is cut off from the controller keeps its metadata, and the groups that it coordinated.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, Callable, Iterator
+from uuid import UUID
+
+from simulation.applications.virtual_kernel import Kernel, Process, VirtualClock
+from simulation.applications.virtual_network import Connection, Link, NetworkClient, Respond
+from simulation.broker import Broker, Entry
+
+from spark_groupsource.broker.group import GroupConfig, error_response
+from spark_groupsource.client.membership.offsets_topic import OffsetsTopicReader, OffsetsTopicRecord
+from spark_groupsource.common.net import Address
+from spark_groupsource.errors import FENCING_ERRORS, ErrorCode
+from spark_groupsource.model import OffsetRange, TopicPartition
+from spark_groupsource.wire.group_records import OffsetKey, decode_key, decode_offset_value
+from spark_groupsource.wire.messages import (
+    DescribeGroupsRequest,
+    FetchRequest,
+    FetchResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    MetadataRequest,
+    MetadataResponse,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
+)
+
+GROUP, TOPIC, TOPIC_ID = "g", "t", UUID(int=7)
+NODES = (1, 2, 3)
+BOOTSTRAP = ",".join(f"node{number}:9092" for number in NODES)
+_FOREVER_MS = 2**60
+# called with the partition, the offset, the former one and the id of the member
+OnCommit = Callable[[TopicPartition, int, int, str], None]
+_GROUP_REQUESTS = (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    SyncGroupRequest,
+    LeaveGroupRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    DescribeGroupsRequest,
+)
+
+
+class Observer:
+    """What the invariants need to know of the coordinator; in place of its own checks."""
+
+    def __init__(self, on_commit: OnCommit, broker: Coordinator) -> None:
+        self._on_commit = on_commit
+        self._broker = broker
+
+    def before(self, request: Any) -> None:
+        """Needs no state before a request."""
+
+    replied = append_failed = after = reloading = check_all_responses_sent = transaction_ended = (
+        lambda self, *_: None  # checked by the simulation of the coordinator
+    )
+
+    def appending(self, cause: Any, key: bytes, value: bytes | None, producer_id: int) -> None:
+        decoded = decode_key(key)
+        if isinstance(decoded, OffsetKey) and value is not None:
+            p = TopicPartition(decoded.topic, decoded.partition)
+            member_id = getattr(cause.request, "member_id", "")
+            self._on_commit(p, decode_offset_value(value).offset, self._broker.stored(p), member_id)
+
+
+class Coordinator(Broker):
+    """The coordinator with an observer; `on_members` is called after each call with the ids of the members."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        config: GroupConfig,
+        on_commit: OnCommit,
+        on_members: Callable[[Coordinator, Any], None],
+    ) -> None:
+        self._on_members = on_members
+        self._is_created = False
+        super().__init__(kernel, config)  # type: ignore[arg-type]
+        self.checks = Observer(on_commit, self)  # type: ignore[assignment]
+        self._is_created = True
+
+    def _run(self, outcome: Any, cause: Any) -> None:
+        super()._run(outcome, cause)
+        if self._is_created:
+            self._on_members(self, cause)
+
+    def members(self) -> frozenset[str]:
+        group = self.shard.group(GROUP)
+        return frozenset() if group is None else frozenset(group.members)
+
+    def stored(self, p: TopicPartition) -> int:
+        """Returns the committed offset, -1 without one."""
+        found = self.shard.store.offsets_of(GROUP).get(p)
+        return -1 if found is None else found.offset
+
+    def load(self, log: list[Entry], load_ms: int) -> None:
+        self.log = list(log)
+        self._seat(load_ms)
+
+
+class SimulatedCluster:
+    """Three nodes.
+
+    Attributes:
+        ends: log end offset of each partition.
+        coordinator, coordinator_node: the present one.
+        stale: nodes that are cut off from the controller, with the coordinator that each one keeps, if any.
+        ignorant: stale nodes that have not received the topic yet.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        random: Random,
+        config: GroupConfig,
+        partitions: int,
+        on_commit: OnCommit,
+        on_members: Callable[[Coordinator, Any], None],
+    ) -> None:
+        self.kernel = kernel
+        self.random = random
+        self.ends = {TopicPartition(TOPIC, number): 0 for number in range(partitions)}
+        self._new_coordinator = lambda: Coordinator(kernel, config, on_commit, on_members)
+        self.coordinator = self._new_coordinator()
+        self.coordinator_node = random.choice(NODES)
+        self.stale: dict[int, Coordinator | None] = {}
+        self._stale_coordinator_node: dict[int, int] = {}
+        self.ignorant: set[int] = set()
+        # called with the id of a member whose commit was rejected
+        self.on_fenced: Callable[[str], None] = lambda member_id: None
+        self._links: dict[tuple[str, int], Link] = {}
+        # dicts as sets with an order
+        self._connections: dict[int, dict[Connection, None]] = {number: {} for number in NODES}
+
+    def client(self, process: Process, settings: Any) -> NetworkClient:
+        client = NetworkClient(BOOTSTRAP, settings, VirtualClock(process), self.random)
+        client.simulated, client.process = self, process
+        return client
+
+    # -- network -----------------------------------------------------------------------------------------------------
+
+    def link(self, process: Process, address: Address) -> Link:
+        return self.link_of(process.name.partition(" ")[0], _number(address))
+
+    def link_of(self, application: str, node: int) -> Link:
+        return self._links.setdefault((application, node), Link())
+
+    def links(self) -> list[Link]:
+        return list(self._links.values())
+
+    def connected(self, connection: Connection) -> None:
+        self._connections[_number(connection.address)][connection] = None
+
+    def closed(self, connection: Connection) -> None:
+        self._connections[_number(connection.address)].pop(connection, None)
+
+    def _break_connections(self, node: int) -> None:
+        broken, self._connections[node] = self._connections[node], {}
+        for connection in broken:
+            connection.break_off()
+
+    # -- faults ------------------------------------------------------------------------------------------------------
+
+    def crash_coordinator(self, load_ms: int, lost: int) -> list[TopicPartition]:
+        """Restarts the coordinator's node; returns the partitions of the last commits, of which `lost` are gone."""
+        log, gone = self.coordinator.log, []
+        while lost and log and isinstance(key := decode_key(log[-1].key or b""), OffsetKey):
+            del log[-1]
+            gone.append(TopicPartition(key.topic, key.partition))
+            lost -= 1
+        self.coordinator.crash(load_ms, keep=True)
+        self._break_connections(self.coordinator_node)
+        return gone
+
+    def move_coordinator(self, load_ms: int) -> None:
+        others = [number for number in NODES if number != self.coordinator_node and number not in self.stale]
+        if others:
+            self.coordinator_node = self.random.choice(others)
+            self.coordinator.move(load_ms)
+
+    def isolate(self, node: int, *, is_ignorant: bool, load_ms: int) -> None:
+        """Cuts a node off from the controller; another one takes its groups over."""
+        if self.stale:
+            return
+        self.stale[node] = None
+        self._stale_coordinator_node[node] = self.coordinator_node
+        if is_ignorant:
+            self.ignorant.add(node)
+        if node == self.coordinator_node:
+            former = self.stale[node] = self.coordinator
+            former.fails_until_ms, former.append_error = _FOREVER_MS, ErrorCode.COORDINATOR_NOT_AVAILABLE
+            self.coordinator = self._new_coordinator()
+            self.coordinator.load(former.log, load_ms)
+            self.coordinator_node = self.random.choice([number for number in NODES if number != node])
+
+    def rejoin(self, node: int) -> None:
+        """Ends the isolation of a node."""
+        former = self.stale.pop(node, None)
+        self.ignorant.discard(node)
+        if former is not None:
+            former.incarnation += 1
+            self._break_connections(node)
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def receive(self, connection: Connection, request: Any, version: int, client_id: str, respond: Respond) -> None:
+        node = _number(connection.address)
+        if isinstance(request, _GROUP_REQUESTS):
+            self._receive_group(node, request, version, client_id, respond)
+        elif isinstance(request, MetadataRequest):
+            respond(self._metadata(node, request))
+        elif isinstance(request, FindCoordinatorRequest):
+            respond(self._found_coordinator(node, request))
+        elif isinstance(request, ListOffsetsRequest):
+            respond(self._offsets(request))
+        elif isinstance(request, FetchRequest):
+            respond(FetchResponse(responses=[]))
+        else:
+            raise AssertionError(f"unexpected request {request}")
+
+    def _receive_group(self, node: int, request: Any, version: int, client_id: str, respond: Respond) -> None:
+        coordinator = self.stale.get(node)
+        if coordinator is None and node == self.coordinator_node:
+            coordinator = self.coordinator
+        if coordinator is None:
+            respond(error_response(request, ErrorCode.NOT_COORDINATOR, version))
+            return
+        if isinstance(request, OffsetCommitRequest):
+            _set_names(request.topics)
+            respond = self._noticing_fences(request.member_id, respond)
+        if isinstance(request, OffsetFetchRequest):
+            for group in request.groups or ():
+                _set_names(group.topics or ())
+            coordinator.receive(request, version, client_id, lambda response: respond(_with_ids(response)))
+        else:
+            coordinator.receive(request, version, client_id, respond)
+
+    def _noticing_fences(self, member_id: str, respond: Respond) -> Respond:
+        def noticed(response: Any) -> None:
+            if any(p.error_code in FENCING_ERRORS for topic in response.topics for p in topic.partitions):
+                self.on_fenced(member_id)
+            respond(response)
+
+        return noticed
+
+    def _metadata(self, node: int, request: MetadataRequest) -> MetadataResponse:
+        brokers = [
+            MetadataResponse.MetadataResponseBroker(node_id=number, host=f"node{number}", port=9092, rack=None)
+            for number in NODES
+        ]
+        topic_class = MetadataResponse.MetadataResponseTopic
+        names = [TOPIC] if request.topics is None else [topic.name or "" for topic in request.topics]
+        topics = [
+            topic_class(
+                error_code=0,
+                name=name,
+                topic_id=TOPIC_ID,
+                is_internal=False,
+                partitions=[
+                    topic_class.MetadataResponsePartition(
+                        error_code=0,
+                        partition_index=p.partition,
+                        leader_id=_leader(p),
+                        leader_epoch=0,
+                        replica_nodes=list(NODES),
+                        isr_nodes=list(NODES),
+                        offline_replicas=[],
+                    )
+                    for p in self.ends
+                ],
+            )
+            if name == TOPIC and node not in self.ignorant
+            else topic_class(
+                error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+                name=name,
+                topic_id=UUID(int=0),
+                is_internal=False,
+                partitions=[],
+            )
+            for name in names
+        ]
+        return MetadataResponse(
+            throttle_time_ms=0, brokers=brokers, cluster_id="simulated", controller_id=1, topics=topics, error_code=0
+        )
+
+    def _found_coordinator(self, node: int, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
+        found = self._stale_coordinator_node[node] if node in self.stale else self.coordinator_node
+        row = FindCoordinatorResponse.Coordinator(
+            key=GROUP, node_id=found, host=f"node{found}", port=9092, error_code=0, error_message=None
+        )
+        return FindCoordinatorResponse(
+            throttle_time_ms=0,
+            error_code=0,
+            error_message=None,
+            node_id=found,
+            host=f"node{found}",
+            port=9092,
+            coordinators=[row],
+        )
+
+    def _offsets(self, request: ListOffsetsRequest) -> ListOffsetsResponse:
+        topic_class = ListOffsetsResponse.ListOffsetsTopicResponse
+        topics = []
+        for topic in request.topics:
+            rows = []
+            for p in topic.partitions:
+                end = self.ends.get(TopicPartition(topic.name, p.partition_index))
+                rows.append(
+                    topic_class.ListOffsetsPartitionResponse(
+                        partition_index=p.partition_index,
+                        error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) if end is None else 0,
+                        timestamp=-1,
+                        offset=-1 if end is None else (end if p.timestamp == -1 else 0),
+                        leader_epoch=0,
+                    )
+                )
+            topics.append(topic_class(name=topic.name, partitions=rows))
+        return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
+
+
+class SimulatedOffsetsTopic(OffsetsTopicReader):
+    """`__consumer_offsets`, read after one request to the coordinator's node."""
+
+    def find_partition(self) -> TopicPartition | None:
+        self._cluster.metadata([TOPIC], timeout_ms=self.left_ms)
+        return TopicPartition("__consumer_offsets", 0)
+
+    def _log(self) -> list[Entry]:
+        assert isinstance(self._cluster, NetworkClient)
+        return self._cluster.simulated.coordinator.log
+
+    def log_end_offset(self, partition: TopicPartition) -> int:
+        return len(self._log())
+
+    def windows(self, partition: TopicPartition, end: int) -> Iterator[OffsetRange]:
+        if end:
+            yield OffsetRange(partition, 0, end)
+
+    def records(self, window: OffsetRange) -> Iterator[OffsetsTopicRecord]:
+        for entry in self._log()[window.start : window.end]:
+            if entry.key is not None:
+                yield OffsetsTopicRecord(decode_key(entry.key), entry.value)
+
+
+def _set_names(topics: Any) -> None:
+    """Adds the names of topics, as the broker does before it calls the coordinator."""
+    for topic in topics:
+        topic.name = topic.name or TOPIC
+
+
+def _with_ids(response: Any) -> Any:
+    for group in response.groups or ():
+        for topic in group.topics:
+            topic.topic_id = TOPIC_ID
+    return response
+
+
+def _leader(p: TopicPartition) -> int:
+    return NODES[p.partition % len(NODES)]
+
+
+def _number(address: Address) -> int:
+    return int(address.host.removeprefix("node"))

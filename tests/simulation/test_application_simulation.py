@@ -1,0 +1,59 @@
+"""Schedules of whole applications, and planted defects that must be found.
+
+APPLICATION_SEED and APPLICATION_SCHEDULES select other schedules.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from simulation.application_simulation import main, simulate
+from simulation.applications.application_run import ApplicationRun
+from simulation.applications.planted_defects import PLANTED, PlantedDefect
+from support.examples import scaled
+
+SEED = int(os.environ.get("APPLICATION_SEED", "20260"))
+SCHEDULES = int(os.environ.get("APPLICATION_SCHEDULES", scaled(3_000, least=200)))
+PARTS = 8
+EXERCISED = ("replay", "report", "drain", "kill", "removed", "set back", "late commit", "outage", "isolate", "restore")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_contract_holds(part: int) -> None:
+    result = simulate(range(SEED + part, SEED + SCHEDULES, PARTS))
+    assert not result.violations, result.violations
+
+
+def test_schedules_contain_every_kind_of_fault() -> None:
+    events = simulate(range(SEED, SEED + 40)).events
+    assert not [event for event in EXERCISED if events[event] < 2], events
+
+
+def test_a_schedule_is_repeated_by_its_seed() -> None:
+    def lines() -> list[str]:
+        run = ApplicationRun(SEED + 1)
+        run.run()
+        return [line for line in run.lines if "logged" not in line]
+
+    assert lines() == lines()
+
+
+@pytest.mark.parametrize("defect", PLANTED, ids=lambda defect: defect.name)
+def test_planted_defect_is_found(defect: PlantedDefect) -> None:
+    found: list[str] = []
+    with defect.planted():
+        for seed in defect.seeds:
+            found += simulate([seed], defect.faults).violations.values()
+            if found:
+                break
+    # any other error would be one of the plant
+    assert found and found[0].startswith("Violation: "), (found, defect.seeds)
+
+
+def test_command_line_prints_the_failing_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", str(SEED), "--schedules", "1", "--trace"]) == 0
+    printed = capsys.readouterr().out
+    assert "delivers" in printed and f"1 schedules from seed {SEED}: 0 violations." in printed
