@@ -37,15 +37,20 @@ def simulate(
     seeds: Sequence[int], faults: Sequence[str] | None = None, trace: Callable[[str], None] | None = None
 ) -> Result:
     """Runs the schedules of the seeds; `faults`: the kinds of faults, in place of random ones."""
-    logging.getLogger("spark_groupsource").setLevel(logging.CRITICAL)
+    logger = logging.getLogger("spark_groupsource")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     result = Result({}, Counter())
-    for seed in seeds:
-        run = ApplicationRun(seed, trace, faults)
-        try:
-            run.run()
-        except Exception as error:
-            result.violations[seed] = f"{type(error).__name__}: {error}"
-        result.events.update(run.events)
+    try:
+        for seed in seeds:
+            run = ApplicationRun(seed, trace, faults)
+            try:
+                run.run()
+            except Exception as error:
+                result.violations[seed] = f"{type(error).__name__}: {error}"
+            result.events.update(run.events)
+    finally:
+        logger.setLevel(level)
     return result
 
 

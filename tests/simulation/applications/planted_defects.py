@@ -20,12 +20,12 @@ from spark_groupsource.client.network.outage import Outage
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.common.deadlines import TransferDeadline
 from spark_groupsource.errors import GenerationMismatchError
-from spark_groupsource.source.group.group_follower import FollowResult, GroupSnapshot
+from spark_groupsource.source.group.ownership import GroupSnapshot
 from spark_groupsource.source.group.replay_wait import ReplayStep, ReplayWait
 from spark_groupsource.source.group.start_positions import StartPositions
 from spark_groupsource.source.positions.offset_lookup import OffsetLookup
 from spark_groupsource.source.positions.stream_positions import StreamPositions
-from spark_groupsource.source.session import StreamSession
+from spark_groupsource.source.session import FollowResult, StreamSession
 
 Replacements = Mapping[tuple[type, str], Any]
 
@@ -95,7 +95,7 @@ def _to_commit_once(self: StreamPositions, start: Any, owners: Any, *, repeated:
 
 
 def _follow_without_repetition(self: StreamSession, start: Any) -> Any:
-    with mock.patch.object(StreamSession, "_is_before_rebalance", lambda self: False):
+    with mock.patch.object(self, "_is_before_rebalance", lambda: False):
         return _follow_group(self, start)
 
 
@@ -120,7 +120,8 @@ def _wait_for_session_timeout(self: ReplayWait, session_timeout_ms: int, limit_m
 def _commit_end(self: StreamSession, start: Any, limits: Any) -> Any:
     end = _plan(self, start, limits)
     if end is not None:
-        positions = {p: offset for p, offset in end.positions.items() if p in self._existing_owners()}
+        owned = self._existing(self._ownership.snapshot())
+        positions = {p: offset for p, offset in end.positions.items() if p in owned}
         self._commit_positions(positions)
     return end
 
