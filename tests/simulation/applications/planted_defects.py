@@ -94,11 +94,6 @@ def _to_commit_once(self: StreamPositions, start: Any, owners: Any, *, repeated:
     return _to_commit(self, start, owners)
 
 
-def _follow_without_repetition(self: StreamSession, start: Any) -> Any:
-    with mock.patch.object(self, "_is_before_rebalance", lambda: False):
-        return _follow_group(self, start)
-
-
 def _follow_with_uncommitted(self: StreamSession, start: Any) -> Any:
     uncommitted, self._positions = self._positions.uncommitted, self._positions.commit_dropped()
     result = _follow_group(self, start)
@@ -228,8 +223,8 @@ PLANTED: tuple[PlantedDefect, ...] = (
         first=63,
     ),
     PlantedDefect(
-        "no repetition before a rebalance in `_follow_group`",
-        {(StreamSession, "_follow_group"): _follow_without_repetition},
+        "no repetition before a rebalance",
+        {(StreamSession, "_is_before_rebalance"): lambda self: False},
         ("late_commit", "crash", "kill_one"),
         first=2,
     ),
