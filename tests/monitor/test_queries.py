@@ -22,6 +22,7 @@ def test_no_query_is_running() -> None:
 
 def test_name_and_batch_come_from_the_read_tasks() -> None:
     status = {"group": "g", "reader_pid": 7, "state": "running", "generation": 3}
+    status |= {"transactional_id": "T", "published_batch": 11}
     status |= {"partitions": [["t", 0], ["t", 1]], "end": {"t": {"0": 5}}}
     server = ControlServer(os.getpid(), "0123", lambda proof: False, status=lambda: status)
     claim = claim_group(control_directory(os.getpid()), GroupClaim("g", "c", ("t",), None, False, 7, 0))
@@ -42,6 +43,8 @@ def test_name_and_batch_come_from_the_read_tasks() -> None:
         "partitions": 2,
         "assignment": "t:0,1",
         "last_batch": 12,
+        "transactional_id": "T",
+        "published_batch": 11,
         "last_offsets": '{"t": {"0": 5}}',
         "reader_pid": 7,
     }

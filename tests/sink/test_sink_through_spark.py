@@ -130,7 +130,7 @@ def test_errors_are_shown_without_traceback(
 def test_modes_that_a_topic_does_not_have(spark: Any, embedded: Any, topic: str, tmp_path: Path) -> None:
     options = {"kafka.bootstrap.servers": embedded.bootstrap_servers, "topic": topic}
     frame = spark.range(1).selectExpr("'x' as value")
-    with pytest.raises(PySparkException, match=r"A topic cannot be overwritten. Use mode\('append'\)."):
+    with pytest.raises(PySparkException, match=r"A topic cannot be overwritten. Use df.write.mode\('append'\)."):
         frame.write.format("groupsource").mode("overwrite").options(**options).save()
     with pytest.raises(PySparkException, match="The sink writes to topics, not to paths"):
         frame.write.format("groupsource").mode("append").options(**options).save("/x")

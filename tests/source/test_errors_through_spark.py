@@ -379,9 +379,9 @@ def test_every_data_loss_class_of_spark_and_every_error_class_is_covered():
         "RemoteProtocolError": "not Kafka",
         "StorageError": "embedded broker",
     }
-    # in other tests: authentication below, the end of an application in test_driver_exit.py; the embedded broker sends
-    # ApiError to its clients as an error code
-    elsewhere = {"AuthenticationError", "ApplicationEndedError", "ApiError"}
+    # in other tests: authentication below, the end of an application in test_driver_exit.py, aborted transactions in
+    # sink/; the embedded broker sends ApiError to its clients as an error code
+    elsewhere = {"AuthenticationError", "ApplicationEndedError", "ApiError", "TransactionAbortedError"}
     classes = {
         name for name, error in vars(errors).items() if isinstance(error, type) and issubclass(error, GroupSourceError)
     }

@@ -83,7 +83,7 @@ def test_process_group_signal_leaves_the_drain_to_the_driver(source, client, gro
     source.call({}, end)
     source.signal_group()
     wait_until(lambda: RECEIVED in source.log, "the reader has received the signal")
-    assert source.result() is None and source.process.poll() is None
+    assert source.result() is not None and source.process.poll() is None
     with drain(end["@group"]["reader"]) as reply:
         # the batch has ended: Spark proves it with the next call after the request, which commits and leaves
         wait_until(lambda: source.latest_offset(end) == end and reply.done(), "the drain")
@@ -95,7 +95,7 @@ def test_process_group_signal_leaves_the_drain_to_the_driver(source, client, gro
 def test_process_group_signal_while_idle(source, client, group):
     end = source.latest_offset()
     source.call({}, end)
-    assert source.result() is None and source.latest_offset(end) == end
+    assert source.result() is not None and source.latest_offset(end) == end
     source.signal_group()
     wait_until(lambda: RECEIVED in source.log, "the reader has received the signal")
     with drain(end["@group"]["reader"], end):
@@ -107,7 +107,7 @@ def test_process_group_signal_while_idle(source, client, group):
 def test_process_group_signal_during_a_rebalance(source, client, cluster, group):
     end = source.latest_offset()
     source.call({}, end)
-    assert source.result() is None
+    assert source.result() is not None
     with incomplete_rebalance(source, client, cluster.bootstrap_servers, group, end):
         source.signal_group()
         wait_until(lambda: RECEIVED in source.log, "the reader has received the signal")

@@ -377,6 +377,7 @@ class LogCleaner:
         self.backoff_ms = backoff_ms
         self._report = report
         self._is_stopped = False
+        self._is_running = False
         self._not_before: dict[TopicPartition, int] = {}
         self.completed_passes = 0
 
@@ -390,7 +391,10 @@ class LogCleaner:
         self._start_timer.cancel()
 
     def start_next_pass(self) -> None:
-        """Starts a pass over the log with the highest dirty ratio, if one needs compaction."""
+        """Starts a pass over the log with the highest dirty ratio, if one needs compaction and no pass runs."""
+        if self._is_running:
+            # two passes over one log would replace each other's segments
+            return
         now_ms, timestamp_ms = self._clock.now_ms(), self._clock.timestamp_ms()
         found: list[tuple[float, Partition, LogToClean]] = []
         for partition in self._partitions:
@@ -411,6 +415,7 @@ class LogCleaner:
             self.start()
             return
         _, partition, task = max(found, key=lambda each: each[0])
+        self._is_running = True
         self._start_task(self._clean(partition, task, timestamp_ms))
 
     async def _clean(self, partition: Partition, task: LogToClean, timestamp_ms: int) -> None:
@@ -426,6 +431,7 @@ class LogCleaner:
             self._on_failure(partition, unexpected)
             raise
         finally:
+            self._is_running = False
             if not self._is_stopped:
                 self._start_timer.set(self._clock.now_ms())
 

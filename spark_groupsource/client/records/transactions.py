@@ -35,9 +35,6 @@ from spark_groupsource.wire.messages import (
 
 R = TypeVar("R", bound="Response")
 
-PRODUCE_VERSION = 11
-"""Newest Produce of this protocol; version 12 adds its partitions to the transaction (KIP-890)."""
-
 _ADD_PARTITIONS_VERSION, _ADD_OFFSETS_VERSION, _OFFSET_COMMIT_VERSION, _END_VERSION, _INIT_VERSION = 3, 4, 4, 4, 5
 # member id and generation in TxnOffsetCommit (KIP-447)
 _MEMBERS_SINCE = 3

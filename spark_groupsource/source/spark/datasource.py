@@ -179,7 +179,7 @@ class GroupDataSource(DataSource):
 
         if overwrite and kind == "batch":
             # in a stream it is the output mode complete, whose rows Spark's sink appends, too
-            raise ConfigurationError("A topic cannot be overwritten. Use mode('append').")
+            raise ConfigurationError("A topic cannot be overwritten. Use df.write.mode('append').")
         given = {**stored_options(schema), **self._options}
         if not given:
             raise ConfigurationError(
