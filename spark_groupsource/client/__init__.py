@@ -43,4 +43,7 @@ A record
 
 `records/fetcher.py` sends one Fetch for each leader of planned ranges; `records/partition_fetch.py` checks what one
 partition returned. The bytes of whole record batches go to `spark_groupsource.records` without a copy.
+
+The other way, `records/producer.py` gets encoded batches, adds producer id and sequence, and sends them to the leaders;
+`records/transactions.py` has the steps of a transaction.
 """

@@ -18,8 +18,9 @@ show them.
   (`rebalances/observations.py`), then each value from the most exact source. `rebalances/rebalance_sources.py` reads
   all sources of a group. `rebalances/findings.py` is a table of rules over the result, `rebalances/explanation.py` has
   the sentences, `rebalances/timeline.py` the picture.
-* `tables`: names, types and descriptions of columns (`tables/definitions.py`), their rows (`tables/table_rows.py`).
+* `tables`: names, types and descriptions of columns (`tables/definitions.py`), their rows (`tables/table_rows.py`),
+  columns of lag that need further requests (`tables/estimates.py`).
 
 A table is read from top to bottom: `table_rows` selects groups and topics (`selection.py`), `cluster_reads` sends
-one request for many of them, pure functions compute, `results` returns rows.
+one request for many of them, pure functions compute, `results` (notebook) or `arrow_tables` (Spark) returns rows.
 """

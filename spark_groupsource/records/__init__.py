@@ -14,9 +14,10 @@ A record is never a Python object on this way, nor on the way back.
 2. `columns/record_groups.py` joins batches until a group is worth one pass, and decompresses them into one buffer
    (`compression.py`, `fast_codecs.py`). A batch that is larger than memory should be is read in slices
    (`slices.py`).
-3. A kernel validates the records of a group and copies their fields into columns (`columns/record_kernel.py`): with
-   the extra `fast` in one compiled pass (`columns/compiled_kernel.py`), else in NumPy (`columns/numpy_kernel.py`, from
-   the positions that `parser.py` finds). Both read every record, and return the same.
+3. A kernel validates the records of a group and copies their fields into columns (`columns/record_kernel.py`): in
+   NumPy (`columns/numpy_kernel.py`, from the positions that `parser.py` finds), or with the extra `fast`, after
+   millions of records, in one compiled pass (`columns/compiled_kernel.py`). Both read every record, and return the
+   same.
 4. `columns/arrow_columns.py` adds the columns that are the same for all records of a batch; `columns/arrow.py` is the
    whole way, and selects the kernel.
 
@@ -37,10 +38,10 @@ From columns to bytes
 1. `columns/batch_encoder.py` divides the rows into chunks, before any array of 32-bit offsets is made
    (`columns/binary_columns.py`), and chooses the partition of each row (`key_partitions.py`).
 2. The bytes of the records of a chunk are written by partition: in NumPy (`columns/record_payloads.py`), or with the
-   extra `fast` in compiled code (`columns/compiled_payloads.py`).
+   extra `fast`, after millions of records, in compiled code (`columns/compiled_payloads.py`).
 3. They wait until the batch of their partition is full, or until too many bytes wait.
 
 Record objects are encoded by `encode.py`, or become columns (`columns/record_lists.py`). For the broker:
-`validation.py` and `plain_records.py` (what a producer may send), `compaction.py` (what the cleaner keeps),
-`message_sets.py` (formats v0 and v1 become batches).
+`validation.py` and `plain_records.py` (what a producer may send), `compaction.py` (what the cleaner keeps). For clients
+of old brokers: `message_sets.py` (formats v0 and v1 become batches).
 """

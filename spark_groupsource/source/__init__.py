@@ -26,7 +26,8 @@ A micro-batch
    (`group/start_positions.py`).
 3. It plans the end offsets within the limits (`positions/batch_planner.py`) and returns them as JSON
    (`positions/offset_json.py`). The end offset alone is enough to read the batch again.
-4. Spark logs the end offset and calls `partitions(start, end)`: one input partition for each member with records.
+4. Spark logs the end offset and calls `partitions(start, end)`: one input partition for each member with records, or
+   more by the options `minPartitions` and `maxRecordsPerPartition`.
 5. Each task sends heartbeats for its member while it reads, and fails when the coordinator rejects one. It reads
    exactly its planned range, or raises.
 6. Spark writes the output of the sink and its commit log, and calls `latestOffset` again.
@@ -34,11 +35,12 @@ A micro-batch
 What follows from this
 ======================
 
-* A batch is committed one call late, never early: a commit proves that Spark has the batch.
+* A batch is committed one call late, never early: a commit proves that Spark has the batch. A query that writes exactly
+  once is the exception: the transaction of the output has the offsets of the batch (`sink`).
 * A rebalance waits for the running batch, because the group is polled between batches only.
 * Whatever ends the query between two steps leaves a checkpoint and a committed offset that differ by at most one
   batch; `positions/position_decisions.py` decides which of them holds.
 
-`options` parses what the user writes; `spark`, `sink`, `process`, `group`, `tasks` and `positions` are layers in
-this order.
+`options` parses what the user writes; `spark`, `sink`, `process`, `session.py`, `group`, `tasks` and `positions` are
+layers in this order.
 """

@@ -15,5 +15,7 @@ Exactly once
 ============
 
 With ``kafka.transactional.id``, a task sends nothing: its batches travel to the driver in its commit message
-(`TaskOutput`), and Spark's commit publishes them in one transaction (`publisher.py`).
+(`TaskOutput`), and Spark's commit, in a Python process of the driver (`output_commit.py`), publishes them in one
+transaction (`publisher.py`): the output, the offsets that the reader processes of the query add (`reader_sources.py`),
+and the number of the batch, by which a replay is recognized.
 """
