@@ -14,6 +14,7 @@ from spark_groupsource.values.schema_text import decoded_text, has_utf_16_mark, 
 BINARY = "binary"
 JSON, AVRO, PROTOBUF = "json", "avro", "protobuf"
 FORMATS = (BINARY, "string", JSON, AVRO, PROTOBUF, "short", "int", "long", "float", "double", "uuid")
+WRITTEN_FORMATS = tuple(each for each in FORMATS if each not in (AVRO, PROTOBUF))
 FAILFAST, PERMISSIVE, DROPMALFORMED = MODES = ("FAILFAST", "PERMISSIVE", "DROPMALFORMED")
 HEADERS = NO_HEADER, CONFLUENT, GLUE = ("none", "confluent", "glue")
 _WITH_SCHEMA = (JSON, AVRO, PROTOBUF)

@@ -5,13 +5,22 @@ Source: Kafka `org.apache.kafka.common.serialization`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_groupsource.records.columns.arrow_arrays import fixed_width, is_valid, strings
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.records.columns.arrow_arrays import (
+    bitmap,
+    consecutive,
+    fixed_width,
+    is_valid,
+    strings,
+    to_numbers,
+)
+from spark_groupsource.records.columns.binary_columns import is_text, to_binary
 from spark_groupsource.values.decoded import Decoded
 from spark_groupsource.values.lanes.binary_blocks import as_text, bounds, is_utf8
 
@@ -90,3 +99,59 @@ def _uuid(value: bytes) -> str | None:
         byte in b"0123456789abcdefABCDEF" for part in parts for byte in part
     )
     return value.decode("ascii").lower() if is_uuid else None
+
+
+def number_writer(name: str, kind: pa.DataType, column: str) -> Callable[[pa.Array], pa.Array]:
+    """Returns the writer of numbers, as Kafka's serializer of this name; a null remains null.
+
+    Args:
+        column: for messages.
+    Raises: ConfigurationError for a column with other numbers.
+    """
+    number = NUMBERS[name]
+    names = _WRITTEN[name]
+    if str(kind) not in names:
+        raise ConfigurationError(
+            f"Column {column} is {kind}; with {column}.format={name} it must be {' or '.join(names[:-1])}. Cast it."
+        )
+
+    def write(values: pa.Array) -> pa.Array:
+        if pa.types.is_null(kind):
+            return pa.nulls(len(values), pa.binary())
+        layout = np.dtype(number.layout)
+        data = to_numbers(values).astype(layout)
+        found = consecutive(pa.binary(), np.full(len(data), layout.itemsize), data.view(np.uint8))
+        return pa.Array.from_buffers(pa.binary(), len(data), [bitmap(is_valid(values)), *found.buffers()[1:]])
+
+    return write
+
+
+# numbers that each format has without loss
+_INTEGERS = ("int8", "int16", "int32", "int64")
+_WRITTEN = {
+    "short": (*_INTEGERS[:2], "null"),
+    "int": (*_INTEGERS[:3], "null"),
+    "long": (*_INTEGERS, "null"),
+    "float": ("float", *_INTEGERS[:2], "null"),
+    "double": ("float", "double", *_INTEGERS[:3], "null"),
+}
+
+
+def uuid_writer(kind: pa.DataType, column: str) -> Callable[[pa.Array], pa.Array]:
+    """Returns the writer of UUIDs, which are their text in lower case; a null remains null.
+
+    Raises: ConfigurationError for a column of another type than strings; the writer raises it for another text.
+    """
+    if not is_text(kind):
+        raise ConfigurationError(f"Column {column} is {kind}; with {column}.format=uuid it must be string. Cast it.")
+
+    def write(values: pa.Array) -> pa.Array:
+        decoded = UuidDecoder().decode(to_binary(values))
+        if decoded.malformed:
+            raise ConfigurationError(
+                f"Writing column {column} failed: it has {decoded.malformed[min(decoded.malformed)]}. Correct it, or "
+                f"set {column}.format to string."
+            )
+        return to_binary(decoded.values)
+
+    return write

@@ -172,8 +172,8 @@ def schema_of(**columns: DataType) -> StructType:
 @pytest.mark.parametrize(
     ("schema", "topic", "message"),
     [
-        (schema_of(value=IntegerType()), "t", "Column value is int; it must be binary or string. Cast it."),
-        (schema_of(value=NullType()), "t", "Column value is void; it must be binary or string. Cast it."),
+        (schema_of(value=IntegerType()), "t", "Column value is int; it must be binary or string. Cast it, or set"),
+        (schema_of(value=NullType()), "t", "Column value is void; it must be binary or string. Cast it, or set"),
         (schema_of(key=StringType(), Value=StringType()), "t", "Column value is missing: the columns are key, Value."),
         (schema_of(value=StringType(), key=LongType()), "t", "Column key is bigint; it must be binary or string."),
         (schema_of(value=StringType(), partition=LongType()), "t", "Column partition is bigint; it must be int."),

@@ -184,3 +184,20 @@ def test_an_embedded_broker_creates_the_topic(spark: Any, topic: str) -> None:
         **options, topic=topic
     ).save()
     assert spark.read.format("groupsource").options(**options, subscribe=topic).load().count() == 3
+
+
+def test_values_are_encoded_and_read_back_by_the_source(spark: Any, cluster: Any, topic: str) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 1)
+    spark_columns = "id as key", "if(id = 1, null, struct(id, 1e7d as d, array('a', null) as l)) as value"
+    write(
+        spark.range(2).selectExpr(*spark_columns).coalesce(1),
+        cluster.bootstrap_servers,
+        topic=topic,
+        **{"key.format": "long", "value.format": "json"},
+    )
+    texts = [value for _, value, _ in read_back(cluster.bootstrap_servers, topic, 1)[0]]
+    assert texts == [b'{"id":0,"d":1.0E7,"l":["a",null]}', None]
+    reader = spark.read.format("groupsource").option("kafka.bootstrap.servers", cluster.bootstrap_servers)
+    reader = reader.option("subscribe", topic).option("key.format", "long").option("value.format", "json")
+    found = reader.option("value.schema", "id bigint, d double, l array<string>").load().select("key", "value.*")
+    assert [tuple(row) for row in found.collect()] == [(0, 0, 1e7, ["a", None]), (1, None, None, None)]

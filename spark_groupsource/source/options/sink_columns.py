@@ -5,7 +5,7 @@ Source: Spark `KafkaWriter`.
 
 from __future__ import annotations
 
-from typing import Callable, Mapping
+from typing import Callable, Mapping, Sequence
 
 from pyspark.sql.types import (
     ArrayType,
@@ -19,6 +19,7 @@ from pyspark.sql.types import (
 )
 
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.values.format_options import BINARY, ColumnFormat
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
@@ -55,11 +56,12 @@ TABLE_SCHEMA = StructType(
 """Schema of a table of the catalog to which SQL writes."""
 
 
-def check_columns(schema: StructType, topic: str | None) -> None:
+def check_columns(schema: StructType, topic: str | None, formats: Sequence[ColumnFormat] = ()) -> None:
     """Checks the columns of a write; further ones are ignored.
 
     Args:
         topic: option topic, which takes precedence over the column.
+        formats: of key and value.
     Raises: ConfigurationError for a missing column or another type.
     """
     # of two columns of a name, the first one counts
@@ -71,9 +73,31 @@ def check_columns(schema: StructType, topic: str | None) -> None:
         )
     if topic is None and "topic" not in found:
         raise ConfigurationError("No topic is given. Set option topic, or add a column topic.")
+    encoded = {each.column: each for each in formats if each.format != BINARY}
     for name, (is_allowed, types) in SINK_COLUMNS.items():
         kind = found.get(name)
+        if kind is not None and name in encoded:
+            _check_encoded(encoded[name], kind)
+            continue
         if kind is None or name == "topic" and topic is not None or isinstance(kind, NullType) and name != "value":
             continue
         if not is_allowed(kind):
-            raise ConfigurationError(f"Column {name} is {kind.simpleString()}; it must be {types}. Cast it.")
+            remedy = f"Cast it, or set option {name}.format." if name in ("key", "value") else "Cast it."
+            raise ConfigurationError(f"Column {name} is {kind.simpleString()}; it must be {types}. {remedy}")
+
+
+def _check_encoded(given: ColumnFormat, kind: DataType) -> None:
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    from spark_groupsource.values.column_writers import column_writer
+
+    try:
+        # the time zone of the session is known to the tasks
+        arrow = to_arrow_type(kind, timezone="UTC")
+    except PySparkException:
+        raise ConfigurationError(
+            f"Column {given.column} is {kind.simpleString()}, which has a type that Spark does not pass to a Python "
+            "data source. Cast it."
+        ) from None
+    column_writer(given, arrow)

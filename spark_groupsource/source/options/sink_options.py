@@ -31,6 +31,8 @@ from spark_groupsource.source.options.option_values import parse_text
 from spark_groupsource.source.options.secret_options import resolve_references
 from spark_groupsource.source.options.source_options import OPTIONS
 from spark_groupsource.source.options.table_options import TABLE_OPTIONS
+from spark_groupsource.source.options.value_options import WRITTEN_VALUE_OPTIONS, written_formats
+from spark_groupsource.values.format_options import ColumnFormat
 
 _GROUP_ID = ACCEPTED_SETTINGS["group.id"]
 _SUBSCRIPTION = frozenset({"subscribe", "subscribepattern", "assign"})
@@ -50,7 +52,7 @@ class SinkOptions(ClusterOptions):
 
     `bootstrap_servers` is the address as given, possibly ``embedded`` or ``embedded:DIR``. `client` holds the settings
     of connections, `producer` those of producers. `group_id` names the group of the source, for one transaction with
-    its offsets.
+    its offsets. `formats` are those of key and value.
     """
 
     topic: str | None = _text("topic", "Topic of all records; without it, the column topic names the topic of each.")
@@ -84,6 +86,7 @@ class SinkOptions(ClusterOptions):
     query_name: str | None = _text("queryName", "Spark's name of the query.", queries=STREAM, elsewhere="ignored")
     group_id: str | None = None
     producer: ProducerSettings = ProducerSettings()
+    formats: tuple[ColumnFormat, ...] = ()
 
     @property
     def transactional_id(self) -> str | None:
@@ -98,7 +101,10 @@ class SinkOptions(ClusterOptions):
         return replace(self, client=self.client_settings(bootstrap_servers))
 
 
-SINK_OPTIONS: Mapping[str, SourceOption] = {key.name.lower(): key for key in config_keys(SinkOptions).values()}
+SINK_OPTIONS: Mapping[str, SourceOption] = {
+    **{key.name.lower(): key for key in config_keys(SinkOptions).values()},
+    **WRITTEN_VALUE_OPTIONS,
+}
 """Lower-case name -> option, every option of the sink except ``kafka.*``."""
 
 _FIELDS = {key.name.lower(): name for name, key in config_keys(SinkOptions).items()}
@@ -112,12 +118,15 @@ def parse_sink_options(options: Mapping[str, str], kind: QueryKind) -> SinkOptio
     Raises: ConfigurationError that names the option.
     """
     values: dict[str, Any] = {}
+    formats: dict[str, Any] = {}
     given = by_lower_name(resolve_references(options))
     for key, (name, text) in given.items():
         if key.startswith(OPTION_PREFIX):
             continue
         option = _find_option(key, name)
-        if kind in option.queries:
+        if key in WRITTEN_VALUE_OPTIONS:
+            formats[key] = option.parse(text)
+        elif kind in option.queries:
             values[_FIELDS[key]] = option.parse(text)
         elif option.elsewhere == "rejected":
             raise ConfigurationError(f"Option {option.name} is not allowed in a {kind} query. Leave it out.")
@@ -140,6 +149,7 @@ def parse_sink_options(options: Mapping[str, str], kind: QueryKind) -> SinkOptio
         bootstrap_servers=address,
         client=client,
         producer=producer,
+        formats=written_formats(formats),
     )
     _check_transactions(parsed)
     return parsed

@@ -18,6 +18,7 @@ from spark_groupsource.values.format_options import (
     HEADERS,
     NO_HEADER,
     PROTOBUF,
+    WRITTEN_FORMATS,
     ColumnFormat,
     ValueOptions,
     check_format,
@@ -197,6 +198,33 @@ VALUE_OPTIONS: Mapping[str, SourceOption] = {
     ]
 }
 """Lower-case name -> option."""
+
+
+WRITTEN_VALUE_OPTIONS: Mapping[str, SourceOption] = {
+    option.name.lower(): option
+    for column in _COLUMNS
+    for option in [
+        SourceOption(
+            f"{column}.format",
+            ConfigType.STRING,
+            BINARY,
+            f"Format of the column {column}: binary (or text) as in Kafka, or encoded: string (as a cast), json (as "
+            "to_json) or one of Kafka's serdes.",
+            choices=WRITTEN_FORMATS,
+        ),
+    ]
+}
+"""Lower-case name -> option of a write."""
+
+
+def written_formats(given: Mapping[str, Any]) -> tuple[ColumnFormat, ...]:
+    """Returns the formats of key and value in a write.
+
+    Args:
+        given: lower-case name -> parsed value, of the options in `WRITTEN_VALUE_OPTIONS` that are given.
+    Raises: ConfigurationError for options that contradict each other.
+    """
+    return tuple(ColumnFormat(column, given.get(f"{column}.format", BINARY)) for column in _COLUMNS)
 
 
 def value_options(given: Mapping[str, Any], tls: Mapping[str, str], wait_ms: int) -> ValueOptions:

@@ -22,6 +22,7 @@ from spark_groupsource.records.encoded_batch import EncodedBatch
 from spark_groupsource.source.options.sink_columns import SINK_COLUMNS
 from spark_groupsource.source.options.sink_options import SinkOptions
 from spark_groupsource.source.tasks.garbage_collection import exempt_from_collection
+from spark_groupsource.values.column_writers import ColumnWriters
 
 _producers: dict[tuple[ClientSettings, ProducerSettings], BatchProducer] = {}
 
@@ -84,8 +85,9 @@ def encoded_batches(
         timestamp_ms=cluster.clock.timestamp_ms,
         first_partition=cluster.rng.randrange(2**31),
     )
+    writers = ColumnWriters(options.formats)
     for batch in batches:
-        yield from encoder.add(_written_columns(batch))
+        yield from encoder.add(writers.encoded(_written_columns(batch)))
     yield from encoder.finish()
 
 

@@ -188,7 +188,7 @@ class GroupDataSource(DataSource):
                 "columns."
             )
         options = parse_sink_options(given, kind)
-        check_columns(schema, options.topic)
+        check_columns(schema, options.topic, options.formats)
         label = application_label(self._driver)
         if label and not any(name.lower() == "kafka.client.id" for name in given):
             options = replace(options, client=replace(options.client, client_id=label))
