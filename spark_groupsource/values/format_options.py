@@ -14,7 +14,6 @@ from spark_groupsource.values.schema_text import decoded_text, has_utf_16_mark, 
 BINARY = "binary"
 JSON, AVRO, PROTOBUF = "json", "avro", "protobuf"
 FORMATS = (BINARY, "string", JSON, AVRO, PROTOBUF, "short", "int", "long", "float", "double", "uuid")
-WRITTEN_FORMATS = tuple(each for each in FORMATS if each not in (AVRO, PROTOBUF))
 FAILFAST, PERMISSIVE, DROPMALFORMED = MODES = ("FAILFAST", "PERMISSIVE", "DROPMALFORMED")
 HEADERS = NO_HEADER, CONFLUENT, GLUE = ("none", "confluent", "glue")
 _WITH_SCHEMA = (JSON, AVRO, PROTOBUF)
@@ -107,24 +106,9 @@ def check_format(given: ColumnFormat) -> ColumnFormat:
     """
     name = given.column
     _check_recursion_depth(given)
-    if given.format not in _WITH_SCHEMA:
-        options = {
-            f"{name}.schema": given.schema is not None,
-            f"{name}.schema.registry.url": given.registry is not None,
-            f"{name}.schema.header": given.header != NO_HEADER,
-        }
-        for option in (option for option, is_given in options.items() if is_given):
-            raise ConfigurationError(
-                f"Option {option} has no effect with {name}.format={given.format}. Set {name}.format to json, avro or "
-                "protobuf."
-            )
+    _check_has_effect(given)
     if given.format == PROTOBUF:
         return _check_protobuf(given)
-    if given.message is not None:
-        raise ConfigurationError(
-            f"Option {name}.message.name has no effect with {name}.format={given.format}. Set {name}.format to "
-            "protobuf."
-        )
     if given.registry is not None and given.header == GLUE:
         raise ConfigurationError(
             f"Option {name}.schema.registry.url has no effect with {name}.schema.header=glue: AWS Glue has another "
@@ -141,6 +125,44 @@ def check_format(given: ColumnFormat) -> ColumnFormat:
             f"{name}.schema.registry.url."
         )
     return given
+
+
+def _check_has_effect(given: ColumnFormat) -> None:
+    """Raises: ConfigurationError for options that the format does not use."""
+    name = given.column
+    if given.format not in _WITH_SCHEMA:
+        options = {
+            f"{name}.schema": given.schema is not None,
+            f"{name}.schema.registry.url": given.registry is not None,
+            f"{name}.schema.header": given.header != NO_HEADER,
+        }
+        for option in (option for option, is_given in options.items() if is_given):
+            raise ConfigurationError(
+                f"Option {option} has no effect with {name}.format={given.format}. Set {name}.format to json, avro or "
+                "protobuf."
+            )
+    if given.message is not None and given.format != PROTOBUF:
+        raise ConfigurationError(
+            f"Option {name}.message.name has no effect with {name}.format={given.format}. Set {name}.format to "
+            "protobuf."
+        )
+
+
+def check_written_format(given: ColumnFormat) -> ColumnFormat:
+    """Returns the format of a column that is written.
+
+    Raises: ConfigurationError for options that contradict each other.
+    """
+    name = given.column
+    _check_has_effect(given)
+    if given.format == JSON and (given.schema is not None or given.registry is not None):
+        option = "schema.registry.url" if given.schema is None else "schema"
+        raise ConfigurationError(
+            f"Option {name}.{option} has no effect when JSON is written: the text follows from the column. Remove it."
+        )
+    if given.format == PROTOBUF and given.subject is not None and given.schema is None:
+        return given
+    return _check_protobuf(given) if given.format == PROTOBUF else given
 
 
 def _check_recursion_depth(given: ColumnFormat) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_groupsource.records.columns.arrow_arrays import bitmap, booleans, is_valid, to_numbers
+from spark_groupsource.records.columns.arrow_arrays import bitmap, booleans, integers, is_valid, to_numbers
 
 
 class ListParts(NamedTuple):
@@ -49,3 +49,12 @@ def as_lists(column: pa.Array, parts: ListParts, values: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(
         pa.list_(values.type), len(column), [bitmap(is_valid(column)), offsets], children=[values]
     )
+
+
+def restored(column: pa.Array, write: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """Returns what `write` returns for the values that are not null, and null for a null."""
+    if not column.null_count:
+        return write(column)
+    valid = is_valid(column)
+    places = np.cumsum(valid) - 1
+    return write(column.filter(booleans(valid))).take(integers(places, valid))

@@ -112,12 +112,10 @@ def number_writer(name: str, kind: pa.DataType, column: str) -> Callable[[pa.Arr
     names = _WRITTEN[name]
     if str(kind) not in names:
         raise ConfigurationError(
-            f"Column {column} is {kind}; with {column}.format={name} it must be {' or '.join(names[:-1])}. Cast it."
+            f"Column {column} is {kind}; with {column}.format={name} it must be {' or '.join(names)}. Cast it."
         )
 
     def write(values: pa.Array) -> pa.Array:
-        if pa.types.is_null(kind):
-            return pa.nulls(len(values), pa.binary())
         layout = np.dtype(number.layout)
         data = to_numbers(values).astype(layout)
         found = consecutive(pa.binary(), np.full(len(data), layout.itemsize), data.view(np.uint8))
@@ -129,11 +127,11 @@ def number_writer(name: str, kind: pa.DataType, column: str) -> Callable[[pa.Arr
 # numbers that each format has without loss
 _INTEGERS = ("int8", "int16", "int32", "int64")
 _WRITTEN = {
-    "short": (*_INTEGERS[:2], "null"),
-    "int": (*_INTEGERS[:3], "null"),
-    "long": (*_INTEGERS, "null"),
-    "float": ("float", *_INTEGERS[:2], "null"),
-    "double": ("float", "double", *_INTEGERS[:3], "null"),
+    "short": _INTEGERS[:2],
+    "int": _INTEGERS[:3],
+    "long": _INTEGERS,
+    "float": ("float", *_INTEGERS[:2]),
+    "double": ("float", "double", *_INTEGERS[:3]),
 }
 
 

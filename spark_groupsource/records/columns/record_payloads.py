@@ -14,16 +14,14 @@ from typing import Callable, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from spark_groupsource.records.columns.arrow_arrays import byte_strings, consecutive, integers
+from spark_groupsource.records.columns.arrow_arrays import byte_strings, integers
 from spark_groupsource.records.columns.binary_columns import between, binary_bounds, byte_lengths
+from spark_groupsource.records.columns.varint_columns import joined_rows, rows_of, varint_widths, varints, zigzag
 from spark_groupsource.records.header import HEADER_BYTES
 from spark_groupsource.records.key_partitions import Bytes, Numbers, hashes_of_keys
 
-_Varints = npt.NDArray[np.int16]
 _NULL = 1
-_TABLE_SIZE = 1 << 13
 # of a record: length, attributes, timestamp delta, offset delta
 _MIN_PREFIX_BYTES = 4
 
@@ -105,11 +103,11 @@ def encoded_headers(counts: Numbers, names: pa.Array, values: pa.Array) -> pa.Ar
         counts: number of headers of each record.
         names, values: binary arrays of all headers, one record after the other.
     """
-    name_sizes, value_sizes = (_zigzag(byte_lengths(each)) for each in (names, values))
-    written = _join(_joined([_varints(name_sizes)]), names, _joined([_varints(value_sizes)]), values)
+    name_sizes, value_sizes = (zigzag(byte_lengths(each)) for each in (names, values))
+    written = joined_rows(rows_of([varints(name_sizes)]), names, rows_of([varints(value_sizes)]), values)
     data, bounds = binary_bounds(written)
     ends = np.concatenate(([0], np.cumsum(counts)))
-    return _join(_joined([_varints(_zigzag(counts))]), between(data, bounds[ends]))
+    return joined_rows(rows_of([varints(zigzag(counts))]), between(data, bounds[ends]))
 
 
 class _Places:
@@ -130,7 +128,7 @@ class _Places:
         present, sizes = open_batches.counts[self._slots], open_batches.sizes[self._slots]
         first = np.where(present > 0, open_batches.base_timestamps[self._slots], rows.timestamps[starts])
         self._offset_deltas = np.arange(count) - np.repeat(starts - present, counts)
-        self._time_deltas = _zigzag(rows.timestamps - np.repeat(first, counts))
+        self._time_deltas = zigzag(rows.timestamps - np.repeat(first, counts))
         self._tails, self._sizes = self._record_sizes(slice(0, count), self._offset_deltas, self._time_deltas)
         room = batch_bytes - np.where(present > 0, sizes, HEADER_BYTES)
         self._starts, self._is_new = starts, present == 0
@@ -140,8 +138,8 @@ class _Places:
 
     def _record_sizes(self, part: slice, offset_deltas: Numbers, time_deltas: Numbers) -> tuple[Numbers, Numbers]:
         """Returns the length of each record as it is written, and its bytes with the length."""
-        tails = self._content[part] + 1 + _widths(time_deltas) + _widths(offset_deltas << 1)
-        return tails, tails + _widths(tails << 1)
+        tails = self._content[part] + 1 + varint_widths(time_deltas) + varint_widths(offset_deltas << 1)
+        return tails, tails + varint_widths(tails << 1)
 
     def _divide(self, is_full: npt.NDArray[np.bool_], counts: Numbers, room: Numbers) -> None:
         """Divides the pieces that do not fit into the open batch of their slot."""
@@ -167,7 +165,7 @@ class _Places:
                 last = int(np.searchsorted(at_most, before + self._limit - HEADER_BYTES, "right"))
                 part = slice(start, min(end, max(last, start + 1)))
                 offset_deltas = np.arange(part.stop - start)
-                time_deltas = _zigzag(self._rows.timestamps[part] - self._rows.timestamps[start])
+                time_deltas = zigzag(self._rows.timestamps[part] - self._rows.timestamps[start])
                 tails, sizes = self._record_sizes(part, offset_deltas, time_deltas)
                 fitting = int(np.searchsorted(np.cumsum(sizes), self._limit - HEADER_BYTES, "right"))
                 kept = slice(0, max(1, fitting))
@@ -182,15 +180,15 @@ class _Places:
         """Returns the bytes of the records."""
         rows, count = self._rows, len(self._content)
         zeros = np.zeros((count, 1), np.int16)
-        value_sizes = _varints(_zigzag(self._value_sizes))
-        begin = [_varints(self._tails << 1), zeros, _varints(self._time_deltas), _varints(self._offset_deltas << 1)]
+        value_sizes = varints(zigzag(self._value_sizes))
+        begin = [varints(self._tails << 1), zeros, varints(self._time_deltas), varints(self._offset_deltas << 1)]
         parts = []
         if self._key_sizes is None:
-            parts.append(_joined([*begin, np.full((count, 1), _NULL, np.int16), value_sizes]))
+            parts.append(rows_of([*begin, np.full((count, 1), _NULL, np.int16), value_sizes]))
         else:
-            parts += [_joined([*begin, _varints(_zigzag(self._key_sizes))]), rows.keys, _joined([value_sizes])]
-        parts += [rows.values, _scalars()[0] if rows.headers is None else rows.headers]
-        data, bounds = binary_bounds(_join(*parts))
+            parts += [rows_of([*begin, varints(zigzag(self._key_sizes))]), rows.keys, rows_of([value_sizes])]
+        parts += [rows.values, _no_headers() if rows.headers is None else rows.headers]
+        data, bounds = binary_bounds(joined_rows(*parts))
         return data[: int(bounds[-1])]
 
     def pieces(self) -> Pieces:
@@ -227,61 +225,13 @@ def _by_slot(rows: Rows) -> tuple[Rows, Numbers]:
 
 def _content_sizes(lengths: Numbers) -> Numbers:
     """Returns the bytes of fields with these lengths and the varints of the lengths."""
-    return np.maximum(lengths, 0) + _widths(_zigzag(lengths))
-
-
-def _zigzag(numbers: Numbers) -> Numbers:
-    """Returns the zigzag code of numbers, as bits of 64."""
-    return (numbers << 1) ^ (numbers >> 63)
-
-
-def _widths(codes: Numbers) -> Numbers:
-    """Returns the number of bytes of the varint of each code."""
-    bits = codes.view(np.uint64)
-    widths, largest = np.ones(len(bits), np.int64), int(bits.max())
-    for width in range(1, -(-largest.bit_length() // 7)):
-        widths += bits >> np.uint64(7 * width) != 0
-    return widths
-
-
-def _varints(codes: Numbers) -> _Varints:
-    """Returns the varint of each code, one row per code, padded with -1."""
-    largest = int(codes.view(np.uint64).max())
-    if largest < 2 * _TABLE_SIZE:
-        return _varint_table()[codes, : 1 if largest < 128 else 2]
-    return _encoded_varints(codes, -(-largest.bit_length() // 7))
+    return np.maximum(lengths, 0) + varint_widths(zigzag(lengths))
 
 
 @cache
-def _varint_table() -> _Varints:
-    """Returns the varints of all codes with at most two bytes."""
-    return _encoded_varints(np.arange(2 * _TABLE_SIZE), 2)
-
-
-def _encoded_varints(codes: Numbers, width: int) -> _Varints:
-    rest = codes.view(np.uint64)[:, None] >> np.arange(width, dtype=np.uint64) * np.uint64(7)
-    found = (rest & np.uint64(0x7F)).astype(np.int16)
-    found[rest >= np.uint64(128)] |= 0x80
-    found[:, 1:][rest[:, 1:] == 0] = -1
-    return found
-
-
-def _joined(columns: list[_Varints]) -> pa.Array:
-    """Returns the bytes of each row."""
-    rows = np.hstack(columns)
-    is_used = rows >= 0
-    return consecutive(pa.binary(), is_used.sum(axis=1), rows[is_used].astype(np.uint8))
-
-
-def _join(*parts: pa.Array | pa.Scalar) -> pa.Array:
-    """Returns the bytes of the parts of each row, one after the other; a null has none."""
-    return pc.binary_join_element_wise(*parts, _scalars()[1], null_handling="replace")
-
-
-@cache
-def _scalars() -> tuple[pa.Scalar, pa.Scalar]:
-    """Returns the bytes of no headers, and those between two parts."""
-    return tuple(byte_strings([b"\0", b""]))
+def _no_headers() -> pa.Scalar:
+    """Returns the bytes of no headers."""
+    return byte_strings([b"\0"])[0]
 
 
 NUMPY_WRITER = RecordWriter(hashes_of_keys, write_records)

@@ -77,7 +77,7 @@ def check_columns(schema: StructType, topic: str | None, formats: Sequence[Colum
     for name, (is_allowed, types) in SINK_COLUMNS.items():
         kind = found.get(name)
         if kind is not None and name in encoded:
-            _check_encoded(encoded[name], kind)
+            _check_encoded(encoded[name], kind, topic)
             continue
         if kind is None or name == "topic" and topic is not None or isinstance(kind, NullType) and name != "value":
             continue
@@ -86,7 +86,7 @@ def check_columns(schema: StructType, topic: str | None, formats: Sequence[Colum
             raise ConfigurationError(f"Column {name} is {kind.simpleString()}; it must be {types}. {remedy}")
 
 
-def _check_encoded(given: ColumnFormat, kind: DataType) -> None:
+def _check_encoded(given: ColumnFormat, kind: DataType, topic: str | None) -> None:
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_type
 
@@ -100,4 +100,4 @@ def _check_encoded(given: ColumnFormat, kind: DataType) -> None:
             f"Column {given.column} is {kind.simpleString()}, which has a type that Spark does not pass to a Python "
             "data source. Cast it."
         ) from None
-    column_writer(given, arrow)
+    column_writer(given, arrow, topic)

@@ -31,13 +31,15 @@ from spark_groupsource.source.options.option_values import parse_text
 from spark_groupsource.source.options.secret_options import resolve_references
 from spark_groupsource.source.options.source_options import OPTIONS
 from spark_groupsource.source.options.table_options import TABLE_OPTIONS
-from spark_groupsource.source.options.value_options import WRITTEN_VALUE_OPTIONS, written_formats
+from spark_groupsource.source.options.value_options import TLS_PREFIXES, WRITTEN_VALUE_OPTIONS, written_formats
 from spark_groupsource.values.format_options import ColumnFormat
 
 _GROUP_ID = ACCEPTED_SETTINGS["group.id"]
 _SUBSCRIPTION = frozenset({"subscribe", "subscribepattern", "assign"})
 UNSUPPORTED_SINK_OPTIONS: Mapping[str, str] = {
     "path": "The sink writes to topics, not to paths: use option topic, and save() or start() without a path.",
+    "key.use.latest.version": "Set key.schema.version=latest.",
+    "value.use.latest.version": "Set value.schema.version=latest.",
 }
 """Lower-case names of options that are rejected, each with the reason."""
 
@@ -119,9 +121,13 @@ def parse_sink_options(options: Mapping[str, str], kind: QueryKind) -> SinkOptio
     """
     values: dict[str, Any] = {}
     formats: dict[str, Any] = {}
+    registry_tls = dict[str, str]()
     given = by_lower_name(resolve_references(options))
     for key, (name, text) in given.items():
         if key.startswith(OPTION_PREFIX):
+            continue
+        if key.startswith(TLS_PREFIXES):
+            registry_tls[key] = text
             continue
         option = _find_option(key, name)
         if key in WRITTEN_VALUE_OPTIONS:
@@ -149,7 +155,7 @@ def parse_sink_options(options: Mapping[str, str], kind: QueryKind) -> SinkOptio
         bootstrap_servers=address,
         client=client,
         producer=producer,
-        formats=written_formats(formats),
+        formats=written_formats(formats, registry_tls, producer.max_block_ms),
     )
     _check_transactions(parsed)
     return parsed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Mapping
 
 from spark_groupsource.common.config_def import ConfigType, closest, parse_given
@@ -13,16 +14,17 @@ from spark_groupsource.source.options.option_row import STREAM, SourceOption
 from spark_groupsource.source.options.option_values import parse_text
 from spark_groupsource.values.format_options import (
     BINARY,
+    CONFLUENT,
     FAILFAST,
     FORMATS,
     HEADERS,
     NO_HEADER,
     PROTOBUF,
-    WRITTEN_FORMATS,
     ColumnFormat,
     ValueOptions,
     check_format,
     check_options,
+    check_written_format,
     parse_mode,
     parse_schema_text,
 )
@@ -32,6 +34,7 @@ from spark_groupsource.values.registry.subjects import (
     REACTIONS,
     TOPIC,
     SubjectOptions,
+    WrittenSubject,
     parse_strategy,
     parse_version,
 )
@@ -200,31 +203,94 @@ VALUE_OPTIONS: Mapping[str, SourceOption] = {
 """Lower-case name -> option."""
 
 
+_WRITTEN_DOCS: Mapping[str, str] = {
+    "format": "Format of the column {0}: binary (or text) as in Kafka, or encoded: string (as a cast), json (as "
+    "to_json), avro (as to_avro), protobuf or one of Kafka's serdes.",
+    "schema": "Schema of the column {0}: for avro an Avro schema, by default that of to_avro; for protobuf a "
+    "descriptor set of protoc, or the text of a .proto file. Text that begins with / or file:/, and with no comment, "
+    "is the path of a file on the driver.",
+    "message.name": "Full name of the Protobuf message of the column {0}; with a registry, by default the first one of "
+    "the schema.",
+    "schema.registry.url": "Addresses of a schema registry, separated by commas: each {0} begins with the id of its "
+    "schema there, in Confluent's wire format.",
+    "subject.name.strategy": "Subject of the schema: topic (TOPIC-{0}), record (the name of the record) or "
+    "topic-record (TOPIC-NAME); Confluent's class names are accepted.",
+    "record.name": "Full name of the record of {0}.schema, or of the schema that the column has without it (by default "
+    "topLevelRecord, as to_avro).",
+    "schema.version": "Version of the subject that is the schema of the column: latest, or a number. Without it, the "
+    "schema is {0}.schema or that of the column.",
+}
+
+
+def _written_options(column: str) -> list[SourceOption]:
+    given = {each.name: each for each in (*_format_options(column), *_subject_options(column))}
+    described = [replace(given[f"{column}.{name}"], doc=doc.format(column)) for name, doc in _WRITTEN_DOCS.items()]
+    registers = SourceOption(
+        f"{column}.auto.register.schemas",
+        ConfigType.BOOLEAN,
+        True,
+        "Whether a schema that is no version of the subject is registered; else the write fails.",
+    )
+    return [*described, registers, *_credential_options(column)]
+
+
 WRITTEN_VALUE_OPTIONS: Mapping[str, SourceOption] = {
-    option.name.lower(): option
-    for column in _COLUMNS
-    for option in [
-        SourceOption(
-            f"{column}.format",
-            ConfigType.STRING,
-            BINARY,
-            f"Format of the column {column}: binary (or text) as in Kafka, or encoded: string (as a cast), json (as "
-            "to_json) or one of Kafka's serdes.",
-            choices=WRITTEN_FORMATS,
-        ),
-    ]
+    option.name.lower(): option for column in _COLUMNS for option in _written_options(column)
 }
 """Lower-case name -> option of a write."""
 
 
-def written_formats(given: Mapping[str, Any]) -> tuple[ColumnFormat, ...]:
+def written_formats(given: Mapping[str, Any], tls: Mapping[str, str], wait_ms: int) -> tuple[ColumnFormat, ...]:
     """Returns the formats of key and value in a write.
 
     Args:
         given: lower-case name -> parsed value, of the options in `WRITTEN_VALUE_OPTIONS` that are given.
+        tls, wait_ms: as in `value_options`.
     Raises: ConfigurationError for options that contradict each other.
     """
-    return tuple(ColumnFormat(column, given.get(f"{column}.format", BINARY)) for column in _COLUMNS)
+    return tuple(_written_format(column, given, tls, wait_ms) for column in _COLUMNS)
+
+
+def _written_format(column: str, given: Mapping[str, Any], tls: Mapping[str, str], wait_ms: int) -> ColumnFormat:
+    def option(name: str, default: Any = None) -> Any:
+        return given.get(f"{column}.{name}", default)
+
+    registry = _address(column, given, tls, wait_ms)
+    has_version = f"{column}.schema.version" in given
+    for name in ("subject.name.strategy", "schema.version", "auto.register.schemas") if registry is None else ():
+        if f"{column}.{name}" in given:
+            raise ConfigurationError(
+                f"Option {column}.{name} has no effect without {column}.schema.registry.url. Remove one of them."
+            )
+    for name in ("schema", "auto.register.schemas") if has_version else ():
+        if option(name):
+            raise ConfigurationError(
+                f"Options {column}.{name} and {column}.schema.version are both set. Remove one of them: a version of "
+                "the subject is the schema, or the schema becomes a version."
+            )
+    subject = WrittenSubject(
+        option("subject.name.strategy", TOPIC),
+        option("record.name"),
+        option("schema.version"),
+        has_version,
+        option("auto.register.schemas", True),
+    )
+    if has_version and subject.strategy != TOPIC and subject.record is None:
+        raise ConfigurationError(
+            f"Option {column}.record.name is missing: {column}.subject.name.strategy is {subject.strategy}. Give the "
+            "full name of the record."
+        )
+    return check_written_format(
+        ColumnFormat(
+            column,
+            option("format", BINARY),
+            option("schema"),
+            registry=registry,
+            header=NO_HEADER if registry is None else CONFLUENT,
+            subject=None if registry is None and subject.record is None else subject,
+            message=option("message.name"),
+        )
+    )
 
 
 def value_options(given: Mapping[str, Any], tls: Mapping[str, str], wait_ms: int) -> ValueOptions:

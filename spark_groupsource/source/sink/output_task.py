@@ -85,9 +85,10 @@ def encoded_batches(
         timestamp_ms=cluster.clock.timestamp_ms,
         first_partition=cluster.rng.randrange(2**31),
     )
-    writers = ColumnWriters(options.formats)
+    writers = ColumnWriters(options.formats, options.topic)
     for batch in batches:
-        yield from encoder.add(writers.encoded(_written_columns(batch)))
+        for encoded in writers.encoded(_written_columns(batch)):
+            yield from encoder.add(encoded)
     yield from encoder.finish()
 
 

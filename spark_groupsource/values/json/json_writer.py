@@ -50,7 +50,7 @@ def json_writer(kind: pa.DataType, name: str) -> Writer:
         name: of the column, for messages.
     Raises: ConfigurationError for a type that to_json does not accept, and one that is not written.
     """
-    if not (pa.types.is_struct(kind) or pa.types.is_map(kind) or pa.types.is_list(kind) or pa.types.is_null(kind)):
+    if not (pa.types.is_struct(kind) or pa.types.is_map(kind) or pa.types.is_list(kind)):
         raise ConfigurationError(
             f"Column {name} is {kind}; with {name}.format=json it must be a struct, an array or a map. Use "
             f"struct(...), or set {name}.format to string for text that is JSON already."

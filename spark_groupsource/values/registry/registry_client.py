@@ -5,9 +5,10 @@ Source: REST interface of Confluent Schema Registry, which Karapace and Apicurio
 
 from __future__ import annotations
 
+import json
 import logging
 from functools import cache
-from typing import TYPE_CHECKING, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 
@@ -17,24 +18,35 @@ from spark_groupsource.common.tls_contexts import tls_context
 from spark_groupsource.errors import AuthenticationError, ConfigurationError, NetworkError
 from spark_groupsource.values.registry.avro_references import with_references
 from spark_groupsource.values.registry.registry_address import RegistryAddress
-from spark_groupsource.values.registry.registry_requests import error_body, get
-from spark_groupsource.values.registry.registry_responses import SchemaResponse, parse_error_code, parse_schema_response
+from spark_groupsource.values.registry.registry_requests import error_body, send
+from spark_groupsource.values.registry.registry_responses import (
+    SchemaResponse,
+    parse_error_code,
+    parse_error_message,
+    parse_schema_id,
+    parse_schema_response,
+)
 
 if TYPE_CHECKING:
     import ssl
 
+_Parsed = TypeVar("_Parsed")
 _log = logging.getLogger(__name__)
 _CLOCK = SystemClock()
 _TIMEOUT_MS = 10_000
 _BACKOFF_MS, _MAX_BACKOFF_MS = 100, 5_000
 # how long an unknown id is not requested again: a follower of the registry may not have it yet
 _UNKNOWN_MS = 30_000
+# how long tasks write the latest version of a subject before they ask again
+_LATEST_MS = 60_000
 _MAX_REFERENCES = 1_000
 _MAX_REFERENCE_DEPTH = 100
 _NOT_FOUND = 404
 _UNAUTHORIZED = (401, 403)
 # codes of requests that are not repeated; 408 and 429 are repeated
 _INVALID = (400, 405, 406, 409, 410, 422)
+# a schema that is incompatible with the subject, or invalid
+_REJECTED = (409, 422)
 # codes in the body of the responses: subject, version, schema not found; a proxy's 404 has none
 _UNKNOWN_CODES = (40401, 40402, 40403)
 
@@ -96,6 +108,8 @@ class SchemaRegistry:
         self._option = option
         self._schemas: dict[int | str, RegisteredSchema] = {}
         self._unknown_until_ms: dict[int | str, int] = {}
+        self._ids: dict[tuple[str, str], int] = {}
+        self._versions: dict[tuple[str, int | None], tuple[int, SubjectVersion]] = {}
 
     def schema(self, schema_id: int | str) -> str | None:
         """Returns the text of an Avro schema, with the types of others to which it refers.
@@ -140,6 +154,34 @@ class SchemaRegistry:
         found = self._get(_path(subject, None))
         return None if found is None else found.version
 
+    def schema_id(self, subject: str, text: str, kind: str, registers: bool) -> int | None:
+        """Returns the id of a schema in a subject.
+
+        Args:
+            kind: AVRO, JSON or PROTOBUF.
+            registers: whether the schema becomes a version of the subject if it is none.
+        Returns: None if it is none.
+        Raises: as `schema`; ConfigurationError for a schema that the registry rejects.
+        """
+        found = self._ids.get((subject, text))
+        if found is None:
+            given = {"schema": text} | ({} if kind == "AVRO" else {"schemaType": kind})
+            path = f"/subjects/{quote(subject, safe='', errors='replace')}{'/versions' if registers else ''}"
+            found = self._send(path, parse_schema_id, json.dumps(given).encode())
+            if found is not None:
+                self._ids[subject, text] = found
+        return found
+
+    def recent_version(self, subject: str, version: int | None = None) -> SubjectVersion | None:
+        """As `version`; a version that was read is not requested again, and the latest one not for a minute."""
+        kept = self._versions.get((subject, version))
+        if kept is None or version is None and kept[0] < _CLOCK.now_ms():
+            found = self.version(subject, version)
+            if found is None:
+                return None
+            kept = self._versions[subject, version] = _CLOCK.now_ms() + _LATEST_MS, found
+        return kept[1]
+
     def _with_references(self, found: SchemaResponse) -> RegisteredSchema:
         references: dict[str, str] = {}
         self._add_references(found, references, set(), 1)
@@ -170,6 +212,10 @@ class SchemaRegistry:
 
     def _get(self, path: str, is_version: bool = True) -> SchemaResponse | None:
         """Returns a response; None if the registry does not have the schema or version."""
+        return self._send(path, lambda body: parse_schema_response(body, is_version))
+
+    def _send(self, path: str, parse: Callable[[bytes], _Parsed], sent: bytes | None = None) -> _Parsed | None:
+        """Returns a parsed response; None if the registry does not have the schema, version or subject."""
         context = self._context()
         deadline_ms = _CLOCK.now_ms() + self._address.wait_ms
         backoff_ms, is_first = _BACKOFF_MS, True
@@ -177,12 +223,18 @@ class SchemaRegistry:
             for url in self._address.urls:
                 remaining_ms = max(deadline_ms - _CLOCK.now_ms(), 1)
                 try:
-                    body = get(url + path, self._address, context, min(_TIMEOUT_MS, remaining_ms), _CLOCK)
-                    return parse_schema_response(body, is_version)
+                    timeout_ms = min(_TIMEOUT_MS, remaining_ms)
+                    return parse(send(url + path, self._address, context, timeout_ms, _CLOCK, sent))
                 except HTTPError as error:
                     with error:
-                        if error.code == _NOT_FOUND and parse_error_code(error_body(error)) in _UNKNOWN_CODES:
+                        body = error_body(error)
+                        if error.code == _NOT_FOUND and parse_error_code(body) in _UNKNOWN_CODES:
                             return None
+                        if error.code in _REJECTED and sent is not None and parse_error_code(body) is not None:
+                            raise ConfigurationError(
+                                f"Sending a schema to {url + path} failed: {parse_error_message(body)[:300]} "
+                                f"({error.code}). Correct the types of the columns, or the schema."
+                            ) from None
                     self._check_retriable(error, url + path)
                     failure = f"{url} responded {error.code}"
                 except (OSError, ValueError) as error:
@@ -190,7 +242,8 @@ class SchemaRegistry:
                     failure = f"{url}: {str(error)[:200]}"
             if _CLOCK.now_ms() + backoff_ms >= deadline_ms:
                 raise NetworkError(
-                    f"Reading {path} of the schema registry failed for {self._address.wait_ms} ms: {failure}. Check "
+                    f"{'Reading' if sent is None else 'Sending a schema to'} {path} of the schema registry failed for "
+                    f"{self._address.wait_ms} ms: {failure}. Check "
                     f"option {self._option} and the registry."
                 )
             if is_first:

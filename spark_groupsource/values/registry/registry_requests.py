@@ -13,6 +13,7 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_ope
 from spark_groupsource.common.clock import Clock
 from spark_groupsource.values.registry.registry_address import RegistryAddress
 
+_CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 _MAX_BYTES = 16 * 1024 * 1024
 _PIECE_BYTES = 1 << 16
 
@@ -31,15 +32,24 @@ class _Redirects(HTTPRedirectHandler):
         return found
 
 
-def get(url: str, address: RegistryAddress, context: ssl.SSLContext | None, timeout_ms: int, clock: Clock) -> bytes:
+def send(
+    url: str,
+    address: RegistryAddress,
+    context: ssl.SSLContext | None,
+    timeout_ms: int,
+    clock: Clock,
+    body: bytes | None = None,
+) -> bytes:
     """Returns the body of a response.
 
     Args:
         timeout_ms: for the whole response.
+        body: JSON to post; None to get.
     Raises: HTTPError for a status that is no success; OSError, ValueError.
     """
     deadline_ms = clock.now_ms() + timeout_ms
-    request = Request(url, headers={"Accept": "application/vnd.schemaregistry.v1+json"})
+    headers = {"Accept": _CONTENT_TYPE} | ({} if body is None else {"Content-Type": _CONTENT_TYPE})
+    request = Request(url, body, headers)
     if address.user_info is not None:
         request.add_unredirected_header("Authorization", f"Basic {b64encode(address.user_info.encode()).decode()}")
     elif address.token is not None:

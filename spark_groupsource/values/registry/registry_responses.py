@@ -58,6 +58,23 @@ def parse_schema_response(body: bytes, is_version: bool) -> SchemaResponse:
     )
 
 
+def parse_schema_id(body: bytes) -> int:
+    """Parses the response to a schema that was sent. Raises: ValueError if it is none of a schema registry."""
+    found = _parsed(body)
+    if not isinstance(found, dict):
+        raise ValueError("the response is no JSON object")
+    return _field(found, "id", int)
+
+
+def parse_error_message(body: bytes) -> str:
+    """Returns the text of an error; empty for a body of another server."""
+    try:
+        found = _parsed(body)
+    except ValueError:
+        return ""
+    return str(found.get("message", "")) if isinstance(found, dict) else ""
+
+
 def parse_error_code(body: bytes) -> int | None:
     """Returns the code in the body of an error; None for a body of another server."""
     try:

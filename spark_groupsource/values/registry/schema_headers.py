@@ -56,6 +56,11 @@ def confluent_header(column: str) -> str:
     return f"__{column}_schema_id"
 
 
+def confluent_prefix(schema_id: int) -> bytes:
+    """Returns the bytes before a value of a schema."""
+    return b"\0" + schema_id.to_bytes(PREFIX_BYTES - 1, "big")
+
+
 def read_confluent(data: pa.Array, headers: pa.Array | None, name: str) -> NamedSchemas:
     """Reads the id from the record header `name`, and from the begin of a value without it.
 

@@ -28,6 +28,23 @@ class SubjectOptions:
 
 
 @dataclass(frozen=True)
+class WrittenSubject(SubjectOptions):
+    """Which subject has the schema of values that are written.
+
+    Attributes:
+        has_version: whether the schema is `version` of the subject; else it is that of the column.
+        registers: whether the schema of the column becomes a version of the subject if it is none.
+    """
+
+    has_version: bool = False
+    registers: bool = True
+
+    def name(self, column: str, topic: str, record: str) -> str:
+        """Returns the subject, given the topic and the name of the schema's record."""
+        return {TOPIC: f"{topic}-{column}", RECORD: record, TOPIC_RECORD: f"{topic}-{record}"}[self.strategy]
+
+
+@dataclass(frozen=True)
 class ReaderSchema:
     """The version of a subject that is the schema of a column, as it is stored in the checkpoint.
 
