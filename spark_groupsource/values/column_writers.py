@@ -15,7 +15,10 @@ from spark_groupsource.values.avro.avro_writer import avro_writer
 from spark_groupsource.values.avro.derived_schema import RECORD_NAME, derived_avro_schema
 from spark_groupsource.values.format_options import AVRO, BINARY, JSON, PROTOBUF, ColumnFormat
 from spark_groupsource.values.json.json_writer import json_writer
-from spark_groupsource.values.registry.registry_client import shared_registry
+from spark_groupsource.values.protobuf.protobuf_schema import ProtoFiles
+from spark_groupsource.values.protobuf.protobuf_writer import protobuf_writer
+from spark_groupsource.values.registry.protobuf_indexes import encoded_indexes
+from spark_groupsource.values.registry.registry_client import SchemaRegistry, SubjectVersion, shared_registry
 from spark_groupsource.values.registry.schema_headers import confluent_prefix
 from spark_groupsource.values.registry.subjects import RECORD, TOPIC, WrittenSubject
 from spark_groupsource.values.serdes import NUMBERS, number_writer, uuid_writer
@@ -23,6 +26,8 @@ from spark_groupsource.values.text_writer import text_writer
 
 ColumnWriter = Callable[[pa.Array], pa.Array]
 """Typed column -> binary column; a null is a null."""
+# a column is as deep as its type
+_ANY_DEPTH = 1 << 30
 
 
 def column_writer(given: ColumnFormat, kind: pa.DataType, topic: str | None = None) -> ColumnWriter:
@@ -40,7 +45,7 @@ def column_writer(given: ColumnFormat, kind: pa.DataType, topic: str | None = No
     if given.format == AVRO:
         return _avro_writer(given, kind, topic)
     if given.format == PROTOBUF:
-        raise ConfigurationError(f"Option {given.column}.format=protobuf is not supported when writing. Use avro.")
+        return _protobuf_writer(given, kind, topic)
     if given.format == "string":
         return text_writer(kind, given.column)
     if given.format in NUMBERS:
@@ -54,47 +59,97 @@ def needs_topic(given: ColumnFormat) -> bool:
 
 
 def _avro_writer(given: ColumnFormat, kind: pa.DataType, topic: str | None) -> ColumnWriter:
-    subject = given.subject if isinstance(given.subject, WrittenSubject) else WrittenSubject()
-    is_named = given.registry is not None and (topic is not None or not needs_topic(given))
-    if subject.has_version:
-        if not is_named:
-            # the schema is not known
-            return lambda column: column
-        return _version_writer(given, subject, kind, topic or "")
-    text = given.schema or derived_avro_schema(kind, given.column, subject.record or RECORD_NAME)
+    registered = _Registered(given, topic)
+    if registered.has_version:
+        found = registered.version("AVRO")
+        if found is None:
+            return _unchecked
+        schema = parse_avro_schema(f"The schema of subject {found.subject}", found.schema.avro)
+        return avro_writer(schema, kind, given.column, confluent_prefix(found.schema_id))
+    record = given.subject and given.subject.record or RECORD_NAME
+    text = given.schema or derived_avro_schema(kind, given.column, record)
     schema = avro_schema(given) if given.schema else parse_avro_schema("The schema of the column", text)
-    if not is_named:
-        return avro_writer(schema, kind, given.column)
-    assert given.registry is not None
-    record = subject.record or schema.name
-    if not record and subject.strategy != TOPIC:
-        raise ConfigurationError(
-            f"Option {given.column}.subject.name.strategy={subject.strategy} needs a record, and the column is {kind}. "
-            "Set it to topic."
-        )
-    name = subject.name(given.column, topic or "", record)
-    registry = shared_registry(given.registry, given.column)
-    schema_id = registry.schema_id(name, text, "AVRO", subject.registers)
-    if schema_id is None:
-        raise ConfigurationError(
-            f"The schema of column {given.column} is no version of subject {name}. Register it, or set "
-            f"{given.column}.auto.register.schemas to true, or {given.column}.schema.version to latest."
-        )
-    return avro_writer(schema, kind, given.column, confluent_prefix(schema_id))
+    return avro_writer(schema, kind, given.column, registered.prefix(text, "AVRO", schema.name))
 
 
-def _version_writer(given: ColumnFormat, subject: WrittenSubject, kind: pa.DataType, topic: str) -> ColumnWriter:
-    assert given.registry is not None
-    name = subject.name(given.column, topic, subject.record or "")
-    found = shared_registry(given.registry, given.column).recent_version(name, subject.version)
-    if found is None or found.schema.kind != "AVRO":
-        fact = "does not exist" if found is None else f"is a schema of {found.schema.kind}"
-        raise ConfigurationError(
-            f"Version {subject.version or 'latest'} of subject {name} {fact}. Correct option "
-            f"{given.column}.schema.version, or remove it."
-        )
-    schema = parse_avro_schema(f"The schema of subject {name}", found.schema.avro)
-    return avro_writer(schema, kind, given.column, confluent_prefix(found.schema_id))
+def _protobuf_writer(given: ColumnFormat, kind: pa.DataType, topic: str | None) -> ColumnWriter:
+    registered = _Registered(given, topic)
+    option = f"{given.column}.message.name"
+    if registered.has_version:
+        found = registered.version("PROTOBUF")
+        if found is None:
+            return _unchecked
+        source = f"The schema of subject {found.subject}"
+        message = ProtoFiles(source, found.schema.descriptor_set(source)).message(option, given.message, _ANY_DEPTH)
+        prefix = confluent_prefix(found.schema_id)
+    else:
+        files = ProtoFiles(f"Option {given.column}.schema", given.schema or "")
+        message = files.message(option, given.message, _ANY_DEPTH)
+        text = given.subject.text if isinstance(given.subject, WrittenSubject) else None
+        prefix = registered.prefix(text or files.registered_text(), "PROTOBUF", message.name)
+    if given.registry is not None:
+        # the first path is that in the text of the schema
+        prefix += encoded_indexes(message.paths[:1])[-1]
+    return protobuf_writer(message, kind, given.column, prefix)
+
+
+def _unchecked(column: pa.Array) -> pa.Array:
+    """Writer for a check without the schema, which depends on the topic."""
+    raise AssertionError("no schema")
+
+
+class _Registered:
+    """The schema of a column in the registry; without a registry, or without the topic, nothing is requested."""
+
+    def __init__(self, given: ColumnFormat, topic: str | None) -> None:
+        self._given, self._topic = given, topic
+        self._subject = given.subject if isinstance(given.subject, WrittenSubject) else WrittenSubject()
+        self._registry: SchemaRegistry | None = None
+        if given.registry is not None and (topic is not None or not needs_topic(given)):
+            self._registry = shared_registry(given.registry, given.column)
+
+    @property
+    def has_version(self) -> bool:
+        return self._subject.has_version
+
+    def version(self, kind: str) -> SubjectVersion | None:
+        """Returns the version of the subject that is the schema; None if nothing is requested."""
+        if self._registry is None:
+            return None
+        subject = self._subject
+        name = subject.name(self._given.column, self._topic or "", subject.record or "")
+        found = self._registry.recent_version(name, subject.version)
+        if found is None or found.schema.kind != kind:
+            fact = "does not exist" if found is None else f"is a schema of {found.schema.kind}"
+            raise ConfigurationError(
+                f"Version {subject.version or 'latest'} of subject {name} {fact}. Correct option "
+                f"{self._given.column}.schema.version, or remove it."
+            )
+        return found
+
+    def prefix(self, text: str, kind: str, record: str) -> bytes:
+        """Returns the bytes before each value, with the id of a schema; empty if nothing is requested.
+
+        Args:
+            record: full name of the record or message of the schema; empty if it has none.
+        """
+        if self._registry is None:
+            return b""
+        given, subject = self._given, self._subject
+        record = subject.record or record
+        if not record and subject.strategy != TOPIC:
+            raise ConfigurationError(
+                f"Option {given.column}.subject.name.strategy={subject.strategy} needs a record, and the schema of "
+                f"column {given.column} is none. Set it to topic."
+            )
+        name = subject.name(given.column, self._topic or "", record)
+        schema_id = self._registry.schema_id(name, text, kind, subject.registers)
+        if schema_id is None:
+            raise ConfigurationError(
+                f"The schema of column {given.column} is no version of subject {name}. Register it, or set "
+                f"{given.column}.auto.register.schemas to true, or {given.column}.schema.version to latest."
+            )
+        return confluent_prefix(schema_id)
 
 
 class ColumnWriters:

@@ -8,7 +8,13 @@ from typing import Mapping
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.values.registry.registry_address import RegistryAddress
-from spark_groupsource.values.registry.subjects import IGNORE, RESTART, ReaderSchema, SubjectOptions
+from spark_groupsource.values.registry.subjects import (
+    IGNORE,
+    RESTART,
+    ReaderSchema,
+    SubjectOptions,
+    WrittenSubject,
+)
 from spark_groupsource.values.schema_text import decoded_text, has_utf_16_mark, is_path, plain_text
 
 BINARY = "binary"
@@ -160,9 +166,18 @@ def check_written_format(given: ColumnFormat) -> ColumnFormat:
         raise ConfigurationError(
             f"Option {name}.{option} has no effect when JSON is written: the text follows from the column. Remove it."
         )
-    if given.format == PROTOBUF and given.subject is not None and given.schema is None:
+    if given.format != PROTOBUF:
         return given
-    return _check_protobuf(given) if given.format == PROTOBUF else given
+    subject = given.subject
+    if isinstance(subject, WrittenSubject) and subject.has_version:
+        return given
+    if given.registry is not None and given.schema is not None and given.message is None:
+        # the first one of the schema
+        given = replace(given, message=subject.record if subject is not None else None)
+    checked = _compiled(given, needs_message=given.registry is None)
+    if isinstance(subject, WrittenSubject) and checked.schema != given.schema:
+        checked = replace(checked, subject=replace(subject, text=given.schema))
+    return checked
 
 
 def _check_recursion_depth(given: ColumnFormat) -> None:
@@ -189,12 +204,22 @@ def _check_protobuf(given: ColumnFormat) -> ColumnFormat:
     if given.subject is not None:
         # a subject of the strategies record and topic-record is that of one message
         return given if given.message is not None else replace(given, message=given.subject.record)
+    return _compiled(given)
+
+
+def _compiled(given: ColumnFormat, needs_message: bool = True) -> ColumnFormat:
+    """Returns a format of Protobuf whose schema is a descriptor set.
+
+    Args:
+        needs_message: whether the message must be named.
+    """
+    name = given.column
     if given.schema is None:
         raise ConfigurationError(
             f"Option {name}.schema is missing: {name}.format is protobuf. Give the path of the file that protoc "
             f"--include_imports --descriptor_set_out=FILE writes, or of a .proto file, or {name}.schema.registry.url."
         )
-    if given.message is None:
+    if given.message is None and needs_message:
         raise ConfigurationError(
             f"Option {name}.message.name is missing: {name}.format is protobuf. Give the full name of the message."
         )

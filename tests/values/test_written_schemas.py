@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from schema_registry import SchemaRegistryServer
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.source.options.sink_options import SinkOptions, parse_sink_options
 from spark_groupsource.source.options.value_options import WRITTEN_VALUE_OPTIONS
 from spark_groupsource.values.column_writers import ColumnWriters
+from spark_groupsource.values.format_options import ColumnFormat
+from spark_groupsource.values.registry.proto_files import descriptor_set
+from spark_groupsource.values.typed_columns import TypedColumn, column_decoder
 
 KIND = pa.struct([("id", pa.int64()), ("name", pa.string())])
 ROWS = [{"id": 1, "name": "a"}, None, {"id": None, "name": "\u00e9"}]
@@ -178,7 +184,7 @@ def test_a_strategy_of_records_needs_one(registry) -> None:
     batch = pa.record_batch({"value": pa.array([1])})
     with pytest.raises(ConfigurationError) as raised:
         list(ColumnWriters(options.formats, "t").encoded(batch))
-    assert "needs a record, and the column is int64. Set it to topic." in str(raised.value)
+    assert "needs a record, and the schema of column value is none. Set it to" in str(raised.value)
     with pytest.raises(ConfigurationError) as raised:
         parsed(registry, value_subject_name_strategy="record", value_schema_version="1")
     assert "Option value.record.name is missing" in str(raised.value)
@@ -187,3 +193,70 @@ def test_a_strategy_of_records_needs_one(registry) -> None:
 def test_every_option_of_written_columns_is_one_of_reads_or_a_documented_one() -> None:
     assert "value.auto.register.schemas" in WRITTEN_VALUE_OPTIONS
     assert "{" not in "".join(each.doc for each in WRITTEN_VALUE_OPTIONS.values())
+
+
+PROTO = """syntax = "proto3";
+package p;
+message First { message Within { int64 id = 1; } }
+message R { int64 id = 1; optional string name = 2; }
+"""
+
+
+def messages() -> Any:
+    pool = descriptor_pool.DescriptorPool()
+    for each in descriptor_pb2.FileDescriptorSet.FromString(b64decode(descriptor_set("the test", PROTO))).file:
+        pool.Add(each)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("p.R"))
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_protobuf_is_registered_and_read_by_confluents_deserializer(registry, client, is_text: bool) -> None:
+    schema = PROTO if is_text else descriptor_set("the test", PROTO)
+    options = parsed(registry, value_format="protobuf", value_schema=schema, value_message_name="R")
+    data = written(options)
+    # the second message of the file
+    assert [each and each[:7] for each in data] == [b"\0\0\0\0\1\2\2", None, b"\0\0\0\0\1\2\2"]
+    # a registry returns a text as a descriptor on request, which the one of the tests does not
+    read = ProtobufDeserializer(messages(), {"use.deprecated.format": False}, None if is_text else client)
+    context = SerializationContext("t", MessageField.VALUE)
+    found = [each and read(each, context) for each in data]
+    assert [each and (each.id, each.name) for each in found] == [(1, "a"), None, (0, "\u00e9")]
+    assert registry.requests[0] == "POST /subjects/t-value/versions"
+    assert (registry._schemas[0]["schema"] == PROTO.strip()) is is_text
+    # the source reads it by the schema of the registry
+    named = ColumnFormat(
+        "value",
+        "protobuf",
+        descriptor_set("the test", PROTO),
+        registry=options.formats[1].registry,
+        header="confluent",
+        message="p.R",
+    )
+    decode = column_decoder(TypedColumn(named, KIND))
+    assert decode(pa.array(data, pa.binary()), None).values.to_pylist() == ROWS
+
+
+def test_protobuf_by_a_version_of_a_subject(registry) -> None:
+    registry.register("t-value", PROTO, "PROTOBUF")
+    given = {"value_format": "protobuf", "value_schema_version": "latest"}
+    assert written(parsed(registry, **given, value_message_name="p.R"))[0] == b"\0\0\0\0\1\2\2\x08\1\x12\1a"
+    kind = pa.struct([("id", pa.int64())])
+    within = parsed(registry, **given, value_message_name="p.First.Within")
+    (found,) = ColumnWriters(within.formats, "t").encoded(pa.record_batch({"value": pa.array([{"id": 1}], kind)}))
+    assert found["value"].to_pylist() == [b"\0\0\0\0\1\4\0\0\x08\1"]
+    registry.register("t-value", "long")
+    with pytest.raises(ConfigurationError) as raised:
+        written(parsed(registry, **{**given, "value_schema_version": "2"}))
+    assert "Version 2 of subject t-value is a schema of AVRO. Correct option value.schema.version" in str(raised.value)
+
+
+def test_protobuf_without_a_registry() -> None:
+    options = parsed(None, value_format="protobuf", value_schema=PROTO, value_message_name="R")
+    assert written(options) == [b"\x08\1\x12\1a", None, b"\x12\2\xc3\xa9"]
+    for given, message in (
+        ({}, "Option value.schema is missing: value.format is protobuf."),
+        ({"value_schema": PROTO}, "Option value.message.name is missing: value.format is protobuf."),
+    ):
+        with pytest.raises(ConfigurationError) as raised:
+            parsed(None, value_format="protobuf", **given)
+        assert message in str(raised.value)

@@ -6,7 +6,7 @@ Source: `google/protobuf/descriptor.proto`, Spark `ProtobufUtils.buildDescriptor
 from __future__ import annotations
 
 import struct
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Iterator, Mapping, NamedTuple, Sequence
@@ -155,7 +155,8 @@ class ProtoFiles:
     def __init__(self, source: str, text: str) -> None:
         self._source = source
         try:
-            self._files = [_File(data) for number, data in _parts(b64decode(text, validate=True)) if number == 1]
+            self._data = [data for number, data in _parts(b64decode(text, validate=True)) if number == 1]
+            self._files = [_File(data) for data in self._data]
         except (ValueError, IndexError, KeyError, RecursionError) as error:
             raise InvalidProtoError(
                 f"{source} is no descriptor set: {str(error)[:200]}. Give the path of the file that protoc "
@@ -164,6 +165,10 @@ class ProtoFiles:
         self._messages = {each.name: each for file in self._files for each in file.messages}
         self._enums = {each.name: each for file in self._files for each in file.enums}
         self.names: Mapping[Path, str] = self._files[-1].names() if self._files else {}
+
+    def registered_text(self) -> str:
+        """Returns the file of the schema as a registry accepts it in place of a text: its descriptor in base64."""
+        return b64encode(self._data[-1]).decode() if self._data else ""
 
     def message(self, option: str, name: str | None, recursion_depth: int = -1) -> ProtoMessage:
         """Returns a message; its package may be left out, and None is the first one of the schema.

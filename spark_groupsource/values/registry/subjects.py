@@ -34,10 +34,12 @@ class WrittenSubject(SubjectOptions):
     Attributes:
         has_version: whether the schema is `version` of the subject; else it is that of the column.
         registers: whether the schema of the column becomes a version of the subject if it is none.
+        text: the schema as it is registered, if it is the text of a `.proto` file.
     """
 
     has_version: bool = False
     registers: bool = True
+    text: str | None = None
 
     def name(self, column: str, topic: str, record: str) -> str:
         """Returns the subject, given the topic and the name of the schema's record."""
