@@ -5,7 +5,7 @@ On a cluster in deploy mode ``cluster``, add ``--py-files jobs/job_support.py`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -59,9 +59,14 @@ class Stream:
     trigger: str
     available_now: bool
 
-    def load(self, spark: SparkSession) -> DataFrame:
-        """The records, with the columns of Spark's Kafka source."""
+    def load(self, spark: SparkSession, more: Mapping[str, str] | None = None) -> DataFrame:
+        """The records, with the columns of Spark's Kafka source.
+
+        Args:
+            more: further options of ``groupsource``.
+        """
         options = {
+            **(more or {}),
             **self.topic.options(),
             "kafka.group.id": self.group,
             "members": self.members,

@@ -17,6 +17,7 @@ import land_parquet
 import pyarrow.dataset
 import pytest
 import replay_range
+import route_records
 import upsert_database
 import windowed_aggregates
 from child_processes import start_process, stop_process
@@ -26,6 +27,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from job_database import Changes, Database
 from kafka_jars import spark_connector_jars
 from support.databases import KINDS, database_url, rows_of_query
+from support.read_back import read_back
 from support.topics import create_topic
 from support.waiting import wait_until
 
@@ -96,7 +98,7 @@ def rows_of(directory: Path) -> list[dict[str, Any]]:
     return [dict(row) for row in table.to_pylist()]
 
 
-@pytest.mark.parametrize("module", [land_parquet, replay_range, upsert_database, windowed_aggregates])
+@pytest.mark.parametrize("module", [land_parquet, replay_range, route_records, upsert_database, windowed_aggregates])
 def test_help_names_the_common_options(module: Any) -> None:
     result = CliRunner().invoke(module.main, ["--help"])
     assert result.exit_code == 0
@@ -293,6 +295,38 @@ def test_replay_appends_to_a_topic(spark: Any, servers: str, topic: str, tmp_pat
     read = spark.read.format("groupsource").option("kafka.bootstrap.servers", servers)
     rows = read.option("subscribe", f"{topic}-again").load().select("key", "value").collect()
     assert [(row.key, row.value) for row in rows] == [(b"a", b"1"), (None, None)]
+
+
+@pytest.mark.parametrize("is_transactional", [False, True])
+def test_records_are_enriched_and_routed_by_topic(
+    spark: Any, servers: str, topic: str, group: str, tmp_path: Path, is_transactional: bool
+) -> None:
+    late, other, dead = (f"{topic}-{name}" for name in ("late", "other", "dead"))
+    for name in (topic, late, other, dead):
+        create_topic(servers, name, 1)
+    send(
+        servers,
+        topic,
+        ("1", {"carrier": "UA", "delay": 90}, DAY_MS),
+        ("2", {"carrier": "XX", "delay": 1}, DAY_MS),
+        ("3", {"carrier": "UA"}, DAY_MS),
+        ("4", None, DAY_MS),
+        ("5", b"{", DAY_MS),
+    )
+    carriers = tmp_path / "carriers.csv"
+    carriers.write_text("carrier,name\nUA,United\n")
+    options = ["--schema", SCHEMA, "--lookup", str(carriers), "--on", "carrier", "--dead-letters", dead]
+    options += ["--to", f"case when delay > 60 then '{late}' when delay is not null then '{other}' end"]
+    options += ["--transactional-id", f"{group}-routing"] if is_transactional else []
+    result = CliRunner().invoke(route_records.main, [*arguments(servers, topic, group, tmp_path), *options])
+    assert result.exit_code == 0, result.output
+    found = {name: read_back(servers, name, 1)[0] for name in (late, other)}
+    assert found == {
+        late: [(b"1", b'{"carrier":"UA","delay":90,"name":"United"}', [])],
+        other: [(b"2", b'{"carrier":"XX","delay":1}', [])],
+    }
+    assert [(key, value) for key, value, _ in read_back(servers, dead, 1)[0]] == [(b"5", b"{")]
+    assert committed(servers, group, topic) == 5
 
 
 def test_only_the_flush_failure_of_the_worker_daemon_is_expected() -> None:
