@@ -1,4 +1,4 @@
-"""Enriches JSON records and routes each to a topic, encoded as JSON or Avro.
+"""Enriches JSON records and routes them to topics, as JSON or Avro.
 
 An SQL expression names the topic of a record. With --transactional-id, records and the offsets of the group are
 published in one transaction for each micro-batch; without it, records of a batch that is repeated are written again.

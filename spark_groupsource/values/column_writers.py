@@ -8,12 +8,13 @@ import numpy as np
 import pyarrow as pa
 
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.records.columns.arrow_arrays import integers, is_valid, to_numbers
+from spark_groupsource.records.columns.arrow_arrays import byte_strings, integers, is_valid, to_numbers
 from spark_groupsource.records.columns.binary_columns import to_binary
 from spark_groupsource.values.avro.avro_schema import avro_schema, parse_avro_schema
 from spark_groupsource.values.avro.avro_writer import avro_writer
 from spark_groupsource.values.avro.derived_schema import RECORD_NAME, derived_avro_schema
 from spark_groupsource.values.format_options import AVRO, BINARY, JSON, PROTOBUF, ColumnFormat
+from spark_groupsource.values.json.derived_json_schema import derived_json_schema, title_of
 from spark_groupsource.values.json.json_writer import json_writer
 from spark_groupsource.values.protobuf.protobuf_schema import ProtoFiles
 from spark_groupsource.values.protobuf.protobuf_writer import protobuf_writer
@@ -22,10 +23,13 @@ from spark_groupsource.values.registry.registry_client import SchemaRegistry, Su
 from spark_groupsource.values.registry.schema_headers import confluent_prefix
 from spark_groupsource.values.registry.subjects import RECORD, TOPIC, WrittenSubject
 from spark_groupsource.values.serdes import NUMBERS, number_writer, uuid_writer
+from spark_groupsource.values.text_columns import joined
 from spark_groupsource.values.text_writer import text_writer
 
 ColumnWriter = Callable[[pa.Array], pa.Array]
 """Typed column -> binary column; a null is a null."""
+# of a binary array
+_MAX_BYTES = (1 << 31) - 1
 # a column is as deep as its type
 _ANY_DEPTH = 1 << 30
 
@@ -41,7 +45,7 @@ def column_writer(given: ColumnFormat, kind: pa.DataType, topic: str | None = No
     if pa.types.is_null(kind):
         return lambda column: pa.nulls(len(column), pa.binary())
     if given.format == JSON:
-        return json_writer(kind, given.column)
+        return _json_writer(given, kind, topic)
     if given.format == AVRO:
         return _avro_writer(given, kind, topic)
     if given.format == PROTOBUF:
@@ -56,6 +60,22 @@ def column_writer(given: ColumnFormat, kind: pa.DataType, topic: str | None = No
 def needs_topic(given: ColumnFormat) -> bool:
     """Returns whether the schema of a column depends on the topic."""
     return given.registry is not None and given.subject is not None and given.subject.strategy != RECORD
+
+
+def _json_writer(given: ColumnFormat, kind: pa.DataType, topic: str | None) -> ColumnWriter:
+    write = json_writer(kind, given.column)
+    registered = _Registered(given, topic)
+    if registered.has_version:
+        found = registered.version("JSON")
+        prefix = b"" if found is None else confluent_prefix(found.schema_id)
+    else:
+        record = given.subject and given.subject.record or RECORD_NAME
+        text = given.schema or derived_json_schema(kind, record)
+        prefix = registered.prefix(text, "JSON", title_of(text))
+    if not prefix:
+        return write
+    begin = byte_strings([prefix])[0]
+    return lambda column: joined(begin, write(column))
 
 
 def _avro_writer(given: ColumnFormat, kind: pa.DataType, topic: str | None) -> ColumnWriter:
@@ -169,16 +189,19 @@ class ColumnWriters:
 
         Raises: ConfigurationError for a value that the format does not have; as `SchemaRegistry`.
         """
-        try:
-            found = self._encoded(batch)
-        except pa.ArrowCapacityError:
-            if batch.num_rows == 1:
-                raise ConfigurationError("A record is larger than 2 GiB. Write smaller records.") from None
-            middle = batch.num_rows // 2
-            for part in (batch[:middle], batch[middle:]):
-                yield from self.encoded(part)
+        found = None
+        if batch.nbytes < _MAX_BYTES or batch.num_rows == 1:
+            try:
+                found = self._encoded(batch)
+            except pa.ArrowCapacityError:
+                if batch.num_rows == 1:
+                    raise ConfigurationError("A record is larger than 2 GiB. Write smaller records.") from None
+        if found is not None:
+            yield found
             return
-        yield found
+        middle = batch.num_rows // 2
+        for part in (batch[:middle], batch[middle:]):
+            yield from self.encoded(part)
 
     def _encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = dict(zip(batch.schema.names, batch.columns))

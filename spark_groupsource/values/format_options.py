@@ -161,10 +161,10 @@ def check_written_format(given: ColumnFormat) -> ColumnFormat:
     """
     name = given.column
     _check_has_effect(given)
-    if given.format == JSON and (given.schema is not None or given.registry is not None):
-        option = "schema.registry.url" if given.schema is None else "schema"
+    if given.format == JSON and given.schema is not None and given.registry is None:
         raise ConfigurationError(
-            f"Option {name}.{option} has no effect when JSON is written: the text follows from the column. Remove it."
+            f"Option {name}.schema has no effect without {name}.schema.registry.url when JSON is written: the text "
+            "follows from the column. Remove it."
         )
     if given.format != PROTOBUF:
         return given

@@ -158,8 +158,9 @@ def test_columns_above_two_gibibytes_are_written(monkeypatch: pytest.MonkeyPatch
             raise pa.ArrowCapacityError("array cannot contain more than 2147483646 bytes")
         return column.cast(pa.binary())
 
-    monkeypatch.setattr(column_writers, "text_writer", lambda kind, name: write)
     batch = pa.record_batch({"value": ["a", None, "b", "c", "d"]})
+    monkeypatch.setattr(column_writers, "text_writer", lambda kind, name: write)
+    monkeypatch.setattr(column_writers, "_MAX_BYTES", batch.nbytes)
     parts = list(ColumnWriters([ColumnFormat("value", "string")], "t").encoded(batch))
     assert [each for part in parts for each in part.column(0).to_pylist()] == [b"a", None, b"b", b"c", b"d"]
 
@@ -168,3 +169,15 @@ def test_only_columns_with_a_format_are_encoded() -> None:
     batch = pa.record_batch({"key": pa.array([1, None]), "topic": pa.array(["t", "t"]), "value": pa.array(["a", None])})
     (found,) = ColumnWriters([ColumnFormat("key", "long"), ColumnFormat("value")], None).encoded(batch)
     assert found.to_pydict() == {"key": [b"\0\0\0\0\0\0\0\1", None], "topic": ["t", "t"], "value": ["a", None]}
+
+
+@pytest.mark.parametrize("name", ["json", "string", "avro"])
+def test_types_with_long_offsets(name: str) -> None:
+    # of spark.sql.execution.arrow.useLargeVarTypes
+    rows = [{"s": "a\n", "x": b"b", "l": ["c", None], "m": [("k", "v")]}, None, {"s": "", "m": []}]
+    found = []
+    for text, data in ((pa.string(), pa.binary()), (pa.large_string(), pa.large_binary())):
+        kind = pa.struct([("s", text), ("x", data), ("l", pa.list_(text)), ("m", pa.map_(text, text))])
+        found.append(written(name, pa.array(rows, kind)))
+    assert found[0] == found[1]
+    assert found[0][1] is None

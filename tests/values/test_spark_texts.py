@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -153,3 +154,33 @@ def test_nested_nulls_and_empty_ones(spark) -> None:
     check(spark.createDataFrame([(each,) for each in NESTED_ROWS], f"value {NESTED}"))
     lists = "if(id = 1, null, array(struct(id as a), null)) as l"
     check(spark.range(3).selectExpr(lists, "if(id = 1, null, named_struct('e', named_struct(), 'f', id)) as s"))
+
+
+def test_avro_is_that_of_to_avro(spark) -> None:
+    rows = spark.range(ROWS).selectExpr("id as i", *(f"{element(kind)} as `{kind}`" for kind in GRID))
+    nested = "struct({0} as v, array({0}, {0}) as a, map('k', {0}) as m, struct({0} as w) as s)"
+    frame = rows.selectExpr(*(f"{nested.format(f'`{kind}`')} as `{kind}`" for kind in GRID)).coalesce(1)
+    table = pa.Table.from_batches(frame._collect_as_arrow())
+    theirs = frame._jdf.queryExecution().executedPlan().executeCollect()
+    for at in range(len(GRID)):
+        values = table.column(at).combine_chunks()
+        write = column_writer(ColumnFormat("value", "avro"), values.type)
+        encode = to_avro(spark._jvm, frame._jdf.schema().apply(at).dataType())
+        assert write(values).to_pylist() == [encode(row.getStruct(at, 4)) for row in theirs]
+
+
+def to_avro(jvm: Any, kind: Any) -> Callable[[Any], bytes]:
+    """Returns the function of Spark's to_avro, whose SQL function is in another archive."""
+    schema = getattr(getattr(jvm.org.apache.spark.sql.avro, "SchemaConverters$"), "MODULE$").toAvroType(
+        kind, False, "topLevelRecord", ""
+    )
+    serializer = jvm.org.apache.spark.sql.avro.AvroSerializer(kind, schema, False)
+
+    def encode(row: Any) -> bytes:
+        stream = jvm.java.io.ByteArrayOutputStream()
+        encoder = jvm.org.apache.avro.io.EncoderFactory.get().binaryEncoder(stream, None)
+        jvm.org.apache.avro.generic.GenericDatumWriter(schema).write(serializer.serialize(row), encoder)
+        encoder.flush()
+        return bytes(stream.toByteArray())
+
+    return encode

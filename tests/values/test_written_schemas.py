@@ -1,15 +1,18 @@
-"""Values with the id of a schema in a registry, read by Confluent's deserializers and by the source."""
+"""Values with registered schemas, read by Confluent's deserializers and by the source."""
 
 from __future__ import annotations
 
 import json
 from base64 import b64decode
+from decimal import Decimal
 from typing import Any
 
+import jsonschema
 import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -18,8 +21,9 @@ from schema_registry import SchemaRegistryServer
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.source.options.sink_options import SinkOptions, parse_sink_options
 from spark_groupsource.source.options.value_options import WRITTEN_VALUE_OPTIONS
-from spark_groupsource.values.column_writers import ColumnWriters
+from spark_groupsource.values.column_writers import ColumnWriters, column_writer
 from spark_groupsource.values.format_options import ColumnFormat
+from spark_groupsource.values.json.derived_json_schema import derived_json_schema
 from spark_groupsource.values.registry.proto_files import descriptor_set
 from spark_groupsource.values.typed_columns import TypedColumn, column_decoder
 
@@ -53,6 +57,10 @@ def written(options: SinkOptions, rows: list[Any] = ROWS, topics: list[str | Non
     return [each for batch in batches for each in batch["value"].to_pylist()]
 
 
+def text_of(registry: SchemaRegistryServer, schema_id: int) -> str:
+    return str(registry.respond("GET", f"/schemas/ids/{schema_id}", b"")[1]["schema"])
+
+
 def ids(data: list[bytes | None]) -> list[int | None]:
     return [None if each is None else int.from_bytes(each[1:5], "big") for each in data]
 
@@ -71,8 +79,7 @@ def test_the_schema_of_the_column_is_registered_once_and_read_by_confluents_dese
     read = AvroDeserializer(client)
     context = SerializationContext("t", MessageField.VALUE)
     assert [read(each, context) for each in data[0]] == ROWS
-    (schema,) = [json.loads(each["schema"]) for each in registry._schemas]
-    assert schema["name"] == "topLevelRecord"
+    assert json.loads(text_of(registry, 1))["name"] == "topLevelRecord"
 
 
 @pytest.mark.parametrize(
@@ -91,12 +98,12 @@ def test_subjects(registry, options: dict[str, str], subject: str) -> None:
     schema = json.dumps({"type": "record", "name": "R", "namespace": "n", "fields": fields})
     given = {name: text.format(schema=schema) if text == "{schema}" else text for name, text in options.items()}
     written(parsed(registry, **given))
-    assert next(iter(registry._subjects)).startswith(subject)
-    (found,) = registry._schemas
+    assert registry.requests == [f"POST /subjects/{subject}/versions"]
+    found = text_of(registry, 1)
     if "value_schema" in options:
-        assert found["schema"] == schema
+        assert found == schema
     elif "value_record_name" in options:
-        assert json.loads(found["schema"])["namespace"] == "a"
+        assert json.loads(found)["namespace"] == "a"
 
 
 def test_versions_of_a_subject(registry, client) -> None:
@@ -135,7 +142,7 @@ def test_schemas_that_are_not_registered(registry) -> None:
 def test_each_topic_has_its_subject(registry) -> None:
     registry.register("b-value", "long")
     data = written(parsed(registry), [*ROWS, *ROWS], ["a", "b", "b", "a", None, "c"])
-    assert sorted(registry._subjects) == ["a-value", "b-value", "c-value"]
+    assert registry.requests == [f"POST /subjects/{name}-value/versions" for name in ("a", "b", "c")]
     # a schema has one id in all subjects
     assert ids(data) == [2, None, 2, 2, None, 2]
     assert [each and each[5:] for each in data[:3]] == [b"\0\2\0\2a", None, b"\2\0\4\xc3\xa9"]
@@ -159,7 +166,7 @@ def test_a_registry_that_rejects_a_schema(registry) -> None:
         ({"mode": "PERMISSIVE"}, "Option mode is not allowed when writing: it is an option of reads. Remove it."),
         ({"value_schema_header": "glue"}, "Option value.schema.header is not allowed when writing"),
         ({"onSchemaChange": "fail"}, "Option onSchemaChange is not allowed when writing"),
-        ({"value_format": "json", "value_schema": "a int"}, "Option value.schema has no effect when JSON is written"),
+        ({"value_format": "json", "value_schema": "a int"}, "value.schema has no effect without value.schema.regis"),
         ({"value_format": "long", "value_schema": "x"}, "Option value.schema has no effect with value.format=long."),
         ({"value_message_name": "M"}, "Option value.message.name has no effect with value.format=avro."),
         ({"value_format": "yaml"}, "Option value.format must be one of"),
@@ -222,7 +229,7 @@ def test_protobuf_is_registered_and_read_by_confluents_deserializer(registry, cl
     found = [each and read(each, context) for each in data]
     assert [each and (each.id, each.name) for each in found] == [(1, "a"), None, (0, "\u00e9")]
     assert registry.requests[0] == "POST /subjects/t-value/versions"
-    assert (registry._schemas[0]["schema"] == PROTO.strip()) is is_text
+    assert (text_of(registry, 1) == PROTO.strip()) is is_text
     # the source reads it by the schema of the registry
     named = ColumnFormat(
         "value",
@@ -260,3 +267,46 @@ def test_protobuf_without_a_registry() -> None:
         with pytest.raises(ConfigurationError) as raised:
             parsed(None, value_format="protobuf", **given)
         assert message in str(raised.value)
+
+
+def test_json_is_registered_and_read_by_confluents_deserializer(registry, client) -> None:
+    data = written(parsed(registry, value_format="json", value_record_name="a.B"))
+    assert data == [b'\0\0\0\0\1{"id":1,"name":"a"}', None, b'\0\0\0\0\1{"name":"\xc3\xa9"}']
+    read = JSONDeserializer(None, schema_registry_client=client)
+    context = SerializationContext("t", MessageField.VALUE)
+    assert [each and read(each, context) for each in data] == [{"id": 1, "name": "a"}, None, {"name": "\u00e9"}]
+    assert json.loads(text_of(registry, 1))["title"] == "a.B"
+    # a given schema is registered as it is, and named by its title
+    given = {"value_format": "json", "value_subject_name_strategy": "record"}
+    assert ids(written(parsed(registry, **given, value_schema='{"title":"T"}'))) == [2, None, 2]
+    assert registry.requests[-1] == "POST /subjects/T/versions"
+    latest = parsed(registry, **given, value_schema_version="latest", value_record_name="T")
+    assert ids(written(latest)) == [2, None, 2]
+
+
+def test_values_match_the_json_schema_of_their_column() -> None:
+    kind = pa.struct(
+        [
+            ("b", pa.bool_()),
+            ("d", pa.float64()),
+            ("n", pa.decimal128(9, 2)),
+            ("x", pa.binary()),
+            ("y", pa.date32()),
+            ("t", pa.timestamp("us", "UTC")),
+            ("l", pa.list_(pa.struct([("q", pa.string())]))),
+            ("m", pa.map_(pa.int32(), pa.timestamp("us"))),
+            ("v", pa.null()),
+        ]
+    )
+    rows = [
+        {"b": True, "d": 1e300, "n": Decimal("1.50"), "x": b"a", "y": 1, "t": 1, "l": [None, {"q": "a"}]},
+        {"m": [(1, 2), (2, None)], "l": []},
+        {},
+    ]
+    schema = json.loads(derived_json_schema(kind, "T"))
+    jsonschema.Draft7Validator.check_schema(schema)
+    validator = jsonschema.Draft7Validator(schema, format_checker=jsonschema.FormatChecker())
+    for text in column_writer(ColumnFormat("value", "json"), kind)(pa.array(rows, kind)).to_pylist():
+        validator.validate(json.loads(text))
+    for wrong in ({"b": 1}, {"l": [1]}, {"m": {"a": 1}}, {"y": "no"}):
+        assert not validator.is_valid(wrong)

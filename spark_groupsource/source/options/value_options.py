@@ -206,9 +206,9 @@ VALUE_OPTIONS: Mapping[str, SourceOption] = {
 _WRITTEN_DOCS: Mapping[str, str] = {
     "format": "Format of the column {0}: binary (or text) as in Kafka, or encoded: string (as a cast), json (as "
     "to_json), avro (as to_avro), protobuf or one of Kafka's serdes.",
-    "schema": "Schema of the column {0}: for avro an Avro schema, by default that of to_avro; for protobuf a "
-    "descriptor set of protoc, or the text of a .proto file. Text that begins with / or file:/, and with no comment, "
-    "is the path of a file on the driver.",
+    "schema": "Schema of the column {0}: for avro an Avro schema, by default that of to_avro; for json with a registry "
+    "a JSON Schema; for protobuf a descriptor set of protoc, or the text of a .proto file. Text that begins with / or "
+    "file:/, and with no comment, is the path of a file on the driver.",
     "message.name": "Full name of the Protobuf message of the column {0}; with a registry, by default the first one of "
     "the schema.",
     "schema.registry.url": "Addresses of a schema registry, separated by commas: each {0} begins with the id of its "

@@ -22,7 +22,7 @@ from spark_groupsource.records.encoded_batch import EncodedBatch
 from spark_groupsource.source.options.sink_columns import SINK_COLUMNS
 from spark_groupsource.source.options.sink_options import SinkOptions
 from spark_groupsource.source.tasks.garbage_collection import exempt_from_collection
-from spark_groupsource.values.column_writers import ColumnWriters
+from spark_groupsource.values.format_options import BINARY
 
 _producers: dict[tuple[ClientSettings, ProducerSettings], BatchProducer] = {}
 
@@ -85,10 +85,8 @@ def encoded_batches(
         timestamp_ms=cluster.clock.timestamp_ms,
         first_partition=cluster.rng.randrange(2**31),
     )
-    writers = ColumnWriters(options.formats, options.topic)
-    for batch in batches:
-        for encoded in writers.encoded(_written_columns(batch)):
-            yield from encoder.add(encoded)
+    for batch in _with_bytes(options, map(_written_columns, batches)):
+        yield from encoder.add(batch)
     yield from encoder.finish()
 
 
@@ -129,6 +127,17 @@ def _discard(producer: BatchProducer) -> None:
     if _producers.get(key) is producer:
         del _producers[key]
     producer.cluster.close()
+
+
+def _with_bytes(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    """Returns the batches with key and value as bytes."""
+    if all(each.format == BINARY for each in options.formats):
+        return batches
+    # the modules of the formats are imported with their first use
+    from spark_groupsource.values.column_writers import ColumnWriters
+
+    writers = ColumnWriters(options.formats, options.topic)
+    return (encoded for batch in batches for encoded in writers.encoded(batch))
 
 
 def _written_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
