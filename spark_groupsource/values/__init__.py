@@ -1,7 +1,8 @@
 """Keys and values as typed columns: JSON, Avro, Protobuf, numbers, text.
 
-It knows schemas and bytes. It knows no topic and no query: `source/options/value_options.py` passes options in, and
-`source/tasks/task_reader.py` the columns that `records` has decoded.
+It knows schemas and bytes. It knows no query, and of topics only that subjects are named by them:
+`source/options/value_options.py` passes options in, `source/tasks/task_reader.py` the columns that `records` has
+decoded, and `source/sink/output_task.py` those to write.
 
 A block of values
 =================
@@ -19,4 +20,12 @@ A block of values
 
 No input may raise anything else. Schemas are resolved where a column is selected, so that a field that Spark cannot
 represent hinders no other (`avro/avro_expansion.py`, `protobuf/protobuf_schema.py`).
+
+Writing
+=======
+
+`column_writers.py` gets the typed columns of a write task and returns binary ones: `text_writer.py`, `serdes.py`, and
+the module `*_writer.py` of each format. A writer computes the lengths of all values as arrays and joins their parts
+once; it has no second path for single values. A schema is that of an option, a version of a subject, or derived from
+the column (`avro/derived_schema.py`, `json/derived_json_schema.py`) and registered.
 """

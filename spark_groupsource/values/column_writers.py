@@ -28,6 +28,8 @@ from spark_groupsource.values.text_writer import text_writer
 
 ColumnWriter = Callable[[pa.Array], pa.Array]
 """Typed column -> binary column; a null is a null."""
+# keys of the metadata of such fields in Spark's Arrow types
+_OPAQUE = ("variant", "geometry", "geography")
 # of a binary array
 _MAX_BYTES = (1 << 31) - 1
 # a column is as deep as its type
@@ -44,6 +46,7 @@ def column_writer(given: ColumnFormat, kind: pa.DataType, topic: str | None = No
     """
     if pa.types.is_null(kind):
         return lambda column: pa.nulls(len(column), pa.binary())
+    _check_no_variant(kind, given.column)
     if given.format == JSON:
         return _json_writer(given, kind, topic)
     if given.format == AVRO:
@@ -55,6 +58,15 @@ def column_writer(given: ColumnFormat, kind: pa.DataType, topic: str | None = No
     if given.format in NUMBERS:
         return number_writer(given.format, kind, given.column)
     return uuid_writer(kind, given.column)
+
+
+def _check_no_variant(kind: pa.DataType, path: str) -> None:
+    """Raises: ConfigurationError for types that are structs of their bytes in Arrow."""
+    for at in range(kind.num_fields):
+        field = kind.field(at)
+        for name in (each for each in _OPAQUE if (field.metadata or {}).get(each.encode()) == b"true"):
+            raise ConfigurationError(f"Column {path} is {name}, which is not written. Cast it, or leave it out.")
+        _check_no_variant(field.type, f"{path}.{field.name}")
 
 
 def needs_topic(given: ColumnFormat) -> bool:

@@ -12,6 +12,7 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     DataType,
+    DayTimeIntervalType,
     IntegerType,
     LongType,
     MapType,
@@ -20,6 +21,8 @@ from pyspark.sql.types import (
     StructField,
     StructType,
     TimestampType,
+    VariantType,
+    YearMonthIntervalType,
 )
 
 from spark_groupsource.client.records.producer_settings import PRODUCER_SETTINGS, ProducerSettings
@@ -193,6 +196,49 @@ def test_wrong_columns(schema: StructType, topic: str | None, message: str) -> N
         with pytest.raises(ConfigurationError) as raised:
             create(schema, False)
         assert message in str(raised.value)
+
+
+AVRO_LONG = {"value.format": "avro", "value.schema": "long"}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"value.format": "json"}, IntegerType(), "Column value is int32; with value.format=json it must be a struct,"),
+        ({"value.format": "json"}, schema_of(i=DayTimeIntervalType()), "Column value.i is duration[us], which is not"),
+        ({"value.format": "string"}, YearMonthIntervalType(), "which has a type that Spark does not pass to a Python"),
+        ({"value.format": "long"}, StringType(), "Column value is string; with value.format=long it must be int8 or"),
+        ({"value.format": "avro"}, schema_of(**{"a b": LongType()}), "has a field 'a b', which is no name in Avro"),
+        (AVRO_LONG, StringType(), "Column value is string, and the Avro schema has long. Cast it."),
+        ({**AVRO_LONG, "value.schema": "x"}, LongType(), "Option value.schema is no Avro schema"),
+        ({"value.format": "json"}, None, "key is bigint; it must be binary or string. Cast it, or set option key"),
+        ({"value.format": "string"}, MapType(StringType(), VariantType()), "value.entries.value is variant, which"),
+        ({"value.format": "json"}, schema_of(t=VariantType()), "Column value.t is variant, which is not written."),
+    ],
+)
+def test_columns_that_a_format_does_not_have(options: dict[str, str], kind: DataType | None, message: str) -> None:
+    source = GroupDataSource({**ADDRESS, "topic": "t", **options})
+    columns = {"value": kind} if kind is not None else {"value": schema_of(a=LongType()), "key": LongType()}
+    for create in (source.writer, source.streamWriter):
+        with pytest.raises(ConfigurationError) as raised:
+            create(schema_of(**columns), False)
+        assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "columns"),
+    [
+        ({"value.format": "json", "key.format": "long"}, {"key": LongType(), "value": schema_of(a=TimestampType())}),
+        ({"value.format": "AVRO"}, {"key": StringType(), "value": ArrayType(MapType(StringType(), LongType()))}),
+        ({"value.format": "string"}, {"value": schema_of(a=ArrayType(IntegerType()))}),
+        (AVRO_LONG, {"value": IntegerType()}),
+        ({"value.format": "json", "key.format": "int"}, {"key": NullType(), "value": NullType()}),
+    ],
+)
+def test_columns_of_other_types_with_a_format(options: dict[str, str], columns: dict[str, DataType]) -> None:
+    source = GroupDataSource({**ADDRESS, "topic": "t", **options})
+    source.writer(schema_of(**columns), False)
+    source.streamWriter(schema_of(**columns), False)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """The sink: records of Spark's tasks, written to topics.
 
-It knows the options of writes (`options/sink_options.py`), encodes Arrow columns
-(`records/columns/batch_encoder.py`) and sends batches (`client/records/producer.py`). It knows nothing of Spark's plans
-and checkpoints: `spark/sink_writers.py` calls it.
+It knows the options of writes (`options/sink_options.py`), encodes typed columns as bytes (`values/column_writers.py`)
+and Arrow columns as record batches (`records/columns/batch_encoder.py`), and sends batches
+(`client/records/producer.py`). It knows nothing of Spark's plans and checkpoints: `spark/sink_writers.py` calls it.
 
 At least once
 =============

@@ -7,6 +7,7 @@ Source: Avro specification 1.12 (binary encoding); Spark `AvroSerializer`, which
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Callable, Sequence
 
@@ -40,6 +41,8 @@ from spark_groupsource.values.text_columns import chosen, valid_texts
 Parts = list["pa.Array | pa.Scalar"]
 """Binary arrays, and bytes that all rows have."""
 _Write = Callable[[pa.Array], Parts]
+# a branch of a union with several types, as Spark names it
+_MEMBER = re.compile("member[0-9]{1,6}")
 
 
 def avro_writer(schema: AvroType, kind: pa.DataType, name: str, prefix: bytes = b"") -> Callable[[pa.Array], pa.Array]:
@@ -102,33 +105,74 @@ def _union_writer(schema: AvroType, kind: pa.DataType, path: str) -> _Write:
         if "null" not in indexes:
             raise ConfigurationError(f"Column {path} is void, and the Avro schema has no null there. Cast it.")
         return lambda column: [indexes["null"]]
-    at, write = _chosen_branch(schema, kind, path)
-    index = _index(at)
+    if schema.is_struct and pa.types.is_struct(kind) and all(_MEMBER.fullmatch(each.name) for each in kind):
+        write = _members_writer(schema, kind, path)
+    else:
+        write = _branch_writer(schema, kind, path)
 
     def write_rows(column: pa.Array) -> Parts:
         if not column.null_count:
-            return [index, *write(column)]
+            return write(column)
         if "null" not in indexes:
             raise _null_error(path, column.null_count)
         values = restored(column, lambda present: _joined(len(present), write(present)))
-        return [chosen(is_valid(column), index, indexes["null"]), values]
+        return [chosen(is_valid(column), byte_strings([b""])[0], indexes["null"]), values]
 
     return write_rows
 
 
-def _chosen_branch(schema: AvroType, kind: pa.DataType, path: str) -> tuple[int, _Write]:
-    """Returns the first branch that has a type, and its writer."""
+def _members_writer(schema: AvroType, kind: pa.StructType, path: str) -> _Write:
+    """Returns the writer of a struct of the branches other than null, of which one is set in each row."""
+    branches = [(at, each) for at, each in enumerate(schema.branches) if each.kind != "null"]
+    writers = []
+    for place, field in enumerate(kind):
+        number = int(field.name.removeprefix("member"))
+        if number >= len(branches):
+            raise ConfigurationError(
+                f"Column {path}.{field.name} is no branch of the union in the Avro schema, which has {len(branches)}. "
+                "Leave it out."
+            )
+        at, branch = branches[number]
+        writers.append((place, _index(at), _writer(branch, field.type, f"{path}.{field.name}")))
+
+    def write_rows(column: pa.Array) -> Parts:
+        members = [(column.field(place), index, write) for place, index, write in writers]
+        counts = sum((is_valid(values).astype(np.int64) for values, _, _ in members), np.zeros(len(column), np.int64))
+        if (counts != 1).any():
+            raise ConfigurationError(
+                f"Writing column {path} failed: {counts[counts != 1][0]} fields of a struct are set, and a value of a "
+                "union in Avro is one of them. Set one of them, or set the struct to null."
+            )
+        return [
+            restored(values, partial(_written_member, index, write))
+            for values, index, write in members
+            if values.null_count < len(values)
+        ]
+
+    return write_rows
+
+
+def _written_member(index: pa.Scalar, write: _Write, values: pa.Array) -> pa.Array:
+    return _joined(len(values), [index, *write(values)])
+
+
+def _branch_writer(schema: AvroType, kind: pa.DataType, path: str) -> _Write:
+    """Returns the writer of the first branch that has a type."""
     errors = []
     for at, branch in enumerate(schema.branches):
         if branch.kind != "null":
             try:
-                return at, _writer(branch, kind, path)
+                return partial(_written_branch, _index(at), _writer(branch, kind, path))
             except ConfigurationError as error:
                 errors.append(error)
     if len(errors) == 1:
         raise errors[0]
     shown = ", ".join(_shown(each) for each in schema.branches)
     raise ConfigurationError(f"Column {path} is {kind}, and the Avro schema has a union of {shown}. Cast it.")
+
+
+def _written_branch(index: pa.Scalar, write: _Write, column: pa.Array) -> Parts:
+    return [index, *write(column)]
 
 
 def _not_null(schema: AvroType, kind: pa.DataType, path: str) -> _Write:
