@@ -6,7 +6,8 @@ import logging
 import os
 import signal
 import threading
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -57,3 +58,32 @@ def test_query_that_is_not_drained_does_not_keep_the_others_from_it(
     with pytest.raises(TimeoutError, match="first"), caplog.at_level(logging.ERROR):
         run_until_signal(*queries)
     assert drained == [queries[1]] and caplog.messages == ["[driver] the second"]
+
+
+class FailedQuery:
+    """A query whose last batch has failed."""
+
+    isActive = True
+
+    def awaitTermination(self) -> None:
+        raise RuntimeError("Java heap space")
+
+
+@pytest.mark.parametrize(
+    "has_signal, expected", [(False, pytest.raises(RuntimeError, match="heap")), (True, nullcontext())]
+)
+def test_failure_that_ends_the_jvm_is_raised(monkeypatch: pytest.MonkeyPatch, has_signal: bool, expected: Any) -> None:
+    @contextmanager
+    def exiting_jvm(at_signal: Callable[[], None]) -> Iterator[None]:
+        at_signal()
+        yield
+
+    def drain(query: Any, timeout_s: float) -> None:
+        if has_signal:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(signals, "jvm_held", exiting_jvm)
+    monkeypatch.setattr(signals, "_drain", lambda queries, timeout_s: drain(queries[0], timeout_s))
+    query: Any = FailedQuery()
+    with expected:
+        run_until_signal(query)

@@ -39,17 +39,19 @@ def run_until_signal(*queries: StreamingQuery, timeout_s: float = 60.0) -> None:
         queries: running streaming queries of one Spark session.
         timeout_s: maximum duration of the drain, in seconds; the queries are drained at the same time.
 
-    Raises: ConfigurationError for another object; StreamingQueryException when a query failed; TimeoutError when a
-        query did not drain in time, after the drains of the others.
+    Raises: ConfigurationError for another object; StreamingQueryException when a query failed, also if the JVM exits
+        because of it, but not during the drain after a signal to this process; TimeoutError when a query did not drain
+        in time, after the drains of the others.
     """
     for query in queries:
         check_query("queries", query)
     check_seconds("timeout_s", timeout_s, can_be_zero=True)
     if not queries:
         return
-    requested = SignalFlag()
+    requested, received = SignalFlag(), SignalFlag()
 
     def handle(signal_number: int, frame: FrameType | None) -> None:
+        received.set()
         requested.set()
 
     with jvm_held(requested.set):
@@ -58,6 +60,9 @@ def run_until_signal(*queries: StreamingQuery, timeout_s: float = 60.0) -> None:
             _wait(queries, requested)
             if requested.is_set():
                 _drain(queries, timeout_s)
+                if not received.is_set():
+                    # the JVM may exit without a signal, for example when its memory is exhausted
+                    _raise_failure(queries)
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -107,6 +112,12 @@ def _drain(queries: tuple[StreamingQuery, ...], timeout_s: float) -> None:
         _log.error("[driver] %s", error)
     if errors:
         raise errors[0]
+
+
+def _raise_failure(queries: tuple[StreamingQuery, ...]) -> None:
+    """Raises: the error of the first of the stopped queries that has failed."""
+    for query in queries:
+        query.awaitTermination()
 
 
 class _ScalaFunction:
