@@ -48,6 +48,7 @@ def query(end, active_trigger=True):
     stopped = []
     return SimpleNamespace(
         isActive=True,
+        lastProgress=progress,
         recentProgress=[progress],
         status={"isTriggerActive": active_trigger},
         name="q",

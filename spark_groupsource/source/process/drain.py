@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any, Iterator, Mapping
 
 from spark_groupsource.common.arguments import check_query, check_seconds
 from spark_groupsource.common.clock import SystemClock
@@ -102,13 +102,20 @@ class _Drain:
 
     def _ends(self) -> dict[str, Any] | None:
         """Returns reader -> end offset of the last batch, of ``groupsource`` sources; None while no reader is named."""
-        for progress in reversed(self._query.recentProgress):
+        for progress in self._reports():
             ends = [parse_progress_offset(source["endOffset"]) for source in _sources(progress)]
             own = [end for end in ends if isinstance(end, dict) and GROUP_KEY in end]
             # an end offset is null before the first batch, and empty while the group assigns no partition
             if own or (ends and all(ends)):
                 return {end[GROUP_KEY]["reader"]: end for end in own}
         return None
+
+    def _reports(self) -> Iterator[Any]:
+        """Yields the reports of batches, the last one first: with 10,000 partitions each is a megabyte."""
+        last = self._query.lastProgress
+        if last is not None:
+            yield last
+            yield from reversed(self._query.recentProgress)
 
     def _connect(self, reader: str) -> None:
         for path in control_sockets(self._driver, reader):
