@@ -91,7 +91,8 @@ def query_group(query: StreamingQuery, cluster: Cluster | None = None) -> Iterat
     from spark_groupsource.source.process.queries import reader_statuses
 
     query_id = getattr(query, "id", None)
-    if query_id is None or not hasattr(query, "recentProgress"):
+    # hasattr would read every report
+    if query_id is None or "recentProgress" not in dir(query):
         raise ConfigurationError(
             "Argument source must be a streaming query or a group, the result of connect(...).group(name), got "
             f"{shown(query)}."
