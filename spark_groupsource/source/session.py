@@ -225,10 +225,8 @@ class StreamSession:
         self._co_readers.batch_started()
         start, end = self._offsets.decode(start_json), self._offsets.decode(end_json)
         self.reader = self.reader or end.reader
-        is_published = False
         if self._transactions is not None:
             self._transactions.begin()
-            is_published = self._transactions.is_published(end.reader, end_json)
         self._checkpoint_cluster_id = end.cluster_id
         self._schemas.check_kept(end)
         # the assignment for which the batch was planned; a task checks that it is still valid
@@ -241,8 +239,9 @@ class StreamSession:
             self._commit_positions(held)
         if is_planned and any(each.end > each.start for each in ranges):
             self._reports.batch_started()
+        is_published = False
         if not is_planned:
-            ranges, group = self._replayed(ranges, end, is_published)
+            ranges, group, is_published = self._replayed(ranges, end, end_json)
             self._replayed_in = group
         self._in_flight_end = end_json
         self._in_flight = {} if is_published else self._ends_in_flight(end, ranges, group, is_planned)
@@ -291,27 +290,30 @@ class StreamSession:
         )
 
     def _replayed(
-        self, ranges: Iterable[OffsetRange], end: SourceOffset, is_published: bool
-    ) -> tuple[list[OffsetRange], GroupSnapshot]:
-        """Returns the ranges of a logged batch without what other members have committed since, and the assignment.
+        self, ranges: Iterable[OffsetRange], end: SourceOffset, end_json: Mapping[str, Any]
+    ) -> tuple[list[OffsetRange], GroupSnapshot, bool]:
+        """Returns the ranges of a logged batch without what other members have committed since.
 
         A batch that this query has published in a transaction is read in full, so that its state is right: it is not
         written again, and nothing of it is committed.
 
+        Returns: the ranges, the assignment, and whether the batch was published.
         Raises: DataLossError for a topic that was recreated since; without failOnDataLoss its ranges are skipped.
         """
         logged = {r.topic_partition: r for r in ranges if r.end > r.start}
         if not logged:
-            return [], GroupSnapshot()
+            return [], GroupSnapshot(), self._is_published(end, end_json)
         self._cluster.add_known_partitions(logged, end.topic_ids)
         found = self._lookup.topic_ids({p.topic for p in logged}, refresh=True)
         recreated = {t for t, topic_id in found.items() if end.topic_ids.get(t, topic_id) != topic_id}
         self._data_loss.recreated({p: r.start for p, r in logged.items() if p.topic in recreated})
         existing = {p: r for p, r in logged.items() if p.topic not in recreated}
-        if is_published:
+        is_published = self._is_published(end, end_json)
+        group, commits = (GroupSnapshot(), {}) if is_published else self._join_for_replay(existing, found)
+        # until this query has joined, another driver of it may publish the batch; progress is not older than `commits`
+        if is_published or self._is_published(end, end_json):
             _log.info("%s Reading a published batch again for its state: %s.", self._entity, bounded_names(existing))
-            return [existing[p] for p in sorted(existing)], GroupSnapshot()
-        group, commits = self._join_for_replay(existing, found)
+            return [existing[p] for p in sorted(existing)], GroupSnapshot(), True
         replayed = []
         for p, (_, start, stop) in existing.items():
             commit = commits.get(p)
@@ -324,7 +326,10 @@ class StreamSession:
         names = bounded_names(sorted(r.topic_partition for r in replayed if r.end > r.start))
         if self._options.assign is None and names:
             _log.warning("%s Reading a logged batch again: %s.", self._entity, names)
-        return replayed, group
+        return replayed, group, False
+
+    def _is_published(self, end: SourceOffset, end_json: Mapping[str, Any]) -> bool:
+        return self._transactions is not None and self._transactions.is_published(end.reader, end_json)
 
     def _join_for_replay(
         self, logged: Mapping[TopicPartition, OffsetRange], topic_ids: TopicIds
@@ -463,8 +468,7 @@ class StreamSession:
         if proof is not None and self._lock.acquire(timeout=1):
             try:
                 if not self.drained.is_set() and proof == self._last_end:
-                    start = self._offsets.decode(proof)
-                    self._checkpointed(start)
+                    self._batch_checkpointed(proof)
                     self._leave_drained()
             finally:
                 self._lock.release()
@@ -479,8 +483,7 @@ class StreamSession:
         """
         with self._lock:
             if not self._draining.is_set() and end_json == self._last_end:
-                start = self._offsets.decode(end_json)
-                self._checkpointed(start)
+                start = self._batch_checkpointed(end_json)
                 self._reports.batch_ended()
                 self._commit(start)
                 is_committed = self._positions.is_committed(start, self._existing(self._ownership.snapshot()))
@@ -531,6 +534,13 @@ class StreamSession:
         self.drained.set()
 
     # -- 1: commit ---------------------------------------------------------------------------------------------------
+
+    def _batch_checkpointed(self, end_json: Mapping[str, Any]) -> SourceOffset:
+        """Takes note of a finished batch before the next call of Spark."""
+        self._transaction_ended(end_json)
+        start = self._offsets.decode(end_json)
+        self._checkpointed(start)
+        return start
 
     def _checkpointed(self, start: SourceOffset) -> None:
         is_first = self._positions.checkpoint is None
@@ -658,7 +668,7 @@ class StreamSession:
             return list(commits)
 
     def _transaction_ended(self, start_json: Mapping[str, Any]) -> None:
-        """Takes note of the transaction of the last batch: Spark calls after it has committed the batch."""
+        """Takes note of the transaction of the last batch, after Spark has committed the batch."""
         joined, self._joined = self._joined, None
         if joined is not None:
             offsets, self._published_batch = joined

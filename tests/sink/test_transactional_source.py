@@ -89,6 +89,19 @@ def test_offsets_are_committed_in_the_transaction_of_the_output_alone():
     assert Transactions.steps == ["init"]
 
 
+@pytest.mark.parametrize("is_drain", [False, True])
+def test_a_published_batch_is_not_committed_again_when_the_listener_reports_it(is_drain, caplog):
+    tried = query(group=FakeGroup(assigned={P0: 0, P1: 0}))
+    tried.trigger()
+    tried.session.join_transaction(PRODUCER, 5)
+    if is_drain:
+        assert tried.session.request_drain(tried.start)
+    else:
+        tried.session.batch_finished(tried.start)
+    assert (Transactions.steps, tried.session.status()["published_batch"]) == (["init"], 5)
+    assert "not in a transaction" not in caplog.text
+
+
 def test_the_first_position_of_a_partition_is_committed_in_a_transaction_of_its_own():
     tried = query(group=FakeGroup(assigned={P0: 0, P1: 0}), startingOffsets="latest")
     tried.trigger()
@@ -127,6 +140,19 @@ def test_a_published_batch_is_read_in_full_without_membership(caplog):
     tried.trigger()
     assert tried.session.status()["published_batch"] == 4
     assert plain_commits(tried.group) == [] and "not in a transaction" not in caplog.text
+
+
+def test_a_batch_that_another_driver_publishes_while_this_one_joins_is_read_in_full():
+    class Published(FakeGroup):
+        def poll(self, timeout_ms: int) -> bool:
+            tried.cluster.published = END
+            self.commits = committed_before({P0: 9, P1: 8}).commits
+            return super().poll(timeout_ms)
+
+    tried = query(START, Published(assigned={P0: 0, P1: 0}), published=START)
+    tasks = tried.session.input_partitions(START, END)
+    assert sorted(r for task in tasks for r in task.ranges) == [OffsetRange(P0, 7, 9), OffsetRange(P1, 6, 8)]
+    assert tried.session.join_transaction(PRODUCER, 5) == []
 
 
 def test_a_replay_leaves_what_others_own_to_them_without_waiting():

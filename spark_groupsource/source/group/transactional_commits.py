@@ -45,18 +45,24 @@ class TransactionalCommits:
         if self._has_begun:
             return
         Transactions(self._cluster, self._transactional_id).init(_TIMEOUT_MS)
-        commits = self._cluster.fetch_committed(progress_group(self._transactional_id))
-        self._published = read_progress(commits.values())
+        self._published = self._read()
         self._has_begun = True
 
     def is_published(self, reader: str, end: Mapping[str, Any]) -> bool:
-        """Returns whether the batch with this end offset was published before the source started."""
-        return any(progress.ends.get(reader_name(reader)) == digest(end) for progress in self._published)
+        """Returns whether the batch with this end offset is published.
+
+        Raises: BrokerError, NetworkError, ConfigurationError.
+        """
+        return any(progress.ends.get(reader_name(reader)) == digest(end) for progress in self._read())
 
     def published_batch(self, reader: str) -> int | None:
         """Returns the last batch that the query of a reader had published before the source started."""
         batches = [progress.batch for progress in self._published if reader_name(reader) in progress.ends]
         return max(batches, default=None)
+
+    def _read(self) -> list[WriterProgress]:
+        commits = self._cluster.fetch_committed(progress_group(self._transactional_id))
+        return read_progress(commits.values())
 
     def commit(self, ownership: Ownership, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Commits offsets in a transaction of their own.
