@@ -147,6 +147,15 @@ def test_query_with_trigger_once_names_its_last_commit_and_the_remedy(monkeypatc
     assert "Use trigger(availableNow=True)" in record.getMessage()
 
 
+def test_trigger_once_is_committed_by_the_transaction_of_the_output(monkeypatch, caplog):
+    options = {**OPTIONS, "kafka.transactional.id": "T"}
+    reader = GroupDataSource(options).streamReader(schema(("value", "binary", True)))
+    reader.getDefaultReadLimit()
+    monkeypatch.setattr(reader._process, "latest_offset", lambda start, limits: {})
+    reader.latestOffset({}, ReadAllAvailable())
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     "fields, message",
     [

@@ -12,6 +12,7 @@ application are in one private directory named after the driver JVM; each reader
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -49,12 +50,28 @@ def _directory_name(driver: int) -> str:
 
 def control_sockets(driver: int, reader: str = "") -> list[Path]:
     """Returns the control sockets of one reader (two for a moment after a restart), or of all readers."""
-    pattern = f"{reader[:_NAME_LENGTH]}-*" if reader else "*-*"
+    pattern = f"{reader[:_NAME_LENGTH]}[-.]*" if reader else "*-*"
     try:
         return sorted(control_directory(driver).glob(pattern))
     except OSError:
         # no usable directory for temporary files, so no sockets
         return []
+
+
+def reader_of(path: Path) -> str:
+    """Returns the beginning of the name of the reader that serves a control socket."""
+    return path.name.rpartition("-")[0].partition(".")[0]
+
+
+def has_transactional_id(path: Path, transactional_id: str) -> bool:
+    """Returns whether the reader of a control socket, which may have ended, has this transactional id."""
+    return path.name.rpartition("-")[0].endswith(_label(transactional_id))
+
+
+def _label(transactional_id: str | None) -> str:
+    if transactional_id is None:
+        return ""
+    return f".{hashlib.blake2b(transactional_id.encode(), digest_size=3).hexdigest()}"
 
 
 def is_first_reader(driver: int, subject: str) -> bool:
@@ -88,6 +105,7 @@ class ControlServer:
         batch_finished: called with the end offset of each batch that Spark has checkpointed.
         transaction: called with the transaction of a batch's output, see `TransactionReply`.
         idle: called about every 100 ms while there is no request.
+        transactional_id: of the query, see `has_transactional_id`.
 
     Raises: NetworkError, OSError when the socket cannot be created; ConfigurationError as `private_directory`.
     """
@@ -103,12 +121,14 @@ class ControlServer:
         batch_finished: Callable[[dict[str, Any]], None] = lambda end: None,
         transaction: Callable[[TransactionRequest], TransactionReply] = lambda request: TransactionReply(),
         idle: Callable[[], None] = lambda: None,
+        transactional_id: str | None = None,
     ) -> None:
         remove_stale_directories("control")
         directory, self._directory_lock = lock_directory(_directory_name(driver))
         try:
             _remove_stale_sockets(directory)
-            self._listener = LocalListener(str(directory / f"{reader[:_NAME_LENGTH]}-{os.getpid()}"))
+            name = f"{reader[:_NAME_LENGTH]}{_label(transactional_id)}-{os.getpid()}"
+            self._listener = LocalListener(str(directory / name))
         except BaseException:
             self._directory_lock.release()
             raise

@@ -16,7 +16,7 @@ from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.monitor.tables.table_rows import Row
 from spark_groupsource.source.control_client import ControlClient
 from spark_groupsource.source.positions.offset_json import GROUP_KEY
-from spark_groupsource.source.process.control_socket import control_directory, control_sockets
+from spark_groupsource.source.process.control_socket import control_directory, control_sockets, reader_of
 from spark_groupsource.source.process.group_claims import recorded_queries
 from spark_groupsource.wire.group_events import GroupEvent, event_of_form
 
@@ -66,7 +66,7 @@ def drain_readers(driver: int, names: Sequence[str], ends: Sequence[Mapping[str,
     recorded = recorded_queries(control_directory(driver))
     found = set()
     for path in control_sockets(driver):
-        reader, _, pid = path.name.rpartition("-")
+        reader, pid = reader_of(path), path.name.rpartition("-")[2]
         query = recorded.get(int(pid), {})
         if {query.get("name"), query.get("id")} & {*names} or any(name.startswith(reader) for name in names):
             found.add(int(pid))

@@ -128,9 +128,11 @@ class ReaderProcess:
     def warn_trigger_once(self) -> None:
         """Logs that the trigger `once` does not commit its batch, at the only call of such a query.
 
+        The transaction of an output commits it.
         Spark ends the query without another call of the source; its signal does not show whether the batch has failed.
         """
-        if self.options.group_id is not None and not self._has_started:
+        is_committed_later = self.options.group_id is not None and self.options.client.transactional_id is None
+        if is_committed_later and not self._has_started:
             _log.warning(
                 "[group=%s] Trigger once does not commit the offsets of its batch: Spark does not call the source "
                 "after the batch. The next run commits them. Use trigger(availableNow=True) to commit them now.",
@@ -178,6 +180,7 @@ class ReaderProcess:
             status=self._status,
             events=self._events,
             transaction=self._join_transaction,
+            transactional_id=self.options.client.transactional_id,
         )
         try:
             if session is None:

@@ -59,7 +59,7 @@ class Sources(Protocol):
         """Lets the sources add their offsets to a transaction.
 
         Args:
-            known: the progress of the query, whose readers must take part if they have started.
+            known: the progress of the query, whose readers must take part.
         Raises: TransactionAbortedError; NetworkError where another transaction may succeed.
         """
 

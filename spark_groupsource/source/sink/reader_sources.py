@@ -9,8 +9,8 @@ from typing import Mapping
 from spark_groupsource.errors import NetworkError, TransactionAbortedError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.source.control_client import ControlClient, TransactionReply, TransactionRequest
-from spark_groupsource.source.positions.published_progress import WriterProgress, reader_name
-from spark_groupsource.source.process.control_socket import control_sockets
+from spark_groupsource.source.positions.published_progress import WriterProgress
+from spark_groupsource.source.process.control_socket import control_sockets, has_transactional_id
 from spark_groupsource.source.sink.publisher import JoinedOffsets
 
 
@@ -34,16 +34,24 @@ class ReaderSources:
 
     def join(self, producer: ProducerIdAndEpoch, known: WriterProgress | None) -> JoinedOffsets:
         request = replace(self._request, producer_id=producer.producer_id, producer_epoch=producer.epoch)
-        replies = []
+        replies: list[TransactionReply] = []
+        ended = ""
         for path in self._sockets():
             reply = self._ask(path, request)
             if reply is not None:
                 replies.append(reply)
-            elif known is None or any(reader_name(path.name) == name for name in known.ends):
-                raise NetworkError(
-                    f"A reader process of this application has ended ({path.name}), and its offsets cannot be in the "
-                    "transaction. Restart the query."
-                )
+            elif has_transactional_id(path, self._request.transactional_id):
+                ended = path.name
+        error = (
+            "A reader process of this query has ended, and its offsets cannot be in the transaction"
+            f"{ended and f' ({ended})'}. Restart the query."
+        )
+        # its socket may have been removed; the readers that have published before are counted
+        if sum(reply.is_joined for reply in replies) < len(known.ends if known is not None else ()):
+            raise TransactionAbortedError(error)
+        if ended:
+            # a reader of a former run of the query may be closing its socket
+            raise NetworkError(error)
         partitions = [TopicPartition(*reply.partition) for reply in replies if reply.partition is not None]
         return JoinedOffsets(_ends(replies), min(partitions, default=None))
 
