@@ -81,6 +81,11 @@ class Transactions:
         self._producer = producer
 
     @property
+    def has_begun(self) -> bool:
+        """True after `init`, or with the producer of the caller."""
+        return self._producer is not None
+
+    @property
     def producer(self) -> ProducerIdAndEpoch:
         assert self._producer is not None, "init was not called"
         return self._producer

@@ -126,7 +126,8 @@ def publish(cluster: ClusterClient, batch: Publication, sources: Sources, timeou
                 elapsed_ms = cluster.clock.now_ms() - started_ms
                 raise _fenced_error(batch, elapsed_ms) from error
             if not can_begin_again(error):
-                _abort(transactions)
+                if transactions.has_begun:
+                    _abort(transactions)
                 raise
             retry.backoff_or_raise(error)
 
@@ -147,8 +148,9 @@ def _is_published(known: WriterProgress, batch: Publication, sources: Sources) -
         return True
     if known.batch > batch.number:
         raise ConfigurationError(
-            f"Batch {known.batch} is committed, but batch {batch.number} is replayed: the checkpoint was reset. Use "
-            f"another kafka.transactional.id than {batch.transactional_id}."
+            f"Batch {known.batch} is committed, but batch {batch.number} is replayed: the checkpoint was reset, or "
+            "another driver runs the query. Stop this one, or use another kafka.transactional.id than "
+            f"{batch.transactional_id}."
         )
     changed = [name for name, end in sources.ends().items() if known.ends.get(name, end) != end]
     if changed:
@@ -173,8 +175,11 @@ def _commit(
     ends: Mapping[str, str],
     others: Iterable[WriterProgress],
 ) -> None:
-    """Commits the transaction with the progress, at a partition of the output, of a source, or of the sink's topic."""
-    topic_partition = min(batch.partitions, default=joined)
+    """Commits the transaction with the progress, at a partition of a source, of the output, or of the sink's topic.
+
+    An offset needs READ on its topic, which the user of a source has, and a user that only writes has not.
+    """
+    topic_partition = min(batch.partitions, default=None) if joined is None else joined
     if topic_partition is None and batch.topic is not None:
         topic_partition = TopicPartition(batch.topic, 0)
     if topic_partition is None:

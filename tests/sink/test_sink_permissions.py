@@ -1,0 +1,85 @@
+"""Permissions of a query that writes exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from broker.test_acls import CONFIG, Secured
+from confluent_kafka.admin import AclOperation
+from confluent_kafka.admin import ResourceType as Kind
+from support.clients import open_cluster
+
+from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.errors import BrokerError
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
+from spark_groupsource.records.encode import Record, encode_batch
+from spark_groupsource.records.encoded_batch import EncodedBatch
+from spark_groupsource.source.positions.published_progress import WriterProgress
+from spark_groupsource.source.sink.publisher import JoinedOffsets, Publication, publish
+
+READ, WRITE = AclOperation.READ, AclOperation.WRITE
+
+
+class Sources:
+    """A source that reads a topic."""
+
+    def __init__(self, topic: str | None) -> None:
+        self._partition = None if topic is None else TopicPartition(topic, 0)
+
+    def ends(self) -> dict[str, str]:
+        return {}
+
+    def join(self, producer: ProducerIdAndEpoch, known: WriterProgress | None) -> JoinedOffsets:
+        return JoinedOffsets({}, self._partition)
+
+
+@pytest.fixture(scope="module")
+def secured() -> Iterator[Secured]:
+    with EmbeddedBroker(config=CONFIG) as broker:
+        yield Secured(broker)
+
+
+@pytest.fixture
+def client(secured: Secured) -> Iterator[ClusterClient]:
+    login = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN"}
+    login |= {"sasl_username": "ann", "sasl_password": "secret"}
+    with open_cluster(secured.broker.bootstrap_servers, **login) as opened:
+        yield opened
+
+
+def write(client: ClusterClient, output: str, transactional_id: str, source: str | None) -> bool:
+    batches = [EncodedBatch(TopicPartition(output, 0), encode_batch([Record(None, b"x", 0)]), 1)]
+    return publish(client, Publication(transactional_id, batches, "q", 1, output), Sources(source), 5_000)
+
+
+def test_a_query_reads_its_input_and_writes_its_output_without_reading_it(
+    secured: Secured, client: ClusterClient, topic: str, group: str
+) -> None:
+    output = f"{topic}-out"
+    for name in (topic, output):
+        secured.broker.produce(name, [b"1"])
+    for kind, name, operation, error in (
+        (Kind.TOPIC, output, WRITE, f"transactional id '{group}' failed.*WRITE on the transactional id"),
+        (Kind.TRANSACTIONAL_ID, group, WRITE, f"group.*{group}-progress.*READ"),
+        (Kind.GROUP, f"{group}-progress", READ, f"TxnOffsetCommit of group '{group}-progress'.*TOPIC_AUTHORIZATION"),
+    ):
+        secured.permit(kind, name, operation)
+        with pytest.raises(BrokerError, match=error):
+            write(client, output, group, topic)
+    secured.permit(Kind.TOPIC, topic, READ)
+    assert write(client, output, group, topic)
+
+
+def test_a_query_without_groupsource_source_reads_its_output(
+    secured: Secured, client: ClusterClient, topic: str, group: str
+) -> None:
+    secured.broker.produce(topic, [b"1"])
+    secured.permit(Kind.TRANSACTIONAL_ID, group, WRITE)
+    secured.permit(Kind.GROUP, f"{group}-progress", READ)
+    secured.permit(Kind.TOPIC, topic, WRITE)
+    with pytest.raises(BrokerError, match=f"TxnOffsetCommit.*{topic}-0.*operation on the topic.*READ to read it"):
+        write(client, topic, group, None)
+    secured.permit(Kind.TOPIC, topic, READ, WRITE)
+    assert write(client, topic, group, None)
