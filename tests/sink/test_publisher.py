@@ -12,6 +12,7 @@ from support.topics import create_topic
 
 from spark_groupsource.client.cluster.cluster_client import LATEST, ClusterClient
 from spark_groupsource.client.cluster.group_offsets import CommittingMember
+from spark_groupsource.client.records import transactions as transactions_module
 from spark_groupsource.client.records.transactions import Transactions, is_producer_fenced
 from spark_groupsource.errors import (
     BrokerError,
@@ -29,6 +30,7 @@ from spark_groupsource.source.positions.published_progress import (
     progress_group,
     read_progress,
 )
+from spark_groupsource.source.sink import publisher
 from spark_groupsource.source.sink.publisher import JoinedOffsets, Publication, publish
 
 
@@ -201,6 +203,23 @@ def test_a_fenced_producer_cannot_commit(client, output, transactional_id):
 def test_a_timeout_above_the_limit_of_the_brokers_is_named(client, transactional_id):
     with pytest.raises(ConfigurationError, match="kafka.transaction.timeout.ms is larger than"):
         Transactions(client, transactional_id).init(2**31 - 1)
+
+
+def test_a_partition_that_does_not_exist_is_named_without_further_transactions(
+    client, transactional_id, topic, monkeypatch
+):
+    monkeypatch.setattr(transactions_module, "UNKNOWN_TOPIC_TIMEOUT_MS", 50)
+    begun: list[int] = []
+
+    class Counted(Transactions):
+        def init(self, timeout_ms: int) -> ProducerIdAndEpoch:
+            begun.append(timeout_ms)
+            return super().init(timeout_ms)
+
+    monkeypatch.setattr(publisher, "Transactions", Counted)
+    with pytest.raises(BrokerError, match=f"AddPartitionsToTxn .*{topic}-7.* failed: UNKNOWN_TOPIC_OR_PARTITION"):
+        publish(client, batch(TopicPartition(topic, 7), transactional_id, 1), FakeSources(), 2_000)
+    assert len(begun) == 1
 
 
 def test_offsets_of_an_unknown_member_are_rejected(client, output, transactional_id, group):

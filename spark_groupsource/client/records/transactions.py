@@ -63,8 +63,11 @@ def is_producer_fenced(error: Exception) -> bool:
 
 def can_begin_again(error: Exception) -> bool:
     """Returns whether a transaction that failed may succeed when it begins with `init` again."""
-    is_broken = isinstance(error, BrokerError) and (error.retriable or error.code in _BEGUN_AGAIN)
-    return is_broken or isinstance(error, NetworkError)
+    if not isinstance(error, BrokerError):
+        return isinstance(error, NetworkError)
+    # the step was repeated until the topic was regarded as missing
+    is_missing = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return (error.retriable and not is_missing) or error.code in _BEGUN_AGAIN
 
 
 class Transactions:
@@ -117,13 +120,14 @@ class Transactions:
     def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
         """Adds partitions, before the first record is sent to them."""
         row = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+        added = sorted(partitions)
         request = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=self.transactional_id,
             v3_and_below_producer_id=self.producer.producer_id,
             v3_and_below_producer_epoch=self.producer.epoch,
-            v3_and_below_topics=[row(name=name, partitions=numbers) for name, numbers in by_topic(partitions).items()],
+            v3_and_below_topics=[row(name=name, partitions=numbers) for name, numbers in by_topic(added).items()],
         )
-        self._call(request, "AddPartitionsToTxn", _partition_codes, max_version=_ADD_PARTITIONS_VERSION)
+        self._call(request, f"AddPartitionsToTxn ({bounded_names(added)})", _partition_codes, max_version=_ADD_PARTITIONS_VERSION)
 
     def commit_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], member: CommittingMember = NO_MEMBER
