@@ -571,7 +571,7 @@ class StreamSession:
         is_last = self._draining.is_set() or self._planner.is_available_now
         report, commits = self._commits_of(offsets)
         try:
-            if self._transactions is not None:
+            if self._transactions is not None and self._options.group_id is not None:
                 self._transactions.commit(self._ownership, commits)
             else:
                 self._ownership.commit(commits, None if is_last else _COMMIT_WAIT_MS, self._positions.topic_ids)

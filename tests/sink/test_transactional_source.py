@@ -14,6 +14,7 @@ from spark_groupsource.client.network.retry import Retry
 from spark_groupsource.errors import GenerationMismatchError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, ProducerIdAndEpoch
 from spark_groupsource.source.group import transactional_commits
+from spark_groupsource.source.options.option_parser import parse_options
 from spark_groupsource.source.positions.published_progress import (
     WriterProgress,
     digest,
@@ -116,6 +117,17 @@ def test_a_batch_of_another_sink_is_committed_after_it_with_a_warning(caplog):
         tried.trigger()
     assert "The batch was not in a transaction: its offsets are committed after it." in caplog.text
     assert (tried.committed(), plain_commits(tried.group)) == ({P0: 10, P1: 10}, [])
+
+
+def test_a_source_without_a_group_begins_no_transaction_of_its_own():
+    assigned = json.dumps({"t": [0, 1]})
+    cluster = Cluster()
+    options = {"kafka.bootstrap.servers": "h:1", "assign": assigned, "kafka.transactional.id": "T"}
+    parsed = parse_options({**options, "startingOffsets": "latest"}, "stream")
+    tried = Query(None, cluster, FakeGroup(assigned={P0: 0, P1: 0}), parsed=parsed)
+    tried.trigger()
+    tried.trigger()
+    assert Transactions.steps == ["init"]
 
 
 def test_a_fenced_member_adds_nothing():

@@ -127,7 +127,8 @@ class Transactions:
             v3_and_below_producer_epoch=self.producer.epoch,
             v3_and_below_topics=[row(name=name, partitions=numbers) for name, numbers in by_topic(added).items()],
         )
-        self._call(request, f"AddPartitionsToTxn ({bounded_names(added)})", _partition_codes, max_version=_ADD_PARTITIONS_VERSION)
+        operation = f"AddPartitionsToTxn ({bounded_names(added)})"
+        self._call(request, operation, _partition_codes, max_version=_ADD_PARTITIONS_VERSION)
 
     def commit_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], member: CommittingMember = NO_MEMBER
