@@ -39,11 +39,16 @@ finally:
 
 
 class SourceProcess:
-    """The reader of one source, in a separate process session; this process is its driver."""
+    """The reader of one source, in a separate process session; this process is its driver.
+
+    Args:
+        options: options of the source; an empty one is left out.
+    """
 
     def __init__(self, directory: Path, bootstrap_servers: str, topic: str, group: str, **options: str) -> None:
         given = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": topic, "kafka.group.id": group}
         given |= {"startingOffsets": "earliest", "kafka.heartbeat.interval.ms": "200", **options}
+        given = {name: value for name, value in given.items() if value}
         listener = LocalListener(str(directory / "spark.sock"))
         self._log = directory / "reader.log"
         with self._log.open("w") as log:

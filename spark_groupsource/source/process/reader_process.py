@@ -91,6 +91,8 @@ class ReaderProcess:
         self._has_started = False
         self._is_terminated = False
         self._is_stopping = False
+        # id of the query whose transactions have the offsets of this reader
+        self._joined_query: str | None = None
         self._sigterm = SignalFlag()
         self._driver_connection = _connection_to_driver()
         self._driver_monitor = DriverMonitor(driver, context_directories())
@@ -211,7 +213,9 @@ class ReaderProcess:
 
     def _join_transaction(self, request: TransactionRequest) -> TransactionReply:
         """Adds the offsets of the batch in flight to the transaction of its output."""
-        transactional_id, query_id = self.options.client.transactional_id, self._recorded_query().get("id")
+        transactional_id = self.options.client.transactional_id
+        # tasks on other machines, and of assigned partitions, record nothing
+        query_id = self._recorded_query().get("id") or self._joined_query
         if request.transactional_id != transactional_id:
             if query_id != request.query_id or transactional_id is None:
                 return TransactionReply()
@@ -241,6 +245,7 @@ class ReaderProcess:
             partitions = session.join_transaction(producer, request.batch) if request.producer_id >= 0 else []
         except GroupSourceError as error:
             return TransactionReply(failure=str(error), can_retry=can_begin_again(error))
+        self._joined_query = request.query_id
         return TransactionReply(True, session.end_in_flight(), min(partitions, default=None))
 
     def _recorded_query(self) -> Mapping[str, Any]:
