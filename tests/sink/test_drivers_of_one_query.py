@@ -1,4 +1,4 @@
-"""Drivers with the same checkpoint, and other members of the group, during a batch that writes exactly once."""
+"""Several drivers and members during a batch that writes exactly once."""
 
 from __future__ import annotations
 

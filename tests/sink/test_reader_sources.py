@@ -1,4 +1,4 @@
-"""Sources of a query that are asked for their offsets, and those that have ended."""
+"""Sources that are asked for their offsets, or have ended."""
 
 from __future__ import annotations
 

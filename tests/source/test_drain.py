@@ -1,4 +1,4 @@
-"""Graceful stop: which reports of the query are read, and a query that fails meanwhile."""
+"""Graceful stop: reports of the query, and failures meanwhile."""
 
 from __future__ import annotations
 
