@@ -23,12 +23,12 @@ from confluent_kafka.admin import (
     AclBindingFilter,
     AclOperation,
     AclPermissionType,
-    AdminClient,
     NewTopic,
     ResourcePatternType,
 )
 from confluent_kafka.admin import ResourceType as Kind
 from support.java_tools import JavaTools
+from support.secured_broker import SECURED_CONFIG, Secured, login
 from support.unauthorized_requests import cases, codes_of, logged_in
 
 from spark_groupsource.broker.acls import (
@@ -264,50 +264,9 @@ def test_invalid_acls(wrong: Acl, message: str) -> None:
 
 # --- a broker ---
 
-USERS = " ".join(f'user_{name}="secret"' for name in ("root", "ann"))
-CONFIG = {
-    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    "super.users": "User:root",
-    "sasl.enabled.mechanisms": "PLAIN",
-    "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
-        f"org.apache.kafka.common.security.plain.PlainLoginModule required {USERS};"
-    ),
-    "offsets.topic.num.partitions": "1",
-}
-
-
-def login(broker: EmbeddedBroker, user: str) -> dict[str, Any]:
-    return {
-        "bootstrap.servers": broker.bootstrap_servers,
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": user,
-        "sasl.password": "secret",
-    }
-
-
-class Secured:
-    """A broker with an authorizer, and clients of its users."""
-
-    def __init__(self, broker: EmbeddedBroker) -> None:
-        self.broker = broker
-        self.root = AdminClient(login(broker, "root"))
-        self.ann = AdminClient(login(broker, "ann"))
-
-    def permit(self, kind: Kind, name: str, *operations: AclOperation) -> None:
-        """Lets ann perform exactly these operations on a resource."""
-        literal, allow = ResourcePatternType.LITERAL, AclPermissionType.ALLOW
-        every = AclBindingFilter(kind, name, literal, "User:ann", "*", AclOperation.ANY, AclPermissionType.ANY)
-        for future in self.root.delete_acls([every]).values():
-            future.result(20)
-        added = [AclBinding(kind, name, literal, "User:ann", "*", operation, allow) for operation in operations]
-        for future in (self.root.create_acls(added) if added else {}).values():
-            future.result(20)
-
-
 @pytest.fixture(scope="module")
 def secured() -> Iterator[Secured]:
-    with EmbeddedBroker(config=CONFIG) as broker:
+    with EmbeddedBroker(config=SECURED_CONFIG) as broker:
         yield Secured(broker)
 
 
@@ -436,7 +395,7 @@ def test_topics_and_groups_of_an_administrator(secured: Secured, topic: str, gro
 
 
 def test_acls_are_stored_and_described(tmp_path: Path) -> None:
-    config = {**CONFIG, "allow.everyone.if.no.acl.found": "true"}
+    config = {**SECURED_CONFIG, "allow.everyone.if.no.acl.found": "true"}
     with EmbeddedBroker(tmp_path, config=config) as broker:
         secured = Secured(broker)
         secured.permit(Kind.TOPIC, "t", AclOperation.READ, AclOperation.WRITE)

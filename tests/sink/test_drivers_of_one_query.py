@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sink.test_kills_of_copies import PARTITIONS, RECORDS, check, read_output
 from support import sink_application
 from support.clusters import Cluster
-from support.sink_application import KilledError, SinkApplication
+from support.sink_application import PARTITIONS, RECORDS, KilledError, SinkApplication, check, read_output
 from support.topics import create_topic, produce
 
 from spark_groupsource.errors import ConfigurationError, RequestTimeoutError, TransactionAbortedError
@@ -61,6 +60,7 @@ def separate_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
     found = sink_application._Sources._sockets
 
     def sockets(sources: Any) -> list[Path]:
+        # private: the application of the sources
         pid = sources._reached.__self__.reader.process.pid
         return [path for path in found(sources) if path.name.endswith(f"-{pid}")]
 

@@ -3,50 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer
-from support.clients import open_cluster
 from support.clusters import Cluster
-from support.sink_application import STEPS, KilledError, SinkApplication
+from support.sink_application import PARTITIONS, RECORDS, STEPS, KilledError, SinkApplication, check
 from support.topics import create_topic, produce
 
 pytestmark = pytest.mark.slow
-
-PARTITIONS = 2
-RECORDS = 160
-
-
-def read_output(cluster: Cluster, topic: str) -> list[str]:
-    """Returns the values that a read_committed consumer sees, up to the last stable offsets."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": cluster.bootstrap_servers,
-            "group.id": "unused",
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-        }
-    )
-    from confluent_kafka import KafkaError
-    from confluent_kafka import TopicPartition as Assigned
-
-    consumer.assign([Assigned(topic, number, 0) for number in range(PARTITIONS)])
-    found, ended = [], 0
-    while ended < PARTITIONS:
-        message = consumer.poll(30)
-        assert message is not None, "no record and no end of the partition within 30 s"
-        if message.error() is None:
-            found.append(message.value().decode())
-        else:
-            assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-            ended += 1
-    consumer.close()
-    return found
-
 
 def run_out(application: SinkApplication) -> None:
     """Runs triggers until one has no records."""
@@ -54,19 +18,6 @@ def run_out(application: SinkApplication) -> None:
         if not application.trigger() and application.commits == len(application.offsets):
             return
     raise AssertionError("the application does not come to an end")
-
-
-def check(cluster: Cluster, topic: str, group: str, output: str) -> None:
-    """Checks that each record is in the output once, and that the group's offsets are at the end of the input."""
-    counts = Counter(read_output(cluster, output))
-    expected = {f"{number % PARTITIONS}-{number}" for number in range(RECORDS)}
-    repeated = {value: count for value, count in counts.items() if count > 1}
-    assert (sorted(expected - counts.keys()), repeated) == ([], {})
-    with open_cluster(cluster.bootstrap_servers) as client:
-        committed = client.fetch_committed(group)
-    assert {p.partition: c.offset for p, c in committed.items() if c is not None and p.topic == topic} == {
-        number: RECORDS // PARTITIONS for number in range(PARTITIONS)
-    }
 
 
 @pytest.fixture

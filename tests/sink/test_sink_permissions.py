@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from broker.test_acls import CONFIG, Secured
 from confluent_kafka.admin import AclOperation
 from confluent_kafka.admin import ResourceType as Kind
 from support.clients import open_cluster
+from support.secured_broker import SECURED_CONFIG, Secured
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
@@ -37,7 +37,7 @@ class Sources:
 
 @pytest.fixture(scope="module")
 def secured() -> Iterator[Secured]:
-    with EmbeddedBroker(config=CONFIG) as broker:
+    with EmbeddedBroker(config=SECURED_CONFIG) as broker:
         yield Secured(broker)
 
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import TopicPartition as Assigned
 from support.clients import open_cluster
+from support.clusters import Cluster
 from support.source_process import SourceProcess
 
 from spark_groupsource.client.records.transactions import Transactions
@@ -30,6 +33,10 @@ from spark_groupsource.source.sink.reader_sources import ReaderSources
 
 STEPS = ("planned", "read", "initialized", "sent", "joined", "ended", "lost response", "published", "finished")
 """Where an application can be killed, in the order of a batch; at "lost response" it is not killed."""
+
+
+PARTITIONS = 2
+RECORDS = 160
 
 
 class KilledError(Exception):
@@ -170,3 +177,43 @@ class SinkApplication:
             publisher.publish(self.cluster, batch, _Sources(self.reached, os.getpid(), request, 20_000), 30_000)
         finally:
             setattr(publisher, "Transactions", Transactions)
+
+
+def read_output(cluster: Cluster, topic: str) -> list[str]:
+    """Returns the values that a read_committed consumer sees, up to the last stable offsets."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "group.id": "unused",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.assign([Assigned(topic, number, 0) for number in range(PARTITIONS)])
+    found, ended = [], 0
+    while ended < PARTITIONS:
+        message = consumer.poll(30)
+        assert message is not None, "no record and no end of the partition within 30 s"
+        error = message.error()
+        if error is None:
+            found.append((message.value() or b"").decode())
+        else:
+            assert error.code() == KafkaError._PARTITION_EOF, error
+            ended += 1
+    consumer.close()
+    return found
+
+
+def check(cluster: Cluster, topic: str, group: str, output: str) -> None:
+    """Checks that each record is in the output once, and that the group's offsets are at the end of the input."""
+    counts = Counter(read_output(cluster, output))
+    expected = {f"{number % PARTITIONS}-{number}" for number in range(RECORDS)}
+    repeated = {value: count for value, count in counts.items() if count > 1}
+    assert (sorted(expected - counts.keys()), repeated) == ([], {})
+    with open_cluster(cluster.bootstrap_servers) as client:
+        committed = client.fetch_committed(group)
+    assert {p.partition: c.offset for p, c in committed.items() if c is not None and p.topic == topic} == {
+        number: RECORDS // PARTITIONS for number in range(PARTITIONS)
+    }
