@@ -232,7 +232,7 @@ PLANTED: tuple[PlantedDefect, ...] = (
         "queries that wait for each other stay in the group",
         {(ReplayWait, "next_step"): _stay_in_group},
         ("kill_together",),
-        first=140,
+        first=60,
     ),
     PlantedDefect(
         "a replay waits for session.timeout.ms only",
