@@ -1,8 +1,8 @@
 """Command line: the ``groupsource`` command, one module per subcommand.
 
 A command parses arguments, calls a function of `monitor`, `client` or `broker`, and prints. It decides nothing about
-groups: what it shows of them is also a table and a method of the notebook. It needs click
-and rich (extra `cli`).
+groups. A table and a method of the notebook show the same values, in rows of their own where the command has those of
+Kafka's tool. It needs click and rich (extra `cli`).
 
 A command
 =========

@@ -358,7 +358,7 @@ class StreamSession:
                 current = group = self._ownership.snapshot()
             commits = self._ownership.committed(sorted(logged), topic_ids)
             if self._transactions is not None and result is FollowResult.SETTLED:
-                # whoever owns a partition, or acquires it, publishes it from the committed offset on
+                # the present or next owner of a partition publishes it from the committed offset on
                 break
             awaited = {
                 p: commits.get(p)

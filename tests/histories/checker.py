@@ -62,7 +62,7 @@ class Observations:
         self.offsets[log][value].add(offset)
 
     def is_lost(self, log: str, value: int) -> bool:
-        """Returns whether the log was read beyond a value that nobody has received."""
+        """Returns whether the log was read beyond a value that no client has received."""
         at = self.offsets[log].get(value)
         return value not in self.polled[log] and bool(at) and min(at or ()) < self.ends.get(log, -1)
 
@@ -77,7 +77,7 @@ def find_anomalies(history: History, *, is_complete: bool = True) -> list[Anomal
     """Returns the anomalies of a history.
 
     Args:
-        is_complete: the clients have read every log to its end, so that a write that nobody has received is one.
+        is_complete: the clients have read every log to its end, so that a write that no client has received is one.
     """
     seen = Observations.of(history)
     found = [anomaly for check in _CHECKS for anomaly in check(seen)]
@@ -117,7 +117,8 @@ def _unseen(seen: Observations) -> Iterator[Anomaly]:
         if operation.outcome is Outcome.OK:
             for sent in operation.sent:
                 if sent.value not in seen.polled[sent.log] and not seen.is_lost(sent.log, sent.value):
-                    yield Anomaly("unseen", f"{operation.process} wrote {sent.value} to {sent.log}, which nobody read")
+                    text = f"{operation.process} wrote {sent.value} to {sent.log}, which no client read"
+                    yield Anomaly("unseen", text)
 
 
 def _aborted_reads(seen: Observations) -> Iterator[Anomaly]:

@@ -76,7 +76,7 @@ ALLOWED: dict[str, History] = {
         read("c", Polled(A, 0, 1), Polled(A, 1, 2)),
         read("c", Polled(A, 0, 1), Polled(A, 1, 2), is_reassigned=True),
     ],
-    "a write without a known outcome that nobody sees": [
+    "a write without a known outcome that no client sees": [
         wrote("p", Sent(A, 1), outcome=Outcome.UNKNOWN),
         wrote("q", Sent(A, 2, 1)),
         read("c", Polled(A, 1, 2)),
@@ -104,7 +104,7 @@ def test_what_kafka_allows_is_no_anomaly(name: str) -> None:
     assert find_anomalies(ALLOWED[name]) == []
 
 
-def test_what_nobody_read_is_no_anomaly_before_the_end() -> None:
+def test_what_no_client_read_is_no_anomaly_before_the_end() -> None:
     assert find_anomalies(PLANTED["unseen"], is_complete=False) == []
 
 

@@ -4,7 +4,7 @@ Each partition of `__consumer_offsets` has one shard. The state machine `GroupSh
 runtime appends its records to the log, runs its timers and sends its responses after the records are stored. Appending
 is local and synchronous, so no other request runs between the steps of one decision.
 
-A request for a shard that is loading gets COORDINATOR_LOAD_IN_PROGRESS.
+A request for a shard that is loading gets COORDINATOR_LOAD_IN_PROGRESS, except for Heartbeat and SyncGroup.
 
 Source: Kafka `CoordinatorRuntime`, `GroupCoordinatorService`.
 """

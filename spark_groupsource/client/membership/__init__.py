@@ -32,6 +32,6 @@ Fields without a lock:
 * `LocalMember.last_assigned` and `last_generation_id` are written by the owner's thread between `Membership.complete`
   and `Membership.prepare`, when the member thread cannot join and so does not use them.
 
-The pure modules (`membership_values`, `commit_repetition`, `state_machine`, `response_rules`, `rebalance_log`) take no
-lock: their callers hold `changed`.
+`membership_values`, `commit_repetition`, `state_machine`, `response_rules` and `rebalance_log` take no lock: the
+callers of this package hold `changed`.
 """

@@ -95,7 +95,7 @@ class ApplicationRun:
         # records that another application, or the same one, may deliver again
         self.excused: set[tuple[TopicPartition, int]] = set()
         self._excused_own: set[tuple[TopicPartition, int]] = set()
-        # partitions whose commit was lost while nobody could repeat it, which is as an operator's reset
+        # partitions whose commit was lost while no application could repeat it, which is as an operator's reset
         self._reset: set[TopicPartition] = set()
         # application -> partition -> batches that are delivered and not committed: begin, end
         self.pending: dict[str, dict[TopicPartition, list[tuple[int, int]]]] = {n: {} for n in self._by_name}
@@ -276,7 +276,7 @@ class ApplicationRun:
         self.events["crash"] += 1
         lost = self.random.choice([0, 0, 1, 3])
         if self.is_ending and not is_drain:
-            # nobody repeats the commit of an application that has drained
+            # no application repeats the commit of an application that has drained
             lost = 0
         self._fault("*", _LOAD_MS)
         group = self.cluster.coordinator.shard.group("g")
@@ -387,7 +387,7 @@ class ApplicationRun:
     def _went_back(self, p: TopicPartition, offset: int, *, is_repeated: bool = True) -> None:
         """A late commit has arrived, or the coordinator has lost one: the owner commits again within seconds.
 
-        Nobody repeats the commit of an application that was killed, or replaced because of onGroupAhead=ignore.
+        No member repeats the commit of an application that was killed, or replaced because of onGroupAhead=ignore.
         """
         self.events["set back"] += 1
         if not is_repeated:
