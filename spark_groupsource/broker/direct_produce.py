@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence, Un
 
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.common.arguments import shown
-from spark_groupsource.common.config_def import INT32_MAX
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.records.columns.column_types import SOURCE_COLUMNS
 from spark_groupsource.records.encoded_batch import EncodedBatch
@@ -103,11 +102,7 @@ def encoded_records(
     encoder = BatchEncoder(
         lambda _: partition_count,
         topic=topic,
-        codec=0,
-        level=None,
         batch_bytes=_BATCH_BYTES,
-        # the topic decides
-        max_record_bytes=INT32_MAX,
         buffer_bytes=_BUFFER_BYTES,
         timestamp_ms=lambda: timestamp_ms,
         sticky_bytes=0,

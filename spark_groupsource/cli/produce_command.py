@@ -227,10 +227,7 @@ class _Writer:
             lambda _: count,
             topic=topic,
             codec=codec,
-            level=None,
             batch_bytes=MAX_BATCH_BYTES,
-            # the topic decides
-            max_record_bytes=INT32_MAX,
             buffer_bytes=_BUFFER_BYTES,
             timestamp_ms=cluster.clock.timestamp_ms,
             sticky_bytes=0,

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from support import sink_application
 from support.clusters import Cluster
-from support.sink_application import PARTITIONS, RECORDS, KilledError, SinkApplication, check, read_output
-from support.topics import create_topic, produce
+from support.sink_application import PARTITIONS, RECORDS, KilledError, SinkApplication, check, fill, read_output
 
 from spark_groupsource.errors import ConfigurationError, RequestTimeoutError, TransactionAbortedError
 
@@ -75,11 +74,7 @@ def output(topic: str) -> str:
 @pytest.fixture
 def filled(embedded: Any, topic: str, output: str) -> Cluster:
     """A broker whose topic has records, and an empty topic for the output."""
-    for name in (topic, output):
-        create_topic(embedded.bootstrap_servers, name, PARTITIONS)
-    values = [(number % PARTITIONS, None, f"{number % PARTITIONS}-{number}".encode()) for number in range(RECORDS)]
-    produce(embedded.bootstrap_servers, topic, values)
-    return Cluster("embedded", embedded.bootstrap_servers)
+    return fill(Cluster("embedded", embedded.bootstrap_servers), topic, output)
 
 
 @pytest.mark.usefixtures("separate_drivers")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from support.clusters import Cluster
-from support.sink_application import PARTITIONS, RECORDS, STEPS, KilledError, SinkApplication, check
-from support.topics import create_topic, produce
+from support.sink_application import PARTITIONS, RECORDS, STEPS, KilledError, SinkApplication, check, fill
 
 pytestmark = pytest.mark.slow
+
 
 def run_out(application: SinkApplication) -> None:
     """Runs triggers until one has no records."""
@@ -28,11 +28,7 @@ def output(topic: str) -> str:
 @pytest.fixture
 def filled(cluster: Cluster, topic: str, output: str) -> Cluster:
     """A cluster whose topic has records, and an empty topic for the output."""
-    for name in (topic, output):
-        create_topic(cluster.bootstrap_servers, name, PARTITIONS)
-    values = [(number % PARTITIONS, None, f"{number % PARTITIONS}-{number}".encode()) for number in range(RECORDS)]
-    produce(cluster.bootstrap_servers, topic, values)
-    return cluster
+    return fill(cluster, topic, output)
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -19,6 +19,7 @@ from confluent_kafka import TopicPartition as Assigned
 from support.clients import open_cluster
 from support.clusters import Cluster
 from support.source_process import SourceProcess
+from support.topics import create_topic, produce
 
 from spark_groupsource.client.records.transactions import Transactions
 from spark_groupsource.errors import RequestTimeoutError
@@ -204,6 +205,15 @@ def read_output(cluster: Cluster, topic: str) -> list[str]:
             ended += 1
     consumer.close()
     return found
+
+
+def fill(cluster: Cluster, topic: str, output: str) -> Cluster:
+    """Writes the records of `topic`, and creates an empty topic for the output; returns the cluster."""
+    for name in (topic, output):
+        create_topic(cluster.bootstrap_servers, name, PARTITIONS)
+    values = [(number % PARTITIONS, None, f"{number % PARTITIONS}-{number}".encode()) for number in range(RECORDS)]
+    produce(cluster.bootstrap_servers, topic, values)
+    return cluster
 
 
 def check(cluster: Cluster, topic: str, group: str, output: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Callable, Iterator, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from spark_groupsource.common.config_def import INT32_MAX
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.columns.arrow_arrays import booleans, is_valid, to_numbers
@@ -65,7 +66,7 @@ class BatchEncoder:
         codec: an index of `compression.CODECS`.
         level: of the codec, None for its default.
         batch_bytes: largest batch before compression, if it has more than one record (batch.size).
-        max_record_bytes: largest record with the header of a batch (max.request.size).
+        max_record_bytes: largest record with the header of a batch (max.request.size); by default the topic decides.
         buffer_bytes: bytes that wait for further records, before compression; beyond, the largest batches are yielded
             before they are full.
         timestamp_ms: returns the timestamp of records without one; called once per `add`.
@@ -80,10 +81,10 @@ class BatchEncoder:
         partition_count: Callable[[str], int],
         *,
         topic: str | None,
-        codec: int,
-        level: int | None,
+        codec: int = 0,
+        level: int | None = None,
         batch_bytes: int,
-        max_record_bytes: int,
+        max_record_bytes: int = INT32_MAX,
         buffer_bytes: int,
         timestamp_ms: Callable[[], int],
         first_partition: int = 0,

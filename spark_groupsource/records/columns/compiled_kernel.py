@@ -13,8 +13,6 @@ import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.records.columns.arrow_arrays import Mask, bitmap
@@ -31,6 +29,7 @@ from spark_groupsource.records.columns.record_kernel import (
     header_lists,
     malformed_timestamp,
 )
+from spark_groupsource.records.compiled_copy import copy_bytes
 from spark_groupsource.records.parser import MIN_RECORD_BYTES, Bytes
 
 _OK, _OFFSET_ORDER, _OFFSET_RANGE, _TIMESTAMP, _TOO_MANY_HEADERS = range(5)
@@ -126,24 +125,6 @@ def _read_only(payload: Bytes) -> Bytes:
     return view
 
 
-def _copy_code(typing: Any, target: Any, to: Any, source: Any, at: Any, count: Any) -> Any:
-    """Returns the type and the code of `_copy`."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kinds = signature.args
-        target = context.make_array(kinds[0])(context, builder, arguments[0]).data
-        source = context.make_array(kinds[2])(context, builder, arguments[2]).data
-        places = builder.gep(target, [arguments[1]]), builder.gep(source, [arguments[3]])
-        cgutils.raw_memcpy(builder, *places, arguments[4], 1)  # type: ignore[no-untyped-call]
-        return context.get_dummy_value()
-
-    return types.void(target, types.int64, source, types.int64, types.int64), emit
-
-
-# copies bytes of an array to a place in another
-_copy: Any = intrinsic(_copy_code)
-
-
 _compiled = numba.njit(cache=True, nogil=True)
 # a call takes as long as a varint
 _inlined = numba.njit(cache=True, nogil=True, forceinline=True)
@@ -182,7 +163,7 @@ def _append(target: Any, row: int, payload: Any, at: int, length: int) -> Any:
     data, bounds, valid, is_wanted = target
     row *= is_wanted
     size, to = max(length, 0), np.int64(bounds[row])
-    _copy(data, to, payload, at, size * is_wanted)
+    copy_bytes(data, to, payload, at, size * is_wanted)
     bounds[row + 1] = to + size
     valid[row] = length >= 0
     return at + size

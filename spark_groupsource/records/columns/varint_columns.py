@@ -17,6 +17,8 @@ from spark_groupsource.records.key_partitions import Numbers
 
 Varints = npt.NDArray[np.int16]
 """Bytes of each row; -1 where a row has none."""
+Parts = list["pa.Array | pa.Scalar"]
+"""Binary arrays, and bytes that all rows have."""
 _TABLE_SIZE = 1 << 13
 
 
@@ -66,6 +68,13 @@ def rows_of(columns: list[Varints]) -> pa.Array:
 def joined_rows(*parts: pa.Array | pa.Scalar) -> pa.Array:
     """Returns the bytes of the parts of each row, one after the other; a null has none."""
     return pc.binary_join_element_wise(*parts, _no_bytes(), null_handling="replace")
+
+
+def joined_parts(count: int, parts: Parts) -> pa.Array:
+    """As `joined_rows`, of `count` rows, also without an array among the parts."""
+    if not any(isinstance(each, pa.Array) for each in parts):
+        parts = [*parts, consecutive(pa.binary(), np.zeros(count, np.int32), b"")]
+    return joined_rows(*parts)
 
 
 @cache

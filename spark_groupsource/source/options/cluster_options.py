@@ -45,11 +45,21 @@ def parse_cluster(kafka: Mapping[str, str], *, is_required: bool = True) -> tupl
     Raises: ConfigurationError for a missing address, and as `ClientSettings.parse`.
     """
     address = bootstrap_text(kafka)
-    if not address and is_required:
+    if is_required and not address:
         # a misspelled name is the cause
         check_names(kafka)
+        check_address(address)
+    return address, ClientSettings.parse({**kafka, "bootstrap.servers": usable_address(address)})
+
+
+def check_address(address: str) -> None:
+    """Raises: ConfigurationError for a missing address."""
+    if not address:
         raise ConfigurationError(
             "Option kafka.bootstrap.servers is missing. Give host:port of a broker, or embedded for an embedded broker."
         )
-    usable = UNRESOLVED if is_embedded(address) or not address else address
-    return address, ClientSettings.parse({**kafka, "bootstrap.servers": usable})
+
+
+def usable_address(address: str) -> str:
+    """Returns an address for `ClientSettings`: a placeholder for one of an embedded broker, and for none."""
+    return UNRESOLVED if is_embedded(address) or not address else address

@@ -13,7 +13,6 @@ from typing import Any, Mapping
 from spark_groupsource.client.network.security import OPTION_PREFIX
 from spark_groupsource.client.rejected_settings import is_accepted_value
 from spark_groupsource.client.settings import ACCEPTED_SETTINGS, GroupSettings
-from spark_groupsource.common.config_def import closest
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import topic_matches
 from spark_groupsource.source.options.cluster_options import parse_cluster
@@ -24,6 +23,7 @@ from spark_groupsource.source.options.option_row import (
     SourceOption,
     by_lower_name,
     kafka_settings,
+    unknown_option,
 )
 from spark_groupsource.source.options.position_spec import LATEST, PositionSpec
 from spark_groupsource.source.options.secret_options import resolve_references
@@ -100,11 +100,7 @@ def _find_option(name: str) -> SourceOption:
         return OPTIONS[key]
     if key in UNSUPPORTED_OPTIONS:
         raise ConfigurationError(f"Option {name} is not supported. {UNSUPPORTED_OPTIONS[key]}")
-    known = {key: option.name for key, option in OPTIONS.items()}
-    known |= {key: f"kafka.{key}" for key in ACCEPTED_SETTINGS if key not in known}
-    near = closest(key, known)
-    hint = f"Did you mean {known[near]}?" if near else "Settings of the Kafka client need the prefix kafka."
-    raise ConfigurationError(f"Option {name} is unknown. {hint}")
+    raise unknown_option(name, OPTIONS, ACCEPTED_SETTINGS)
 
 
 def _check_subscription(options: SourceOptions) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Mapping
+from typing import Any, Iterable, Literal, Mapping
 
 from spark_groupsource.client.network.security import OPTION_PREFIX
-from spark_groupsource.common.config_def import ConfigKey
+from spark_groupsource.common.config_def import ConfigKey, closest
+from spark_groupsource.errors import ConfigurationError
 
 QueryKind = Literal["stream", "batch"]
 
@@ -53,6 +54,15 @@ class SourceOption(ConfigKey):
 def by_lower_name(options: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Returns lower-case name -> name as given, and text; of names that differ in case only, the last one counts."""
     return {name.lower(): (name, str(text)) for name, text in options.items()}
+
+
+def unknown_option(name: str, options: Mapping[str, SourceOption], settings: Iterable[str]) -> ConfigurationError:
+    """Returns the error of an unknown option, with the closest of the options and of the settings ``kafka.*``."""
+    known = {key: option.name for key, option in options.items()}
+    known |= {key: f"{OPTION_PREFIX}{key}" for key in settings if key not in known}
+    near = closest(name.lower(), known)
+    hint = f"Did you mean {known[near]}?" if near else "Settings of the Kafka client need the prefix kafka."
+    return ConfigurationError(f"Option {name} is unknown. {hint}")
 
 
 def kafka_settings(given: Mapping[str, tuple[str, str]]) -> dict[str, str]:

@@ -16,9 +16,9 @@ from spark_groupsource.client.records.producer_settings import (
     producer_client_settings,
 )
 from spark_groupsource.client.settings import ACCEPTED_SETTINGS
-from spark_groupsource.common.config_def import INT64_MAX, ConfigType, closest, config_keys, parse_given, setting
+from spark_groupsource.common.config_def import INT64_MAX, ConfigType, config_keys, parse_given, setting
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.options.cluster_options import UNRESOLVED, ClusterOptions, is_embedded
+from spark_groupsource.source.options.cluster_options import ClusterOptions, check_address, usable_address
 from spark_groupsource.source.options.option_row import (
     BATCH,
     STREAM,
@@ -26,6 +26,7 @@ from spark_groupsource.source.options.option_row import (
     SourceOption,
     by_lower_name,
     kafka_settings,
+    unknown_option,
 )
 from spark_groupsource.source.options.option_values import parse_text
 from spark_groupsource.source.options.secret_options import resolve_references
@@ -141,14 +142,9 @@ def parse_sink_options(options: Mapping[str, str], kind: QueryKind) -> SinkOptio
     group = {name: kafka.pop(name) for name in (_GROUP_ID.name,) if name in kafka}
     kafka.pop("metadata.broker.list", None)
     check_producer_names(kafka)
-    if not address:
-        raise ConfigurationError(
-            "Option kafka.bootstrap.servers is missing. Give host:port of a broker, or embedded for an embedded broker."
-        )
+    check_address(address)
     producer = ProducerSettings.parse(kafka)
-    client = producer_client_settings(
-        {**kafka, "bootstrap.servers": UNRESOLVED if is_embedded(address) else address}, producer
-    )
+    client = producer_client_settings({**kafka, "bootstrap.servers": usable_address(address)}, producer)
     parsed = SinkOptions(
         **values,
         **parse_given({"group_id": _GROUP_ID}, group, OPTION_PREFIX),
@@ -169,11 +165,7 @@ def _find_option(key: str, name: str) -> SourceOption:
     if key in OPTIONS or key in TABLE_OPTIONS:
         remedy = "Name the topic with option topic." if key in _SUBSCRIPTION else "Remove it."
         raise ConfigurationError(f"Option {name} is not allowed when writing: it is an option of reads. {remedy}")
-    known = {key: option.name for key, option in SINK_OPTIONS.items()}
-    known |= {key: f"{OPTION_PREFIX}{key}" for key in PRODUCER_SETTINGS if key not in known}
-    near = closest(key, known)
-    hint = f"Did you mean {known[near]}?" if near else "Settings of the Kafka client need the prefix kafka."
-    raise ConfigurationError(f"Option {name} is unknown. {hint}")
+    raise unknown_option(name, SINK_OPTIONS, PRODUCER_SETTINGS)
 
 
 def _check_transactions(options: SinkOptions) -> None:

@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.records.producer import MAX_BATCH_BYTES, BatchProducer
-from spark_groupsource.common.config_def import INT32_MAX
 from spark_groupsource.errors import BrokerError, ErrorCode, MalformedRecordError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.columns.arrow_arrays import fixed_width, integers, is_valid
@@ -80,11 +79,7 @@ class DeadLetterQueue:
         return BatchEncoder(
             lambda _: self._partition_count,
             topic=self._topic,
-            codec=0,
-            level=None,
             batch_bytes=MAX_BATCH_BYTES,
-            # the topic decides
-            max_record_bytes=INT32_MAX,
             buffer_bytes=_MAX_PENDING_BYTES,
             timestamp_ms=self._cluster.clock.timestamp_ms,
         )

@@ -33,13 +33,11 @@ from spark_groupsource.records.columns.binary_columns import (
     is_text,
     to_binary,
 )
-from spark_groupsource.records.columns.varint_columns import joined_rows, rows_of, varints, zigzag
+from spark_groupsource.records.columns.varint_columns import Parts, joined_parts, rows_of, varints, zigzag
 from spark_groupsource.values.avro.avro_schema import AvroField, AvroType
 from spark_groupsource.values.nested_columns import list_parts, restored
 from spark_groupsource.values.text_columns import chosen, valid_texts
 
-Parts = list["pa.Array | pa.Scalar"]
-"""Binary arrays, and bytes that all rows have."""
 _Write = Callable[[pa.Array], Parts]
 # a branch of a union with several types, as Spark names it
 _MEMBER = re.compile("member[0-9]{1,6}")
@@ -58,15 +56,9 @@ def avro_writer(schema: AvroType, kind: pa.DataType, name: str, prefix: bytes = 
     begin = byte_strings([prefix])[0]
 
     def write(column: pa.Array) -> pa.Array:
-        return restored(column, lambda present: _joined(len(present), [begin, *write_value(present)]))
+        return restored(column, lambda present: joined_parts(len(present), [begin, *write_value(present)]))
 
     return write
-
-
-def _joined(count: int, parts: Parts) -> pa.Array:
-    if not any(isinstance(each, pa.Array) for each in parts):
-        parts = [*parts, consecutive(pa.binary(), np.zeros(count, np.int32), b"")]
-    return joined_rows(*parts)
 
 
 def _writer(schema: AvroType, kind: pa.DataType, path: str) -> _Write:
@@ -115,7 +107,7 @@ def _union_writer(schema: AvroType, kind: pa.DataType, path: str) -> _Write:
             return write(column)
         if "null" not in indexes:
             raise _null_error(path, column.null_count)
-        values = restored(column, lambda present: _joined(len(present), write(present)))
+        values = restored(column, lambda present: joined_parts(len(present), write(present)))
         return [chosen(is_valid(column), byte_strings([b""])[0], indexes["null"]), values]
 
     return write_rows
@@ -153,7 +145,7 @@ def _members_writer(schema: AvroType, kind: pa.StructType, path: str) -> _Write:
 
 
 def _written_member(index: pa.Scalar, write: _Write, values: pa.Array) -> pa.Array:
-    return _joined(len(values), [index, *write(values)])
+    return joined_parts(len(values), [index, *write(values)])
 
 
 def _branch_writer(schema: AvroType, kind: pa.DataType, path: str) -> _Write:
@@ -239,7 +231,7 @@ def _write_blocks(column: pa.Array, write: _Write) -> Parts:
     end = byte_strings([b"\0"])[0]
     if not len(parts.items):
         return [end]
-    data, bounds = binary_bounds(_joined(len(parts.items), write(parts.items)))
+    data, bounds = binary_bounds(joined_parts(len(parts.items), write(parts.items)))
     return [_counts(parts.counts), between(data, bounds[parts.bounds]), end]
 
 

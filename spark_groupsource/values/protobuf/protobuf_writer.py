@@ -36,15 +36,13 @@ from spark_groupsource.records.columns.binary_columns import (
     is_text,
     to_binary,
 )
-from spark_groupsource.records.columns.varint_columns import joined_rows, rows_of, varints, zigzag
+from spark_groupsource.records.columns.varint_columns import Parts, joined_parts, joined_rows, rows_of, varints, zigzag
 from spark_groupsource.values.lanes.protobuf_scan import DELIMITED, END_GROUP, GROUP, VARINT
 from spark_groupsource.values.nested_columns import list_parts, restored
 from spark_groupsource.values.protobuf.protobuf_schema import ProtoField, ProtoMessage
 from spark_groupsource.values.registry.protobuf_indexes import varint
 from spark_groupsource.values.text_columns import valid_texts
 
-Parts = list["pa.Array | pa.Scalar"]
-"""Binary arrays, and bytes that all rows have."""
 _Write = Callable[[pa.Array], Parts]
 _Mask = npt.NDArray[np.bool_]
 _FIXED: Mapping[str, tuple[int, str]] = {
@@ -73,13 +71,7 @@ def protobuf_writer(
         raise ConfigurationError(f"Column {name} is {kind}; with {name}.format=protobuf it must be a struct.")
     write_message = _message_writer(message, kind, name)
     begin = byte_strings([prefix])[0]
-    return lambda column: restored(column, lambda present: _joined(len(present), [begin, *write_message(present)]))
-
-
-def _joined(count: int, parts: Parts) -> pa.Array:
-    if not any(isinstance(each, pa.Array) for each in parts):
-        parts = [*parts, consecutive(pa.binary(), np.zeros(count, np.int32), b"")]
-    return joined_rows(*parts)
+    return lambda column: restored(column, lambda present: joined_parts(len(present), [begin, *write_message(present)]))
 
 
 def _message_writer(message: ProtoMessage, kind: pa.DataType, path: str) -> _Write:
@@ -196,7 +188,7 @@ def _write_single(field: ProtoField, wire: int, write: _Write, column: pa.Array)
     if is_set.all():
         return _tagged(field, wire, write(column))
     values = column.filter(booleans(is_set))
-    found = _joined(len(values), _tagged(field, wire, write(values)))
+    found = joined_parts(len(values), _tagged(field, wire, write(values)))
     return [found.take(integers(np.cumsum(is_set) - 1, is_set))]
 
 
@@ -232,7 +224,7 @@ def _write_repeated(field: ProtoField, wire: int, write: _Write, column: pa.Arra
 
     def write_items(items: pa.Array) -> pa.Array:
         found = write(items)
-        return _joined(len(items), found if is_packed else _tagged(field, wire, found))
+        return joined_parts(len(items), found if is_packed else _tagged(field, wire, found))
 
     found = _lists(column, write_items)
     if found is None:
@@ -253,7 +245,7 @@ def _map_writer(field: ProtoField, entry: ProtoMessage, kind: pa.MapType, path: 
 
     def write_entries(entries: pa.Array) -> pa.Array:
         keys = _tagged(key, key_wire, write_key(entries.field(0)))
-        data = _joined(len(entries), [*keys, *_tagged(value, wire, write_value(entries.field(1)))])
+        data = joined_parts(len(entries), [*keys, *_tagged(value, wire, write_value(entries.field(1)))])
         return joined_rows(_tag(field.number, DELIMITED), *_sized(data))
 
     def write_maps(column: pa.Array) -> Parts:
@@ -273,7 +265,7 @@ def _value_writer(field: ProtoField, kind: pa.DataType, path: str) -> tuple[int,
         write = _message_writer(field.message, kind, path)
         if field.kind == "group":
             return GROUP, write
-        return DELIMITED, lambda column: _sized(_joined(len(column), write(column)))
+        return DELIMITED, lambda column: _sized(joined_parts(len(column), write(column)))
     if field.kind == "string" and is_text(kind):
         return DELIMITED, lambda column: _sized(valid_texts(column))
     if field.kind == "bytes" and is_bytes(kind) and not is_text(kind):
