@@ -494,6 +494,22 @@ def test_committed_offset_that_went_back_is_committed_again_before_the_partition
     assert query.committed() == {P0: 10, P1: 10, P2: 10}
 
 
+@pytest.mark.parametrize("how", ["trigger", "last end offset"])
+def test_member_that_has_returned_commits_its_last_batch_before_it_leaves(how):
+    """The member was removed before it could commit its last batch; nobody else has read it."""
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    query.group.commit_error = fenced()
+    query.session.batch_finished(query.start)
+    assert query.committed() == {}
+    query.group.commit_error = None
+    query.group.rebalance({P0: 0, P1: 0, P2: 0})
+    query.session.rejoin_if_idle()
+    query.session.request_drain(query.start if how == "last end offset" else None)
+    query.trigger()
+    assert query.session.drained.is_set() and query.committed() == {P0: 10, P1: 10, P2: 10}
+
+
 def test_everything_is_committed_once_before_a_long_rebalance():
     query = Query(startingOffsets="earliest")
     query.trigger()

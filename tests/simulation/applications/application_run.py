@@ -568,8 +568,10 @@ class ApplicationRun:
             raise Violation(f"lost: {missing[:5]}")
         ends = {p: end for p, end in self.cluster.ends.items() if end}
         found = {p: self.cluster.coordinator.stored(p) for p in ends}
-        if found != ends:
-            raise Violation(f"the committed offsets {found} are not the delivered ones {ends}")
+        for p, end in ends.items():
+            # a member that was removed, and drains before it has returned, leaves its last batch to the next one
+            if found[p] != end and not {(p, at) for at in range(max(found[p], 0), end)} <= self.excused:
+                raise Violation(f"the committed offsets {found} are not the delivered ones {ends}")
 
 
 class _Warnings(logging.Handler):

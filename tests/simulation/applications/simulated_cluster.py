@@ -175,12 +175,16 @@ class SimulatedCluster:
     # -- faults ------------------------------------------------------------------------------------------------------
 
     def crash_coordinator(self, load_ms: int, lost: int) -> list[TopicPartition]:
-        """Restarts the coordinator's node; returns the partitions of the last commits, of which `lost` are gone."""
-        log, gone = self.coordinator.log, []
-        while lost and log and isinstance(key := decode_key(log[-1].key or b""), OffsetKey):
+        """Restarts the coordinator's node without its last `lost` commits; returns the partitions that go back by it.
+
+        The loss of a repeated commit changes nothing.
+        """
+        log, former = self.coordinator.log, _logged_offsets(self.coordinator.log)
+        while lost and log and isinstance(decode_key(log[-1].key or b""), OffsetKey):
             del log[-1]
-            gone.append(TopicPartition(key.topic, key.partition))
             lost -= 1
+        left = _logged_offsets(log)
+        gone = [p for p, offset in former.items() if left.get(p) != offset]
         self.coordinator.crash(load_ms, keep=True)
         self._break_connections(self.coordinator_node)
         return gone
@@ -353,6 +357,15 @@ class SimulatedOffsetsTopic(OffsetsTopicReader):
         for entry in self._log()[window.start : window.end]:
             if entry.key is not None:
                 yield OffsetsTopicRecord(decode_key(entry.key), entry.value)
+
+
+def _logged_offsets(log: list[Entry]) -> dict[TopicPartition, int]:
+    offsets = {}
+    for entry in log:
+        key = decode_key(entry.key or b"")
+        if isinstance(key, OffsetKey) and entry.value is not None:
+            offsets[TopicPartition(key.topic, key.partition)] = decode_offset_value(entry.value).offset
+    return offsets
 
 
 def _set_names(topics: Any) -> None:
