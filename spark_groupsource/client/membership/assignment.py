@@ -5,14 +5,18 @@ Source: Kafka's ConsumerCoordinator.onLeaderElected; KIP-429 (cooperative hand-o
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from spark_groupsource.assign import Assignor, CooperativeStickyAssignor
 from spark_groupsource.client.cluster.cluster_client import ClusterClient, ClusterMetadata
 from spark_groupsource.client.membership.membership_values import Joined
+from spark_groupsource.errors import NetworkError
 from spark_groupsource.model import Assignment, GroupMember, TopicPartition, bounded_names
 from spark_groupsource.wire.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
+
+_log = logging.getLogger(__name__)
 
 MetadataSnapshot = Mapping[str, Any]
 """topic -> partition count, or the racks of each partition if the assignor may use them"""
@@ -32,18 +36,28 @@ class GroupAssignment:
     snapshot: MetadataSnapshot
 
 
-def compute_assignment(cluster: ClusterClient, assignor: Assignor, joined: Joined, with_racks: bool) -> GroupAssignment:
+def compute_assignment(
+    cluster: ClusterClient,
+    assignor: Assignor,
+    joined: Joined,
+    with_racks: bool,
+    is_current: Callable[[], bool] = lambda: True,
+) -> GroupAssignment:
     """Runs `assignor` over all members with refreshed metadata.
 
+    Args:
+        is_current: False once the member is no longer the leader of this generation.
+
     Raises: the assignor's exceptions; RuntimeError if a cooperative assignor of the user moves a partition that its
-        owner has not revoked; RemoteProtocolError on a malformed subscription; NetworkError.
+        owner has not revoked; RemoteProtocolError on a malformed subscription; NetworkError once the assignment is no
+        longer needed.
     """
     members = [
         GroupMember(member_id, decode_subscription(data), instance_id)
         for member_id, instance_id, data in joined.members
     ]
     topics = frozenset(topic for member in members for topic in member.subscription.topics)
-    view = cluster.metadata(topics, refresh=True)
+    view = _fresh_metadata(cluster, topics, is_current)
     used = metadata_snapshot(view, topics, with_racks)
     if joined.skip_assignment:
         # KIP-814: the group keeps its assignment, this member only watches the metadata
@@ -56,7 +70,7 @@ def compute_assignment(cluster: ClusterClient, assignor: Assignor, joined: Joine
     if unsubscribed:
         # an assignor may assign topics without a subscriber; their metadata are watched too
         topics |= unsubscribed
-        used = metadata_snapshot(cluster.metadata(topics, refresh=True), topics, with_racks)
+        used = metadata_snapshot(_fresh_metadata(cluster, topics, is_current), topics, with_racks)
     return GroupAssignment(
         {
             member.member_id: encode_assignment(Assignment(tuple(assigned.get(member.member_id, ()))))
@@ -65,6 +79,20 @@ def compute_assignment(cluster: ClusterClient, assignor: Assignor, joined: Joine
         topics,
         used,
     )
+
+
+def _fresh_metadata(cluster: ClusterClient, topics: frozenset[str], is_current: Callable[[], bool]) -> ClusterMetadata:
+    """Requests metadata until a broker responds: every member of the group waits for the assignment.
+
+    As ConsumerNetworkClient.ensureFreshMetadata for a leader. The end of the session or of the generation bounds it.
+    """
+    while True:
+        try:
+            return cluster.metadata(topics, refresh=True)
+        except NetworkError as error:
+            if not is_current():
+                raise
+            _log.warning("The leader's assignment waits for metadata, retrying: %s", error)
 
 
 def unassigned(counts: Mapping[str, int], assignments: Iterable[bytes]) -> tuple[TopicPartition, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, Collection, Mapping, TypeVar
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
@@ -320,7 +321,13 @@ class MemberThread:
                 f"Assignment by member {self.member.client_id} of group '{self.membership.config.group_id}'",
                 f"The group chose assignor {protocol_name}, the member supports {', '.join(self.member.assignors)}.",
             )
-        return compute_assignment(self._cluster, assignor, joined, bool(self._shared.settings.client_rack))
+        return compute_assignment(
+            self._cluster, assignor, joined, bool(self._shared.settings.client_rack), partial(self._is_in, joined)
+        )
+
+    def _is_in(self, joined: Joined) -> bool:
+        with self._shared.changed:
+            return self.membership.generation == joined.generation and not self._shared.is_closing
 
     def _apply_rule(self, rule: ResponseRule, code: int, request: str) -> None:
         """Applies the rule of a failed JoinGroup or SyncGroup; the state machine has applied its part."""
