@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from spark_groupsource.notebook.timeline_chart import timeline
     from spark_groupsource.source.process.drain import stop_gracefully
     from spark_groupsource.source.process.signals import run_until_signal
+    from spark_groupsource.source.spark.available_now import run_available_now
     from spark_groupsource.source.spark.datasource import register
     from spark_groupsource.source.spark.lag_listener import LagListener
 
 __all__ = [
-    "__version__", "Cluster", "EmbeddedBroker", "Group", "LagListener", "connect", "register", "run_until_signal",
-    "stop_gracefully", "timeline", "watch",
+    "__version__", "Cluster", "EmbeddedBroker", "Group", "LagListener", "connect", "register", "run_available_now",
+    "run_until_signal", "stop_gracefully", "timeline", "watch",
 ]  # fmt: skip
 
 _NEEDS_PYSPARK = ("LagListener", "register")
@@ -34,6 +35,7 @@ _MODULES = {
     "LagListener": "spark_groupsource.source.spark.lag_listener",
     "connect": "spark_groupsource.notebook.cluster",
     "register": "spark_groupsource.source.spark.datasource",
+    "run_available_now": "spark_groupsource.source.spark.available_now",
     "run_until_signal": "spark_groupsource.source.process.signals",
     "stop_gracefully": "spark_groupsource.source.process.drain",
     "timeline": "spark_groupsource.notebook.timeline_chart",

@@ -56,6 +56,14 @@ def check_query(name: str, value: Any) -> None:
         )
 
 
+def check_writer(name: str, value: Any) -> None:
+    """Raises: ConfigurationError unless `value` is the writer of a stream, the result of writeStream."""
+    if "trigger" not in dir(value):
+        raise ConfigurationError(
+            f"Argument {name} must be the writer of a stream, the result of writeStream, got {shown(value)}."
+        )
+
+
 def shown(value: Any) -> str:
     """Returns a value for an error message, in one line; of other values than texts and numbers the type alone."""
     if not isinstance(value, (str, int, float, type(None))):

@@ -114,6 +114,10 @@ class ControlClient:
             {"transaction": asdict(request)}, lambda reply: TransactionReply(**reply), timeout_ms=timeout_ms
         )
 
+    def prepare_available_now(self) -> bool:
+        """Limits the query to the records that exist now; False if the reader has ended meanwhile."""
+        return self._reply({"available_now": True}, lambda reply: bool(reply["prepared"])) or False
+
     def batch_finished(self, end: Any) -> None:
         """Reports the end offset of a batch that Spark has checkpointed; there is no reply."""
         self._send({"finished": end})

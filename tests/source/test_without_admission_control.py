@@ -33,7 +33,7 @@ class Spark:
         self.query = Query(cluster=self.cluster, group=self.group, **self.options)
         base = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "kafka.group.id": "g", **self.options}
         self.reader = InferringStreamReader(parse_options(base, "stream"), SelectedColumns(("value",)), 1)
-        process = SimpleNamespace(session=lambda: self.query.session, query_file=None, has_drained=False)
+        process = SimpleNamespace(session=lambda: self.query.session, query_file=None)
         process.latest_offset = self.query.session.latest_offset
         self.reader._process = process  # private: a reader process would connect to a cluster
 
@@ -131,13 +131,19 @@ def test_batch_that_was_planned_before_the_checkpoint_is_rejected_and_commits_no
     assert spark.committed() == {}
 
 
-@pytest.mark.parametrize("limit, rest", [({}, ""), ({"maxOffsetsPerTrigger": "6"}, " and reads what its limit left")])
-def test_query_that_ends_with_its_batch_names_its_last_commit(caplog, limit, rest):
-    spark = Spark(startingOffsets="earliest", **limit)
-    spark.reader._process.stop = lambda: None  # private, as above
+def test_records_that_the_first_batch_leaves_are_reported_once(caplog):
+    spark = Spark(startingOffsets="earliest", maxOffsetsPerTrigger="6")
     spark.run()
-    spark.reader.stop()
-    assert caplog.messages[-1].endswith(f"The next run commits the offsets of the batch{rest}.")
+    spark.trigger()
+    (line,) = [message for message in caplog.messages if "availableNow" in message]
+    assert "leave 24 of the available records" in line and "run_available_now(writer)" in line
+
+
+def test_first_batch_that_leaves_nothing_is_no_warning(caplog):
+    with caplog.at_level("INFO"):
+        Spark(startingOffsets="earliest", maxOffsetsPerTrigger="30").run()
+    (line,) = [record for record in caplog.records if "availableNow" in record.message]
+    assert line.levelname == "INFO" and "the next run commits it" in line.message
 
 
 def test_limits_apply_to_each_batch():

@@ -57,7 +57,7 @@ def compute_assignment(
         for member_id, instance_id, data in joined.members
     ]
     topics = frozenset(topic for member in members for topic in member.subscription.topics)
-    view = _fresh_metadata(cluster, topics, is_current)
+    view = _fresh_metadata(cluster, topics, joined, is_current)
     used = metadata_snapshot(view, topics, with_racks)
     if joined.skip_assignment:
         # KIP-814: the group keeps its assignment, this member only watches the metadata
@@ -70,7 +70,7 @@ def compute_assignment(
     if unsubscribed:
         # an assignor may assign topics without a subscriber; their metadata are watched too
         topics |= unsubscribed
-        used = metadata_snapshot(_fresh_metadata(cluster, topics, is_current), topics, with_racks)
+        used = metadata_snapshot(_fresh_metadata(cluster, topics, joined, is_current), topics, with_racks)
     return GroupAssignment(
         {
             member.member_id: encode_assignment(Assignment(tuple(assigned.get(member.member_id, ()))))
@@ -81,7 +81,9 @@ def compute_assignment(
     )
 
 
-def _fresh_metadata(cluster: ClusterClient, topics: frozenset[str], is_current: Callable[[], bool]) -> ClusterMetadata:
+def _fresh_metadata(
+    cluster: ClusterClient, topics: frozenset[str], joined: Joined, is_current: Callable[[], bool]
+) -> ClusterMetadata:
     """Requests metadata until a broker responds: every member of the group waits for the assignment.
 
     As ConsumerNetworkClient.ensureFreshMetadata for a leader. The end of the session or of the generation bounds it.
@@ -92,7 +94,8 @@ def _fresh_metadata(cluster: ClusterClient, topics: frozenset[str], is_current: 
         except NetworkError as error:
             if not is_current():
                 raise
-            _log.warning("The leader's assignment waits for metadata, retrying: %s", error)
+            member_id = joined.generation.member_id
+            _log.warning("[member=%s] The assignment of the group waits for metadata, retrying: %s", member_id, error)
 
 
 def unassigned(counts: Mapping[str, int], assignments: Iterable[bytes]) -> tuple[TopicPartition, ...]:

@@ -104,6 +104,7 @@ class ControlServer:
         events: returns the events of the reader's members as JSON values.
         batch_finished: called with the end offset of each batch that Spark has checkpointed.
         transaction: called with the transaction of a batch's output, see `TransactionReply`.
+        available_now: called to limit the query to the records that exist now.
         idle: called about every 100 ms while there is no request.
         transactional_id: of the query, see `has_transactional_id`.
 
@@ -120,6 +121,7 @@ class ControlServer:
         events: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
         batch_finished: Callable[[dict[str, Any]], None] = lambda end: None,
         transaction: Callable[[TransactionRequest], TransactionReply] = lambda request: TransactionReply(),
+        available_now: Callable[[], None] = lambda: None,
         idle: Callable[[], None] = lambda: None,
         transactional_id: str | None = None,
     ) -> None:
@@ -138,6 +140,7 @@ class ControlServer:
         self._events = events
         self._batch_finished = batch_finished
         self._transaction = transaction
+        self._available_now = available_now
         self._idle = idle
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="groupsource control", daemon=True)
@@ -200,6 +203,10 @@ class ControlServer:
                     return
                 if "finished" in request:
                     self._batch_finished(request["finished"])
+                    return
+                if "available_now" in request:
+                    self._available_now()
+                    channel.send(json.dumps({"prepared": True}))
                     return
                 if "transaction" in request:
                     reply = self._transaction(TransactionRequest(**request["transaction"]))

@@ -78,7 +78,7 @@ class _Drain:
 
     def advance(self) -> bool:
         """Sends and receives once; True when every ``groupsource`` source has drained."""
-        ends = self._ends()
+        ends = last_ends(self._query)
         if ends is None:
             # without a planned batch there is nothing to finish
             status = self._query.status
@@ -99,23 +99,6 @@ class _Drain:
     def close(self) -> None:
         for each in self._connected.values():
             each.close()
-
-    def _ends(self) -> dict[str, Any] | None:
-        """Returns reader -> end offset of the last batch, of ``groupsource`` sources; None while no reader is named."""
-        for progress in self._reports():
-            ends = [parse_progress_offset(source["endOffset"]) for source in _sources(progress)]
-            own = [end for end in ends if isinstance(end, dict) and GROUP_KEY in end]
-            # an end offset is null before the first batch, and empty while the group assigns no partition
-            if own or (ends and all(ends)):
-                return {end[GROUP_KEY]["reader"]: end for end in own}
-        return None
-
-    def _reports(self) -> Iterator[Any]:
-        """Yields the reports of batches, the last one first: with 10,000 partitions each is a megabyte."""
-        last = self._query.lastProgress
-        if last is not None:
-            yield last
-            yield from reversed(self._query.recentProgress)
 
     def _connect(self, reader: str) -> None:
         for path in control_sockets(self._driver, reader):
@@ -148,6 +131,25 @@ class _Drain:
         if not has_replied:
             _log.info("[query=%s] Reader process ended during the drain.", reader[:8])
         return True
+
+
+def last_ends(query: StreamingQuery) -> dict[str, Any] | None:
+    """Returns reader -> end offset of the last batch, of ``groupsource`` sources; None while no reader is named."""
+    for progress in _reports(query):
+        ends = [parse_progress_offset(source["endOffset"]) for source in _sources(progress)]
+        own = [end for end in ends if isinstance(end, dict) and GROUP_KEY in end]
+        # an end offset is null before the first batch, and empty while the group assigns no partition
+        if own or (ends and all(ends)):
+            return {end[GROUP_KEY]["reader"]: end for end in own}
+    return None
+
+
+def _reports(query: StreamingQuery) -> Iterator[Any]:
+    """Yields the reports of batches, the last one first: with 10,000 partitions each is a megabyte."""
+    last = query.lastProgress
+    if last is not None:
+        yield last
+        yield from reversed(query.recentProgress)
 
 
 class _RemoteDrain:

@@ -115,11 +115,6 @@ class ReaderProcess:
         """Path to which a read task writes the name of the query; None without a group."""
         return None if self._claim is None else self._claim.query_file
 
-    @property
-    def has_drained(self) -> bool:
-        """True once a drain has committed the last batch."""
-        return self._session is not None and self._session.drained.is_set()
-
     def prepare_available_now(self) -> None:
         """See `StreamSession.prepare_available_now`."""
         with self._session_lock:
@@ -182,6 +177,7 @@ class ReaderProcess:
             status=self._status,
             events=self._events,
             transaction=self._join_transaction,
+            available_now=self.prepare_available_now,
             transactional_id=self.options.client.transactional_id,
         )
         try:

@@ -67,16 +67,13 @@ class InferredStart:
     Attributes:
         start: the checkpointed offset; None before Spark has passed one: the query is new.
         planned: the end that was returned and not passed to ``partitions`` yet; None without one.
-        is_running: a batch is known to have started, and not to have ended.
     """
 
     def __init__(self) -> None:
         self.start: dict[str, Any] | None = None
         self.planned: dict[str, Any] | None = None
-        self.is_running = False
 
     def end_returned(self, end: dict[str, Any]) -> None:
-        self.is_running = False
         # without an assignment there is no end
         if end and end != self.start:
             self.planned = end
@@ -88,6 +85,6 @@ class InferredStart:
                 "Starting the query failed: Spark planned a batch before it passed the checkpoint. Set "
                 "spark.sql.streaming.triggerAvailableNowWrapper.enabled to false, its default, or use Spark 4.2."
             )
-        self.start, self.is_running = end, start != end
+        self.start = end
         if end == self.planned:
             self.planned = None

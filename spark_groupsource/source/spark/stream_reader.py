@@ -168,6 +168,7 @@ class InferringStreamReader(BaseStreamReader):
     ) -> None:
         super().__init__(options, columns, driver, parallelism)
         self._inferred = InferredStart()
+        self._has_planned = False
         # Spark creates the readers of a query before it calls the first: co-readers must find each other, because
         # the trigger availableNow calls each once
         if _main_module() == _READER_MODULE:
@@ -183,6 +184,9 @@ class InferringStreamReader(BaseStreamReader):
         limits = Limits(options.max_offsets_per_trigger, options.min_offsets_per_trigger, options.max_bytes_per_trigger)
         end = self._open().latest_offset(inferred.start, limits)
         inferred.end_returned(end)
+        if end and not self._has_planned:
+            self._has_planned = True
+            self._report_single_batch(end)
         return end
 
     @without_traceback
@@ -191,19 +195,28 @@ class InferringStreamReader(BaseStreamReader):
         # Spark passes the position of its checkpoint at a restart
         return [] if start == end else super().partitions(start, end)
 
-    def stop(self) -> None:
-        has_drained = self._process is not None and self._process.has_drained
-        if self._inferred.is_running and self._options.group_id is not None and not has_drained:
+    def _report_single_batch(self, end: dict[str, Any]) -> None:
+        """Logs what the triggers availableNow and once leave out; when the query ends, Spark reads no log any more."""
+        latest = self._open().session().report_latest() or {}
+        left = sum(
+            max(int(offset) - int(end.get(topic, {}).get(number, offset)), 0)
+            for topic, offsets in latest.items()
+            for number, offset in offsets.items()
+        )
+        if left:
             _log.warning(
-                "[group=%s] Spark ended the query without a call after its last batch, as for the triggers once and "
-                "availableNow without admission control. The next run commits the offsets of the batch%s.",
+                "[group=%s] The limits of a batch leave %d of the available records to the next batch. This Spark "
+                "runs one batch for the triggers availableNow and once, and does not commit it: such a query ends "
+                "without these records. Use spark_groupsource.run_available_now(writer), which reads and commits all.",
                 self._options.group_id,
-                " and reads what its limit left" if self._has_limit() else "",
+                left,
             )
-        super().stop()
-
-    def _has_limit(self) -> bool:
-        return bool(self._options.max_offsets_per_trigger or self._options.max_bytes_per_trigger)
+        elif self._options.group_id is not None:
+            _log.info(
+                "[group=%s] This Spark does not commit the batch of the triggers availableNow and once; the next run "
+                "commits it. Use spark_groupsource.run_available_now(writer) to commit it at once.",
+                self._options.group_id,
+            )
 
 
 def _main_module() -> str | None:
