@@ -139,6 +139,20 @@ def test_stalled_large_requests_are_closed_after_a_second_while_others_wait():
     assert not peers[3].refused  # it had no time to send
 
 
+@pytest.mark.parametrize("others_wait, limit_ms", [(False, 5_000), (True, 1_000)])
+def test_a_large_request_that_arrived_fast_is_closed_when_nothing_more_arrives(others_wait, limit_ms):
+    memory, (held, large, *others) = RequestMemory(100 * KB), [Peer(str(number)) for number in range(4)]
+    held.waits_for_client = False  # its request is in progress
+    assert memory.set_size(held, 90 * KB) and memory.set_size(large, 20 * KB)
+    list(memory.close_stalled(10_000))
+    assert memory.set_size(large, 50_000 * KB)  # faster than the slowest that is accepted
+    large.last_activity_ms = 60_000
+    assert [memory.set_size(peer, 90 * KB) for peer in others if others_wait] in ([], [True, False])
+    for now_ms in (60_000, 60_000 + limit_ms - 1, 60_000 + limit_ms):
+        list(memory.close_stalled(now_ms))
+        assert bool(large.refused) == (now_ms == 60_000 + limit_ms)
+
+
 def test_those_that_wait_for_the_longest_time_are_closed_until_the_others_have_the_memory():
     memory, peers = RequestMemory(140 * KB), [Peer(str(number)) for number in range(10)]
     assert [memory.set_size(peer, 30 * KB) for peer in peers] == [True] * 6 + [False] * 4
