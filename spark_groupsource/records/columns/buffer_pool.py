@@ -1,6 +1,6 @@
 """Memory of Arrow columns that is used again.
 
-The kernel clears new memory, which takes longer than the copy of the records into it.
+The kernel clears new memory before its first use.
 """
 
 from __future__ import annotations
