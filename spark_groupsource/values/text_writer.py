@@ -32,6 +32,7 @@ from spark_groupsource.values.text_columns import (
 )
 
 Writer = Callable[[pa.Array], pa.Array]
+"""Returns the text of each value; null for a null."""
 
 
 def text_writer(kind: pa.DataType, name: str) -> Writer:
@@ -47,9 +48,9 @@ def text_writer(kind: pa.DataType, name: str) -> Writer:
         return _struct_writer(kind, name)
     if pa.types.is_map(kind):
         writers = text_writer(kind.key_type, f"{name}.key"), text_writer(kind.item_type, f"{name}.value")
-        return partial(_write_maps, *writers)
+        return partial(write_maps, *writers)
     if pa.types.is_list(kind):
-        return partial(_write_lists, text_writer(kind.value_type, f"{name}.element"))
+        return partial(write_lists, text_writer(kind.value_type, f"{name}.element"))
     if pa.types.is_timestamp(kind):
         check_zone(kind, name)
         return partial(timestamp_texts, style=CAST_TIMES)
@@ -71,17 +72,27 @@ def _struct_writer(kind: pa.StructType, name: str) -> Writer:
     return write
 
 
-def _write_lists(write: Writer, column: pa.Array) -> pa.Array:
+def write_lists(write: Writer, column: pa.Array, separator: str = ", ") -> pa.Array:
+    """Returns the elements of each list in brackets; `write` returns their texts."""
     parts = list_parts(column)
     items = pc.fill_null(write(parts.items), text("null"))
-    return joined(text("["), pc.binary_join(as_lists(column, parts, items), text(", ")), text("]"))
+    return joined(text("["), pc.binary_join(as_lists(column, parts, items), text(separator)), text("]"))
 
 
-def _write_maps(write_key: Writer, write: Writer, column: pa.Array) -> pa.Array:
+def write_maps(
+    write_key: Writer,
+    write: Writer,
+    column: pa.Array,
+    *,
+    before_key: str = "",
+    after_key: str = " -> ",
+    separator: str = ", ",
+) -> pa.Array:
+    """Returns the entries of each map in braces; `write_key` and `write` return the texts of keys and values."""
     parts = list_parts(column)
     values = pc.fill_null(write(parts.items.field(1)), text("null"))
-    entries = joined(write_key(parts.items.field(0)), text(" -> "), values)
-    return joined(text("{"), pc.binary_join(as_lists(column, parts, entries), text(", ")), text("}"))
+    entries = joined(text(before_key), write_key(parts.items.field(0)), text(after_key), values)
+    return joined(text("{"), pc.binary_join(as_lists(column, parts, entries), text(separator)), text("}"))
 
 
 _SCALARS: tuple[tuple[Callable[[pa.DataType], bool], Writer], ...] = (

@@ -11,11 +11,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from chaos.streaming_application import WAIT_S, last_batch, log
-from pyspark.errors import StreamingQueryException
+from chaos.streaming_application import run
 from pyspark.sql import SparkSession
-
-from spark_groupsource import run_until_signal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -58,22 +55,16 @@ def main() -> int:
     spark.sparkContext.setLogLevel("OFF")
     spark.conf.set("spark.sql.shuffle.partitions", "2")
     name = os.path.basename(options.directory)
-    while True:
+
+    def start() -> StreamingQuery:
         if options.counts:
             rows = read(spark, options, f"{options.group}-counts", f"counts-{name}")
             rows = rows.groupBy("partition").count().selectExpr("string(partition) as key", "string(count) as value")
-            query = write(rows, options, f"{options.topic}-counts", f"counts-{name}", "complete")
-        else:
-            rows = read(spark, options, options.group, f"copy-{name}").selectExpr("key", "value")
-            query = write(rows, options, f"{options.topic}-copy", f"copy-{name}")
-        log(f"started {query.runId}")
-        try:
-            run_until_signal(query, timeout_s=WAIT_S)
-            log("drained")
-            return 0
-        except StreamingQueryException as error:
-            cause = next((line for line in str(error).splitlines() if "spark_groupsource.errors" in line), str(error))
-            log(f"failed in batch {last_batch(options.directory)}: {cause[:600]}")
+            return write(rows, options, f"{options.topic}-counts", f"counts-{name}", "complete")
+        rows = read(spark, options, options.group, f"copy-{name}").selectExpr("key", "value")
+        return write(rows, options, f"{options.topic}-copy", f"copy-{name}")
+
+    return run(start, options.directory)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,22 @@ def log(text: str) -> None:
     print(f"{time.time():.3f} {text}", flush=True)
 
 
+def run(start_query: Callable[[], StreamingQuery], directory: str, *, once: bool = False) -> int:
+    """Runs a query until a signal drains it, and again after each failure unless `once`; returns the exit status."""
+    while True:
+        query = start_query()
+        log(f"started {query.runId}")
+        try:
+            run_until_signal(query, timeout_s=WAIT_S)
+            log("drained")
+            return 0
+        except StreamingQueryException as error:
+            cause = next((line for line in str(error).splitlines() if "spark_groupsource.errors" in line), str(error))
+            log(f"failed in batch {last_batch(directory)}: {cause[:600]}")
+            if once:
+                return 3
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     for name in ("bootstrap-servers", "topic", "group", "directory", "max-offsets"):
@@ -93,18 +109,7 @@ def main() -> int:
         builder = builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    while True:
-        query = start(spark, options)
-        log(f"started {query.runId}")
-        try:
-            run_until_signal(query, timeout_s=WAIT_S)
-            log("drained")
-            return 0
-        except StreamingQueryException as error:
-            cause = next((line for line in str(error).splitlines() if "spark_groupsource.errors" in line), str(error))
-            log(f"failed in batch {last_batch(options.directory)}: {cause[:600]}")
-            if options.once:
-                return 3
+    return run(lambda: start(spark, options), options.directory, once=options.once)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from spark_groupsource.source.options.option_row import (
 from spark_groupsource.source.options.position_spec import LATEST, PositionSpec
 from spark_groupsource.source.options.secret_options import resolve_references
 from spark_groupsource.source.options.source_options import FIELDS, OPTIONS, SourceOptions
-from spark_groupsource.source.options.value_options import TLS_PREFIXES, VALUE_OPTIONS, value_options
+from spark_groupsource.source.options.value_options import parse_given_options, value_options
 
 
 def parse_options(options: Mapping[str, str], query: QueryKind | None = None) -> SourceOptions:
@@ -40,28 +40,9 @@ def parse_options(options: Mapping[str, str], query: QueryKind | None = None) ->
 
     Raises: ConfigurationError that names the option.
     """
-    values: dict[str, Any] = {}
-    formats: dict[str, Any] = {}
-    registry_tls = dict[str, str]()
-    ignored = []
     given = by_lower_name(resolve_references(options))
     kafka = kafka_settings(given)
-    for key, (name, text) in given.items():
-        if key.startswith(OPTION_PREFIX):
-            continue
-        if key.startswith(TLS_PREFIXES):
-            registry_tls[key] = text
-            continue
-        option = _find_option(name)
-        if query is None or query in option.queries:
-            if key in VALUE_OPTIONS:
-                formats[key] = option.parse(text)
-            else:
-                values[FIELDS[key]] = option.parse(text)
-        elif option.elsewhere == "ignored":
-            ignored.append(option.name)
-        else:
-            raise ConfigurationError(f"Option {option.name} is not allowed in a {query} query. Leave it out.")
+    values, formats, registry_tls, ignored = parse_given_options(given, _find_option, FIELDS, query)
     values["group_id"] = _group_id(values, kafka)
     parsed = SourceOptions(
         creates_topics=not is_accepted_value("allow.auto.create.topics", kafka.get("allow.auto.create.topics", "")),

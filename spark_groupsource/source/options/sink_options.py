@@ -32,7 +32,7 @@ from spark_groupsource.source.options.option_values import parse_text
 from spark_groupsource.source.options.secret_options import resolve_references
 from spark_groupsource.source.options.source_options import OPTIONS
 from spark_groupsource.source.options.table_options import TABLE_OPTIONS
-from spark_groupsource.source.options.value_options import TLS_PREFIXES, WRITTEN_VALUE_OPTIONS, written_formats
+from spark_groupsource.source.options.value_options import WRITTEN_VALUE_OPTIONS, parse_given_options, written_formats
 from spark_groupsource.values.format_options import ColumnFormat
 
 _GROUP_ID = ACCEPTED_SETTINGS["group.id"]
@@ -120,23 +120,8 @@ def parse_sink_options(options: Mapping[str, str], kind: QueryKind) -> SinkOptio
         options: name in any case -> text.
     Raises: ConfigurationError that names the option.
     """
-    values: dict[str, Any] = {}
-    formats: dict[str, Any] = {}
-    registry_tls = dict[str, str]()
     given = by_lower_name(resolve_references(options))
-    for key, (name, text) in given.items():
-        if key.startswith(OPTION_PREFIX):
-            continue
-        if key.startswith(TLS_PREFIXES):
-            registry_tls[key] = text
-            continue
-        option = _find_option(key, name)
-        if key in WRITTEN_VALUE_OPTIONS:
-            formats[key] = option.parse(text)
-        elif kind in option.queries:
-            values[_FIELDS[key]] = option.parse(text)
-        elif option.elsewhere == "rejected":
-            raise ConfigurationError(f"Option {option.name} is not allowed in a {kind} query. Leave it out.")
+    values, formats, registry_tls, _ = parse_given_options(given, _find_option, _FIELDS, kind)
     kafka = kafka_settings(given)
     address = bootstrap_text(kafka)
     group = {name: kafka.pop(name) for name in (_GROUP_ID.name,) if name in kafka}
@@ -157,7 +142,8 @@ def parse_sink_options(options: Mapping[str, str], kind: QueryKind) -> SinkOptio
     return parsed
 
 
-def _find_option(key: str, name: str) -> SourceOption:
+def _find_option(name: str) -> SourceOption:
+    key = name.lower()
     if key in SINK_OPTIONS:
         return SINK_OPTIONS[key]
     if key in UNSUPPORTED_SINK_OPTIONS:

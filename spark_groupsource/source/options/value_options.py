@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping, NamedTuple
 
+from spark_groupsource.client.network.security import OPTION_PREFIX
 from spark_groupsource.common.config_def import ConfigType, closest, parse_given
 from spark_groupsource.common.config_providers import resolve
 from spark_groupsource.common.tls import TlsSettings
 from spark_groupsource.common.tls_options import TLS_KEYS, parse_tls
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.options.option_row import STREAM, SourceOption
+from spark_groupsource.source.options.option_row import STREAM, QueryKind, SourceOption
 from spark_groupsource.source.options.option_values import parse_text
 from spark_groupsource.values.format_options import (
     BINARY,
@@ -50,6 +51,56 @@ REGISTRY_PREFIXES = tuple(
     f"{column}.{prefix}" for column in _COLUMNS for prefix in ("schema.registry.", "basic.auth.", "bearer.auth.")
 )
 """Prefixes of the settings of a connection to a schema registry."""
+
+
+class GivenOptions(NamedTuple):
+    """The parsed options of a query.
+
+    Attributes:
+        fields: those with a field, by its name.
+        formats: those of key and value, by lower-case name.
+        registry_tls: texts of those with one of `TLS_PREFIXES`, by lower-case name.
+        ignored: names of those that the kind of query ignores.
+    """
+
+    fields: dict[str, Any]
+    formats: dict[str, Any]
+    registry_tls: dict[str, str]
+    ignored: list[str]
+
+
+def parse_given_options(
+    given: Mapping[str, tuple[str, str]],
+    find_option: Callable[[str], SourceOption],
+    field_names: Mapping[str, str],
+    query: QueryKind | None,
+) -> GivenOptions:
+    """Parses the options of `by_lower_name`, except ``kafka.*``.
+
+    Args:
+        find_option: returns the option of a name as given, raises ConfigurationError.
+        field_names: lower-case name -> field; the other options are those of key and value.
+        query: the kind of query, None for all options.
+    Raises: ConfigurationError that names the option.
+    """
+    found = GivenOptions({}, {}, {}, [])
+    for key, (name, text) in given.items():
+        if key.startswith(OPTION_PREFIX):
+            continue
+        if key.startswith(TLS_PREFIXES):
+            found.registry_tls[key] = text
+            continue
+        option = find_option(name)
+        if query is None or query in option.queries:
+            if key in field_names:
+                found.fields[field_names[key]] = option.parse(text)
+            else:
+                found.formats[key] = option.parse(text)
+        elif option.elsewhere == "ignored":
+            found.ignored.append(option.name)
+        else:
+            raise ConfigurationError(f"Option {option.name} is not allowed in a {query} query. Leave it out.")
+    return found
 
 
 def _text(name: str, doc: str, default: Any = None, parser: Any = parse_text, **more: Any) -> SourceOption:

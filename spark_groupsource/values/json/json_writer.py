@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.records.columns.arrow_arrays import bitmap, byte_strings, is_valid
 from spark_groupsource.records.columns.binary_columns import binary_bounds, is_bytes, is_text, to_binary
-from spark_groupsource.values.nested_columns import as_lists, list_parts
 from spark_groupsource.values.text_columns import (
     JSON_TIMES,
     boolean_texts,
@@ -34,9 +33,7 @@ from spark_groupsource.values.text_columns import (
     valid_texts,
     with_nulls,
 )
-
-Writer = Callable[[pa.Array], pa.Array]
-"""Returns the text of each value; null for a null."""
+from spark_groupsource.values.text_writer import Writer, write_lists, write_maps
 
 _SHORT = {ord(char): after for char, after in zip('"\\\b\t\n\f\r', '"\\btnfr')}
 _BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
@@ -62,9 +59,10 @@ def _writer(kind: pa.DataType, path: str) -> Writer:
     if pa.types.is_struct(kind):
         return _struct_writer(kind, path)
     if pa.types.is_map(kind):
-        return partial(_write_maps, _key_writer(kind.key_type, path), _writer(kind.item_type, f"{path}.value"))
+        writers = _key_writer(kind.key_type, path), _writer(kind.item_type, f"{path}.value")
+        return partial(write_maps, *writers, before_key='"', after_key='":', separator=",")
     if pa.types.is_list(kind):
-        return partial(_write_lists, _writer(kind.value_type, f"{path}.element"))
+        return partial(write_lists, _writer(kind.value_type, f"{path}.element"), separator=",")
     if pa.types.is_timestamp(kind):
         check_zone(kind, path)
         return lambda column: quoted(timestamp_texts(column, JSON_TIMES))
@@ -106,19 +104,6 @@ def _struct_writer(kind: pa.StructType, path: str) -> Writer:
         return with_nulls(column, joined(*parts, text("}"), skips_nulls=True))
 
     return write
-
-
-def _write_lists(write: Writer, column: pa.Array) -> pa.Array:
-    parts = list_parts(column)
-    items = pc.fill_null(write(parts.items), text("null"))
-    return joined(text("["), pc.binary_join(as_lists(column, parts, items), text(",")), text("]"))
-
-
-def _write_maps(write_key: Writer, write: Writer, column: pa.Array) -> pa.Array:
-    parts = list_parts(column)
-    values = pc.fill_null(write(parts.items.field(1)), text("null"))
-    entries = joined(text('"'), write_key(parts.items.field(0)), text('":'), values)
-    return joined(text("{"), pc.binary_join(as_lists(column, parts, entries), text(",")), text("}"))
 
 
 def _key_writer(kind: pa.DataType, path: str) -> Writer:
