@@ -99,10 +99,12 @@ def call_in_turn(function: Callable[[], None]) -> None:
     _thread.turns.call(function)
 
 
-async def pause() -> None:
-    """Lets others run if the time slice is over."""
-    if monotonic_ns() >= _thread.end_ns:
+async def pause() -> bool:
+    """Lets others run if the time slice is over; returns whether it was."""
+    is_over = monotonic_ns() >= _thread.end_ns
+    if is_over:
         await next_turn()
+    return is_over
 
 
 async def next_turn() -> None:

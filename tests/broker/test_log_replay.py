@@ -1,20 +1,25 @@
-"""Replay of a coordinator's log in slices and of every record."""
+"""Replay of a coordinator's log with pauses and of every record."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 
+from spark_groupsource.broker.coordinators import log_replay
 from spark_groupsource.broker.coordinators.log_replay import LogReplay
 from spark_groupsource.broker.group.group_store import GroupStore
 from spark_groupsource.broker.storage.segment_scan import StoredBatch
+from spark_groupsource.common.coroutines import run_at_once
 from spark_groupsource.records.decode import CONTROL_ABORT, CONTROL_COMMIT, control_type, decode_records
 from spark_groupsource.records.encode import Record, control_key, encode_batch
 from spark_groupsource.records.header import iter_batches
 from spark_groupsource.wire.group_records import OffsetKey, OffsetValue, encode_key, encode_offset_value
+
+Lengths = Callable[[list[Any]], list[int]]
 
 
 def random_log(rng: random.Random, batches: int) -> list[StoredBatch]:
@@ -61,20 +66,44 @@ def apply_ordered(store: GroupStore, stored: StoredBatch) -> Iterator[None]:
         yield
 
 
+def from_offset(log: list[StoredBatch]) -> Callable[[int], Iterator[StoredBatch]]:
+    return lambda offset: (stored for stored in log if stored.header.base_offset >= offset)
+
+
+@pytest.fixture
+def at_pauses(monkeypatch: pytest.MonkeyPatch) -> Lengths:
+    """A function that returns the lengths of a list at the start and at each pause of a replay."""
+
+    def lengths(applied: list[Any]) -> list[int]:
+        found = [0]
+
+        async def pause() -> bool:
+            found.append(len(applied))
+            return True
+
+        monkeypatch.setattr(log_replay, "pause", pause)
+        return found
+
+    return lengths
+
+
 def replayed(log: list[StoredBatch]) -> tuple[GroupStore, GroupStore]:
     """The states of every record in its order and of a replay, after their comparison."""
     expected, found = GroupStore(), GroupStore()
     for stored in log:
         list(apply_ordered(expected, stored))
-    replay = LogReplay(found.replay, partial(apply_ordered, found))
-    while not replay.replay_slice(stored for stored in log if stored.header.base_offset >= replay.next_offset):
-        pass
+    run_at_once(LogReplay(from_offset(log), found.replay, partial(apply_ordered, found)).run())
     assert (found.offsets, found.size_bytes) == (expected.offsets, expected.size_bytes)
     return expected, found
 
 
+@pytest.mark.parametrize("has_pauses", (False, True))
 @pytest.mark.parametrize("batches", (5, 60, 400))
-def test_state_is_that_of_every_record_in_its_order(batches: int) -> None:
+def test_state_is_that_of_every_record_in_its_order(
+    batches: int, has_pauses: bool, at_pauses: Lengths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = at_pauses([]) if has_pauses else None
+    monkeypatch.setattr(log_replay, "_PART_WORK", 50)
     rng = random.Random(batches)
     for _ in range(20 if batches < 400 else 4):
         expected, found = replayed(random_log(rng, batches))
@@ -87,6 +116,7 @@ def test_state_is_that_of_every_record_in_its_order(batches: int) -> None:
             found.end_transaction(producer_id, True)
             expected.end_transaction(producer_id, True)
         assert found.offsets == expected.offsets
+    assert pauses is None or len(pauses) > 10
 
 
 def test_a_tombstone_before_a_value_removes_the_pending_offset() -> None:
@@ -99,25 +129,23 @@ def test_a_tombstone_before_a_value_removes_the_pending_offset() -> None:
     assert set(found.pending.partitions_of("g")) == set(expected.pending.partitions_of("g")) == set()
 
 
-def test_slices_are_bounded_and_keys_are_applied_once() -> None:
+def test_parts_are_bounded_and_keys_are_applied_once(at_pauses: Lengths) -> None:
     keys = [encode_key(OffsetKey("g", "t", partition)) for partition in range(3_000)]
     batches = []
     for number in range(10):
         records = [Record(key, b"%d" % number, 1_000) for key in keys]
         data = encode_batch(records, base_offset=number * len(keys))
         batches += [StoredBatch(header, data, 0) for header in iter_batches(data)]
-    applied: list[tuple[bytes, bytes | None]] = []
-    replay = LogReplay(lambda key, value: applied.append((key, value)), lambda stored: iter(()))
-    slices = [0]
-    while not replay.replay_slice(batches[max(replay.next_offset, 0) // len(keys) :]):
-        slices.append(len(applied))
-    assert len(slices) >= 4
-    assert max(after - before for before, after in zip(slices, slices[1:])) <= 1_700
+    applied: list[tuple[Any, ...]] = []
+    pauses = at_pauses(applied)
+    run_at_once(LogReplay(from_offset(batches), lambda *record: applied.append(record), lambda stored: iter(())).run())
+    assert len(pauses) >= 15
+    assert max(after - before for before, after in zip(pauses, pauses[1:])) <= 340
     assert sorted(applied) == sorted((key, b"9") for key in keys)
 
 
 @pytest.mark.parametrize("producer_id", (-1, 7))
-def test_a_batch_of_many_records_is_replayed_in_slices(producer_id: int) -> None:
+def test_a_batch_of_many_records_is_replayed_in_parts(producer_id: int, at_pauses: Lengths) -> None:
     keys = [encode_key(OffsetKey("g", "t", partition)) for partition in range(12_000)]
     data = encode_batch(
         [Record(key, b"1", 1_000, (), number) for number, key in enumerate(keys)],
@@ -131,12 +159,10 @@ def test_a_batch_of_many_records_is_replayed_in_slices(producer_id: int) -> None
             applied.append(record.key or b"")
             yield
 
-    replay = LogReplay(lambda key, value: applied.append(key), apply_ordered)
-    slices = [0]
-    while not replay.replay_slice(batches if replay.next_offset < 0 else ()):
-        slices.append(len(applied))
-    assert len(slices) >= 8
-    assert max(after - before for before, after in zip(slices, slices[1:])) <= 1_700
+    pauses = at_pauses(applied)
+    run_at_once(LogReplay(from_offset(batches), lambda key, value: applied.append(key), apply_ordered).run())
+    assert len(pauses) >= 36
+    assert max(after - before for before, after in zip(pauses, pauses[1:])) <= 340
     assert applied == keys
 
 
@@ -166,16 +192,14 @@ def test_state_after_repeated_commits_is_that_of_every_record_in_its_order() -> 
         replayed(repeated_log(rng))
 
 
-def test_keys_of_repeated_commits_are_applied_once() -> None:
+def test_keys_of_repeated_commits_are_applied_once(at_pauses: Lengths) -> None:
     keys = [encode_key(OffsetKey("g", "t", partition)) for partition in range(100)]
     batches = []
     for number in range(1_000):
         data = encode_batch([Record(key, b"%03d" % number, 1_000) for key in keys], base_offset=number * len(keys))
         batches += [StoredBatch(header, data, 0) for header in iter_batches(data)]
-    applied: list[tuple[bytes, bytes | None]] = []
-    replay = LogReplay(lambda key, value: applied.append((key, value)), lambda stored: iter(()))
-    slices = 1
-    while not replay.replay_slice(batches[max(replay.next_offset, 0) // len(keys) :]):
-        slices += 1
-    assert slices >= 2
+    applied: list[tuple[Any, ...]] = []
+    pauses = at_pauses(applied)
+    run_at_once(LogReplay(from_offset(batches), lambda *record: applied.append(record), lambda stored: iter(())).run())
+    assert len(pauses) >= 15
     assert applied == [(key, b"999") for key in keys]

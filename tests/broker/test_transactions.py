@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from spark_groupsource.broker.transactions.transaction_states import (
     TransactionOperation,
     TransactionRule,
 )
-from spark_groupsource.common.coroutines import run_at_once
+from spark_groupsource.common.coroutines import next_turn, run_at_once
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import DescribeTransactionsRequest, FindCoordinatorRequest
 
@@ -334,17 +335,26 @@ def test_a_corrupt_transaction_partition_is_reported_and_only_its_ids_are_unavai
         assert any("Loading transactions of __transaction_state-0 failed" in line for line in broker.reports)
 
 
-def test_a_long_transaction_log_is_loaded_in_slices(tmp_path, monkeypatch):
+def test_a_long_transaction_log_is_loaded_beside_requests(tmp_path, monkeypatch):
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
         producer = RawTransactions(connection)
         for _ in range(10):
             assert producer.init() is NONE
-    # private constants: a log of realistic length would make the test slow
-    monkeypatch.setattr("spark_groupsource.broker.coordinators.log_replay._SLICE_WORK", 24)
-    monkeypatch.setattr("spark_groupsource.broker.coordinators.shard_registry._LOAD_PAUSE_MS", 50)
+    may_continue = threading.Event()
+
+    async def long_pause():
+        await next_turn()
+        while not may_continue.is_set():
+            await next_turn()
+        return True
+
+    # a private constant: a log of realistic length would make the test slow
+    monkeypatch.setattr("spark_groupsource.broker.coordinators.log_replay._PART_WORK", 24)
+    monkeypatch.setattr("spark_groupsource.broker.coordinators.log_replay.pause", long_pause)
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
         again = RawTransactions(connection)
         assert again.init() is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        may_continue.set()
         wait_until(lambda: again.init() is NONE, "the log is loaded")
         assert again.producer_id == producer.producer_id and again.epoch >= 10
 

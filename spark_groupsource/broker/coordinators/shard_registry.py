@@ -1,19 +1,31 @@
 """Coordinator shards: which partitions are loaded, by which leader; loading and unloading.
 
 The node that leads a partition of the coordinator's topic serves the shard of that partition. A shard is loaded by
-replaying its partition: at the first request for it, or soon after a node has become its leader. Loading replays a long
-log in slices, so that the broker serves other requests in between.
+replaying its partition: at the first request for it, or soon after a node has become its leader. One long log is
+replayed at a time.
 
 Source: Kafka `CoordinatorRuntime` (group coordinator), `TransactionStateManager.loadTransactionsForTxnTopicPartition`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import abstractmethod
-from collections import deque
 from functools import partial
-from typing import Generic, Hashable, Iterator, Mapping, NamedTuple, Protocol, TypeVar
+from typing import (
+    Any,
+    Coroutine,
+    Generic,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Protocol,
+    Sequence,
+    TypeVar,
+)
 
 from spark_groupsource.broker.coordinators.log_replay import LogReplay
 from spark_groupsource.broker.coordinators.services import CoordinatorServices
@@ -21,12 +33,10 @@ from spark_groupsource.broker.group import coordinator_partition
 from spark_groupsource.broker.leaders import Leader
 from spark_groupsource.broker.storage.partition import Partition
 from spark_groupsource.broker.storage.segment_scan import StoredBatch
+from spark_groupsource.common.coroutines import SLICE_NS, begin, pause, rest_of
 from spark_groupsource.common.timers import TimerQueue
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode, StorageError
 from spark_groupsource.model import TopicPartition
-
-# other requests are served between two slices
-_LOAD_PAUSE_MS = 1
 
 StateMachine = TypeVar("StateMachine")
 Key = TypeVar("Key", bound=Hashable)
@@ -36,23 +46,17 @@ class CoordinatorShard(Generic[StateMachine, Key]):
     """One partition of a coordinator at its leader, from the begin of loading until it is unloaded.
 
     Attributes: `epoch`, leader epoch of the partition when loading began; `timers`, of this shard alone: they do
-    nothing once it is unloaded; `log_replay`, of loading.
+    nothing once it is unloaded.
     """
 
     def __init__(
-        self,
-        partition: int,
-        epoch: int,
-        state_machine: StateMachine,
-        timers: TimerQueue[Key],
-        log_replay: LogReplay,
+        self, partition: int, epoch: int, state_machine: StateMachine, timers: TimerQueue[Key]
     ) -> None:
         self.partition = partition
         self.epoch = epoch
         self.state_machine = state_machine
         self.timers = timers
         self.is_loaded = False
-        self.log_replay = log_replay
 
 
 class CoordinatorTopic(NamedTuple):
@@ -108,9 +112,9 @@ class ShardRegistry(Generic[StateMachine, Key]):
         self._topic = topic
         self._coordinator = coordinator
         self._shards: dict[int, CoordinatorShard[StateMachine, Key]] = {}
-        self._load_queue: deque[int] = deque()
-        self._load_timer = services.timers.timer(self._load_next)
-        self._is_paused = False
+        self._loading = asyncio.Lock()
+        # shards to load after a pause by a test, None without one
+        self._paused: list[CoordinatorShard[StateMachine, Key]] | None = None
         self._creation_error = ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"Topic {topic.name} does not exist.")
         self._load_errors: dict[int, str] = {}
 
@@ -180,18 +184,9 @@ class ShardRegistry(Generic[StateMachine, Key]):
 
     def get_or_load(self, partition: int) -> CoordinatorShard[StateMachine, Key] | None:
         """Returns the shard, None when its log cannot be replayed. A shard with a long log may still be loading."""
-        shard = self._shards.get(partition)
-        if shard is not None or partition in self._load_errors:
-            return shard
-        shard = self._shards[partition] = self._new_shard(partition)
-        if not self._is_paused:
-            self._load_slice(shard)
-        if partition in self._load_errors:
-            return None
-        if not shard.is_loaded:
-            self._load_queue.appendleft(partition)
-            self._load_soon()
-        return shard
+        if partition not in self._shards and partition not in self._load_errors:
+            self._begin_loading(self._new_shard(partition))
+        return self._shards.get(partition)
 
     def find_loaded(self, partition: int) -> CoordinatorShard[StateMachine, Key] | None:
         """Returns the shard if it is loaded."""
@@ -214,7 +209,7 @@ class ShardRegistry(Generic[StateMachine, Key]):
         """Removes a shard whose partition has a new leader, and schedules loading there; returns the removed shard."""
         self.clear_load_error(partition)
         shard = self._shards.pop(partition, None)
-        self._load_soon(partition)
+        self._load_soon((partition,))
         return shard
 
     def clear_load_error(self, partition: int) -> None:
@@ -227,59 +222,80 @@ class ShardRegistry(Generic[StateMachine, Key]):
 
     def _new_shard(self, partition: int) -> CoordinatorShard[StateMachine, Key]:
         def on_expiry(key: Key) -> None:
-            if self._shards.get(partition) is shard:  # not unloaded since the timer was set
+            if self._is_current(shard):
                 self._coordinator.on_timer(shard, key)
 
         state_machine = self._coordinator.new_state_machine(partition)
         timers = self._services.timers.queue(on_expiry)
-        coordinator = self._coordinator
-        log_replay = LogReplay(
-            partial(coordinator.replay, state_machine), partial(coordinator.replay_transactional, state_machine)
-        )
-        shard = CoordinatorShard(partition, self._leader(partition).epoch, state_machine, timers, log_replay)
+        shard = CoordinatorShard(partition, self._leader(partition).epoch, state_machine, timers)
+        self._shards[partition] = shard
         return shard
 
     # --- loading ---
 
     def load_all(self) -> None:
         """Schedules loading of all partitions of the topic."""
-        self._load_soon(*range(self.partition_count))
+        self._load_soon(range(self.partition_count))
 
     def pause_loading(self, paused: bool) -> None:
         """Stops the replay of shards that are not loaded yet, or continues it. For tests."""
-        self._is_paused = paused
-        for _ in range(0 if paused else len(self._load_queue)):
-            self._load_next()
+        waiting, self._paused = self._paused or [], [] if paused else None
+        for shard in waiting:
+            self._begin_loading(shard)
 
-    def _load_soon(self, *partitions: int) -> None:
-        self._load_queue.extend(partitions)
-        if self._load_queue and not self._is_paused:
-            self._load_timer.set(self._services.clock.now_ms() + _LOAD_PAUSE_MS)
+    def _load_soon(self, partitions: Sequence[int]) -> None:
+        if partitions:
+            self._services.start_task(self._load_each(partitions))
 
-    def _load_next(self) -> None:
-        """Replays one slice of one shard."""
-        if self._is_paused or not self._load_queue:
-            return
-        partition = self._load_queue.popleft()
-        shard = self._shards.get(partition)
-        if shard is None:
-            self.get_or_load(partition)
-        elif not shard.is_loaded:
-            self._load_slice(shard)
-            if partition not in self._load_errors and not shard.is_loaded:
-                self._load_queue.appendleft(partition)
-        self._load_soon()
+    async def _load_each(self, partitions: Sequence[int]) -> None:
+        for partition in partitions:
+            async with self._loading:
+                if partition not in self._shards and partition not in self._load_errors:
+                    await self._load(self._new_shard(partition))
+            await pause()
 
-    def _load_slice(self, shard: CoordinatorShard[StateMachine, Key]) -> None:
-        replay = shard.log_replay
+    def _begin_loading(self, shard: CoordinatorShard[StateMachine, Key]) -> None:
+        """Loads a shard; the rest of a long log is replayed when no other log is."""
+        work = self._load(shard)
         try:
-            log = self.log_partition(shard.partition).log
-            shard.is_loaded = replay.replay_slice(log.batches(max(replay.next_offset, log.log_start_offset)))
-        except (ApiError, CorruptRecordError, StorageError) as error:
-            del self._shards[shard.partition]
-            text = f"Loading {self._topic.contents} of {self._topic.name}-{shard.partition} failed: {error}"
-            self._load_errors[shard.partition] = text
-            self._services.report(f"[partition={self._topic.name}-{shard.partition}] {text}", logging.ERROR)
+            begin(work, SLICE_NS)
+        except StopIteration:
             return
-        if shard.is_loaded:
+        self._services.start_task(self._load_rest(work))
+
+    async def _load_rest(self, work: Coroutine[Any, Any, None]) -> None:
+        async with self._loading:
+            await rest_of(work)
+
+    async def _load(self, shard: CoordinatorShard[StateMachine, Key]) -> None:
+        if self._paused is not None:
+            self._paused.append(shard)
+            return
+        machine, coordinator = shard.state_machine, self._coordinator
+        replay = LogReplay(
+            partial(self._batches, shard),
+            partial(coordinator.replay, machine),
+            partial(coordinator.replay_transactional, machine),
+        )
+        try:
+            await replay.run()
+        except (ApiError, CorruptRecordError, StorageError) as error:
+            if self._is_current(shard):
+                del self._shards[shard.partition]
+                text = f"Loading {self._topic.contents} of {self._topic.name}-{shard.partition} failed: {error}"
+                self._load_errors[shard.partition] = text
+                self._services.report(f"[partition={self._topic.name}-{shard.partition}] {text}", logging.ERROR)
+            return
+        if self._is_current(shard):
+            shard.is_loaded = True
             self._coordinator.on_loaded(shard)
+
+    def _batches(self, shard: CoordinatorShard[StateMachine, Key], next_offset: int) -> Iterable[StoredBatch]:
+        if not self._is_current(shard):
+            return ()
+        log = self.log_partition(shard.partition).log
+        return log.batches(max(next_offset, log.log_start_offset))
+
+    def _is_current(self, shard: CoordinatorShard[StateMachine, Key]) -> bool:
+        """Returns whether the shard was not unloaded, during a pause or since a timer was set."""
+        return self._shards.get(shard.partition) is shard
