@@ -17,50 +17,45 @@ import logging
 import threading
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from uuid import uuid4
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
-from spark_groupsource.client.cluster.group_offsets import TopicIds
 from spark_groupsource.client.network.retry import retry_level
 from spark_groupsource.common.clock import Clock, SystemClock
-from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, GenerationMismatchError, NetworkError
+from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError, NetworkError
 from spark_groupsource.model import (
     OffsetAndMetadata,
     OffsetRange,
     ProducerIdAndEpoch,
     TopicPartition,
     bounded_names,
-    topic_matches,
 )
 from spark_groupsource.source.control_client import PeerReply
+from spark_groupsource.source.group.batch_replay import BatchReplay
 from spark_groupsource.source.group.co_readers import CoReaders
-from spark_groupsource.source.group.ownership import Commits, GroupSnapshot, Ownership
+from spark_groupsource.source.group.ownership import GroupSnapshot, Ownership
 from spark_groupsource.source.group.rebalance_reports import Reports
-from spark_groupsource.source.group.replay_wait import ReplayStep, ReplayWait
 from spark_groupsource.source.group.start_positions import StartPositions
 from spark_groupsource.source.locked_calls import LockedCalls
-from spark_groupsource.source.options.source_options import EARLIEST, SourceOptions
+from spark_groupsource.source.options.source_options import SourceOptions
 from spark_groupsource.source.positions.batch_planner import BatchPlanner, Limits
 from spark_groupsource.source.positions.data_loss import DataLossPolicy
-from spark_groupsource.source.positions.kafka_checkpoint import initial_offsets
 from spark_groupsource.source.positions.log_end_offsets import LogEndOffsets
 from spark_groupsource.source.positions.offset_json import (
     GROUP_KEY,
     DecodedOffsets,
     SourceOffset,
-    logged_ranges,
     nest_positions,
 )
 from spark_groupsource.source.positions.offset_lookup import OffsetLookup, Offsets
 from spark_groupsource.source.positions.planning import Backlog, plan_tasks
-from spark_groupsource.source.positions.position_decisions import committed_offset
 from spark_groupsource.source.positions.position_epochs import PositionEpochs
 from spark_groupsource.source.positions.published_progress import digest, reader_name
 from spark_groupsource.source.positions.schema_changes import SchemaChanges
 from spark_groupsource.source.positions.stream_positions import StreamPositions
 from spark_groupsource.source.tasks.task_partition import GroupInputPartition
-from spark_groupsource.wire.commit_reports import author_metadata, is_author
+from spark_groupsource.wire.commit_reports import author_metadata
 
 if TYPE_CHECKING:
     from spark_groupsource.source.group.transactional_commits import TransactionalCommits
@@ -150,6 +145,20 @@ class StreamSession:
         self._repeated_in: int | None = None
         transactional_id = options.client.transactional_id
         self._transactions = None if transactional_id is None else _transactional_commits(cluster, transactional_id)
+        self._replay = BatchReplay(
+            cluster,
+            options,
+            ownership,
+            self._lookup,
+            data_loss,
+            self._clock,
+            transactions=self._transactions,
+            poll_group=lambda current: (
+                self._poll_group(current, is_available_now=False) is FollowResult.SETTLED
+            ),
+            is_draining=self._draining.is_set,
+            entity=lambda: self._entity,
+        )
         # of a query that writes exactly once: what the transaction of the batch in flight commits, and has committed
         self._in_flight: Offsets = {}
         self._in_flight_end: dict[str, Any] = {}
@@ -232,7 +241,7 @@ class StreamSession:
         # the assignment for which the batch was planned; a task checks that it is still valid
         is_planned = self._assignment is not None and end_json == self._last_end
         group = self._assignment if self._assignment is not None and is_planned else GroupSnapshot()
-        ranges = self._logged_ranges(start, end)
+        ranges = self._replay.ranges(start, end)
         if is_planned and self._held_commits:
             # the checkpoint has the batch; other members must find the first positions before anything is read
             held, self._held_commits = self._held_commits, {}
@@ -241,7 +250,7 @@ class StreamSession:
             self._reports.batch_started()
         is_published = False
         if not is_planned:
-            ranges, group, is_published = self._replayed(ranges, end, end_json)
+            ranges, group, is_published = self._replay.read_again(ranges, end, end_json)
             self._replayed_in = group
         self._in_flight_end = end_json
         self._in_flight = {} if is_published else self._ends_in_flight(end, ranges, group, is_planned)
@@ -266,161 +275,6 @@ class StreamSession:
             )
             for task in tasks
         ]
-
-    def _logged_ranges(self, start: SourceOffset, end: SourceOffset) -> list[OffsetRange]:
-        ranges, unknown = logged_ranges(start, end)
-        if unknown and not start.positions and not end.reader:
-            begins = self._initial_of_sparks_source(frozenset(unknown))
-            return ranges + [OffsetRange(p, begin, end.positions[p]) for p, begin in sorted(begins.items())]
-        for p, begin in self._lookup.earliest(unknown).items():
-            _log.warning("%s The checkpoint has no start offset of %s; reading from %d.", self._entity, p, begin)
-            ranges.append(OffsetRange(p, begin, end.positions[p]))
-        return ranges
-
-    def _initial_of_sparks_source(self, partitions: frozenset[TopicPartition]) -> Offsets:
-        """Returns the start of batch 0 of a checkpoint of Spark's Kafka source, which the offset log does not have."""
-        if self._options.values.checkpoint is not None:
-            return initial_offsets(self._options.values.checkpoint, partitions)
-        if self._options.starting is not None and self._options.starting.default == EARLIEST:
-            return self._lookup.earliest(partitions)
-        raise ConfigurationError(
-            "The checkpoint is of Spark's Kafka source and its first batch is not committed: the start of the batch is "
-            "in the folder sources of the checkpoint. Set checkpointLocation to the local checkpoint directory, or let "
-            "format kafka finish the batch."
-        )
-
-    def _replayed(
-        self, ranges: Iterable[OffsetRange], end: SourceOffset, end_json: Mapping[str, Any]
-    ) -> tuple[list[OffsetRange], GroupSnapshot, bool]:
-        """Returns the ranges of a logged batch without what other members have committed since.
-
-        A batch that this query has published in a transaction is read in full, so that its state is right: it is not
-        written again, and nothing of it is committed.
-
-        Returns: the ranges, the assignment, and whether the batch was published.
-        Raises: DataLossError for a topic that was recreated since; without failOnDataLoss its ranges are skipped.
-        """
-        logged = {r.topic_partition: r for r in ranges if r.end > r.start}
-        if not logged:
-            return [], GroupSnapshot(), self._is_published(end, end_json)
-        self._cluster.add_known_partitions(logged, end.topic_ids)
-        found = self._lookup.topic_ids({p.topic for p in logged}, refresh=True)
-        recreated = {t for t, topic_id in found.items() if end.topic_ids.get(t, topic_id) != topic_id}
-        self._data_loss.recreated({p: r.start for p, r in logged.items() if p.topic in recreated})
-        existing = {p: r for p, r in logged.items() if p.topic not in recreated}
-        is_published = self._is_published(end, end_json)
-        group, commits = (GroupSnapshot(), {}) if is_published else self._join_for_replay(existing, found)
-        # until this query has joined, another driver of it may publish the batch; progress is not older than `commits`
-        if is_published or self._is_published(end, end_json):
-            _log.info("%s Reading a published batch again for its state: %s.", self._entity, bounded_names(existing))
-            return [existing[p] for p in sorted(existing)], GroupSnapshot(), True
-        replayed = []
-        for p, (_, start, stop) in existing.items():
-            commit = commits.get(p)
-            begin = start if commit is None else min(max(start, commit.offset), stop)
-            if self._transactions is not None and self._is_shared(p) and p not in group.owners:
-                # its owner publishes it from the committed offset on
-                begin = stop
-            replayed.append(OffsetRange(p, begin, stop))
-        self._log_processed(logged, replayed, commits, end.reader)
-        names = bounded_names(sorted(r.topic_partition for r in replayed if r.end > r.start))
-        if self._options.assign is None and names:
-            _log.warning("%s Reading a logged batch again: %s.", self._entity, names)
-        return replayed, group, False
-
-    def _is_published(self, end: SourceOffset, end_json: Mapping[str, Any]) -> bool:
-        return self._transactions is not None and self._transactions.is_published(end.reader, end_json)
-
-    def _join_for_replay(
-        self, logged: Mapping[TopicPartition, OffsetRange], topic_ids: TopicIds
-    ) -> tuple[GroupSnapshot, Commits]:
-        """Joins the group, and waits until other members have committed what they own of a logged batch.
-
-        Their commits are what a later restart finds: a range that is left to another member without them could be lost.
-        Two queries that restart together may each own what the other one has logged, and then both wait. So one that
-        waits without progress leaves the group for a while: the others read what it has owned, and it joins again. A
-        member that commits nothing while a rebalance would wait for it is not waited for.
-
-        Returns: the assignment, empty without a group, and the committed offsets.
-        """
-        group, commits = GroupSnapshot(), self._ownership.committed(sorted(logged), topic_ids)
-        settings = self._options.group
-        if settings is None or not logged:
-            return group, commits
-        # no member owns what does not exist, or what is no longer subscribed
-        shared = {p for p in logged.keys() - self._lookup.missing(logged) if self._is_shared(p)}
-        wait = ReplayWait(settings.session_timeout_ms, settings.rebalance_timeout_ms, self._cluster.rng)
-        current: GroupSnapshot | None = None
-        while not self._draining.is_set():
-            result = FollowResult.YIELDED
-            if wait.is_member:
-                result = self._poll_group(current, is_available_now=False)
-                current = group = self._ownership.snapshot()
-            commits = self._ownership.committed(sorted(logged), topic_ids)
-            if self._transactions is not None and result is FollowResult.SETTLED:
-                # the present or next owner of a partition publishes it from the committed offset on
-                break
-            awaited = {
-                p: commits.get(p)
-                for p in sorted(shared - group.owners.keys())
-                if (committed_offset(commits.get(p)) or 0) < logged[p].end
-            }
-            if not awaited:
-                break
-            names = bounded_names(awaited)
-            step = wait.next_step({p: commits.get(p) for p in shared}, self._clock.now_ms())
-            if step is ReplayStep.BEGIN:
-                _log.info("%s Waiting for other members to commit parts of a logged batch: %s.", self._entity, names)
-            elif step is ReplayStep.READ_AGAIN:
-                _log.warning(
-                    "%s Other members own parts of a logged batch and have committed nothing for %d ms; reading them "
-                    "again: %s.",
-                    self._entity,
-                    settings.rebalance_timeout_ms,
-                    names,
-                )
-                break
-            elif step is ReplayStep.STEP_BACK and result is FollowResult.SETTLED:
-                _log.info("%s Leaving the group until other members have committed: %s.", self._entity, names)
-                self._ownership.step_back("waiting for parts of a logged batch")
-                wait.stepped_back(self._clock.now_ms())
-                current, group = None, GroupSnapshot()
-            self._clock.sleep_ms(_REFRESH_MS)
-        return group, commits
-
-    def _is_shared(self, topic_partition: TopicPartition) -> bool:
-        """Returns whether a partition of a logged batch is still subscribed, so that a member owns it if it exists."""
-        topic, pattern = topic_partition.topic, self._options.subscribe_pattern
-        return topic in (self._options.subscribe or ()) or (pattern is not None and topic_matches(pattern, topic))
-
-    def _log_processed(
-        self,
-        logged: Mapping[TopicPartition, OffsetRange],
-        replayed: Sequence[OffsetRange],
-        commits: Commits,
-        reader: str,
-    ) -> None:
-        """Logs the ranges of a logged batch that are not read again, because the group has committed them.
-
-        A commit of this query follows its ``commits/N``, so without that file the checkpoint was changed by hand.
-        """
-        by_author: dict[bool, list[str]] = {True: [], False: []}
-        for p, begin, _ in sorted(replayed):
-            commit, start = commits.get(p), logged[p].start
-            if commit is not None and begin > start:
-                is_own = bool(reader) and is_author(commit.metadata, author_metadata(reader))
-                by_author[is_own].append(f"{p} [{start}, {begin})")
-        if by_author[False]:
-            text = "%s Other members have committed offsets within the logged batch, which are not read again: %s."
-            _log.info(text, self._entity, bounded_names(by_author[False]))
-        if by_author[True]:
-            _log.warning(
-                "%s Offsets of the logged batch are not read again, because the group has committed them: %s. This "
-                "query commits after the batch, so its file in the folder commits of the checkpoint was deleted. To "
-                "read them again, reset the offsets of the group.",
-                self._entity,
-                bounded_names(by_author[True]),
-            )
 
     def report_latest(self) -> dict[str, Any] | None:
         """Returns the end offsets of the owned partitions, for the query's progress."""

@@ -355,7 +355,7 @@ def test_replay_reads_what_no_member_owns_without_membership(why, monkeypatch):
     query = Query(RESTART, cluster, FakeGroup(assigned={P0: 0}))
     if why == "not subscribed":
         # private: the cluster of these tests has one topic
-        monkeypatch.setattr(query.session, "_is_shared", lambda partition: False)
+        monkeypatch.setattr(query.session._replay, "_is_shared", lambda partition: False)
     begin_ms = query.clock.now_ms()
     tasks = query.session.input_partitions(RESTART, TWO_PARTITIONS)
     assert query.clock.now_ms() - begin_ms < 1_000

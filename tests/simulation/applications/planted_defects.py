@@ -20,6 +20,7 @@ from spark_groupsource.client.network.outage import Outage
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.common.deadlines import TransferDeadline
 from spark_groupsource.errors import GenerationMismatchError
+from spark_groupsource.source.group.batch_replay import BatchReplay
 from spark_groupsource.source.group.ownership import GroupSnapshot
 from spark_groupsource.source.group.replay_wait import ReplayStep, ReplayWait
 from spark_groupsource.source.group.start_positions import StartPositions
@@ -77,7 +78,7 @@ def _leave_after_max_poll_interval(self: MemberThread) -> bool:
     return _run_once(self)
 
 
-def _replay_without_membership(self: StreamSession, logged: Any, topic_ids: Any) -> Any:
+def _replay_without_membership(self: BatchReplay, logged: Any, topic_ids: Any) -> Any:
     return GroupSnapshot(), self._ownership.committed(sorted(logged), topic_ids)
 
 
@@ -165,7 +166,7 @@ PLANTED: tuple[PlantedDefect, ...] = (
     ),
     PlantedDefect(
         "a replay without membership",
-        {(StreamSession, "_join_for_replay"): _replay_without_membership},
+        {(BatchReplay, "_join"): _replay_without_membership},
         ("kill_one",),
         first=6,
     ),
