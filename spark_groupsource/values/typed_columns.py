@@ -12,9 +12,8 @@ import pyarrow as pa
 from spark_groupsource.errors import MalformedRecordError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.columns.arrow_arrays import booleans, integers, strings
-from spark_groupsource.values.avro.avro_blocks import AvroDecoder
+from spark_groupsource.values.avro.avro_blocks import AvroDecoder, WrittenAvroDecoder
 from spark_groupsource.values.avro.avro_schema import avro_schema
-from spark_groupsource.values.avro.avro_writers import WrittenAvroDecoder
 from spark_groupsource.values.decoded import Decoded, Decoder
 from spark_groupsource.values.format_options import (
     AVRO,
@@ -30,9 +29,8 @@ from spark_groupsource.values.format_options import (
 )
 from spark_groupsource.values.json.json_blocks import JsonDecoder
 from spark_groupsource.values.lanes.binary_blocks import spread
-from spark_groupsource.values.protobuf.protobuf_blocks import ProtobufDecoder
+from spark_groupsource.values.protobuf.protobuf_blocks import ProtobufDecoder, RegisteredMessages
 from spark_groupsource.values.protobuf.protobuf_schema import protobuf_message
-from spark_groupsource.values.protobuf.protobuf_writers import RegisteredMessages
 from spark_groupsource.values.registry.registry_client import shared_registry
 from spark_groupsource.values.registry.schema_headers import NamedSchemas, confluent_header, read_confluent, read_glue
 from spark_groupsource.values.serdes import NUMBERS, NumberDecoder, StringDecoder, UuidDecoder

@@ -12,10 +12,9 @@ from unittest.mock import patch
 import pyarrow as pa
 from support.avro_reference import raw_rows
 
-from spark_groupsource.values.avro import avro_nested, avro_skips
-from spark_groupsource.values.avro.avro_blocks import AvroDecoder
+from spark_groupsource.values.avro import avro_nested, avro_resolution
+from spark_groupsource.values.avro.avro_blocks import AvroDecoder, WrittenAvroDecoder
 from spark_groupsource.values.avro.avro_schema import AvroType
-from spark_groupsource.values.avro.avro_writers import WrittenAvroDecoder
 from spark_groupsource.values.registry.schema_headers import read_confluent
 
 Outcome = tuple[str, "str | None"]
@@ -48,10 +47,10 @@ def paths(
     for piece in (1, 3):
         with patch.object(avro_nested, "_FEW_LANES", 1 << 30), patch.object(avro_nested, "_PIECE", piece):
             yield f"arrays by {piece} items", outcomes(decoder, list(data))
-    with patch.object(avro_skips, "MAX_DEPTH", 0):
-        avro_skips.skipped.cache_clear()
+    with patch.object(avro_resolution, "MAX_DEPTH", 0):
+        avro_resolution.skipped.cache_clear()
         yield "skipped one by one", outcomes(AvroDecoder(writer, reader, kind), list(data))
-    avro_skips.skipped.cache_clear()
+    avro_resolution.skipped.cache_clear()
 
 
 def _sliced(decoder: AvroDecoder, data: list[bytes]) -> list[Outcome]:

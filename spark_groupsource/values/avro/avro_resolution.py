@@ -5,15 +5,26 @@ Source: Avro specification 1.12 (schema resolution), Avro `Resolver` (the choice
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Callable, Mapping
 
 import pyarrow as pa
 
-from spark_groupsource.values.avro.avro_columns import AvroNode, Enum, Integer, Mismatch
+from spark_groupsource.values.avro.avro_columns import (
+    AvroNode,
+    Boolean,
+    Bytes,
+    Enum,
+    Fixed,
+    Float,
+    Integer,
+    Mismatch,
+    Null,
+)
 from spark_groupsource.values.avro.avro_defaults import default_value
 from spark_groupsource.values.avro.avro_nested import ArrayNode, Branch, MemberNode, RecordNode, UnionNode
-from spark_groupsource.values.avro.avro_schema import AvroField, AvroType
-from spark_groupsource.values.avro.avro_skips import SCALARS, skipped
+from spark_groupsource.values.avro.avro_schema import MAX_DEPTH, AvroField, AvroType
+from spark_groupsource.values.avro.avro_walk import WalkedNode
 
 _PROMOTIONS: Mapping[str, tuple[str, ...]] = {
     "int": ("long", "float", "double"),
@@ -24,6 +35,18 @@ _PROMOTIONS: Mapping[str, tuple[str, ...]] = {
 }
 _NANOS = {"-millis": 1_000_000, "-micros": 1000, "-nanos": 1}
 _NAMED = ("record", "error", "enum", "fixed")
+# nodes of types without others, by kind
+_SCALARS: Mapping[str, Callable[[AvroType, pa.DataType | None], AvroNode]] = {
+    "null": lambda writer, kind: Null(kind),
+    "boolean": lambda writer, kind: Boolean(kind),
+    "float": lambda writer, kind: Float(4, kind),
+    "double": lambda writer, kind: Float(8, kind),
+    "int": lambda writer, kind: Integer(True, 1, 1, kind),
+    "long": lambda writer, kind: Integer(False, 1, 1, kind),
+    "bytes": lambda writer, kind: Bytes(kind),
+    "string": lambda writer, kind: Bytes(kind),
+    "fixed": lambda writer, kind: Fixed(writer.size, kind),
+}
 
 
 class UnresolvedError(ValueError):
@@ -182,11 +205,11 @@ _UNSELECTED = "-"
 
 
 def _scalar(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> AvroNode:
-    return SCALARS[writer.kind](writer, kind)
+    return _SCALARS[writer.kind](writer, kind)
 
 
 _SELECTED: Mapping[str, Callable[[AvroType, AvroType, pa.DataType, str], AvroNode]] = {
-    **dict.fromkeys(SCALARS, _scalar),
+    **dict.fromkeys(_SCALARS, _scalar),
     "int": _integer,
     "long": _integer,
     "enum": _enum,
@@ -194,3 +217,22 @@ _SELECTED: Mapping[str, Callable[[AvroType, AvroType, pa.DataType, str], AvroNod
     "array": _array,
     "map": _array,
 }
+
+
+# a type that is used several times has one node, so that the nodes are no more than the types of the schema
+@lru_cache(maxsize=20_000)
+def skipped(writer: AvroType) -> AvroNode:
+    """Returns the node of a type that is not selected."""
+    if writer.is_empty:
+        return Null(None)
+    if writer.depth > MAX_DEPTH:
+        return WalkedNode(writer)
+    if writer.kind == "record":
+        return RecordNode([("", skipped(field.type)) for field in writer.fields if not field.type.is_empty], {}, None)
+    if writer.kind == "union":
+        return UnionNode([Branch("", skipped(each)) for each in writer.branches], False, None)
+    if writer.items is not None:
+        return ArrayNode(skipped(writer.items), writer.kind == "map", writer.items.is_empty, None)
+    if writer.kind == "enum":
+        return Enum(range(len(writer.symbols)), writer.symbols, None)
+    return _SCALARS[writer.kind](writer, None)

@@ -11,13 +11,16 @@ import numpy as np
 import pyarrow as pa
 
 from spark_groupsource.records.columns.arrow_arrays import integers, is_valid
-from spark_groupsource.values.decoded import Decoded
+from spark_groupsource.values.decoded import Decoded, bounded_reason
 from spark_groupsource.values.lanes.binary_blocks import Ints, bounds
 from spark_groupsource.values.lanes.lane_blocks import decode_lanes
 from spark_groupsource.values.protobuf.protobuf_columns import Message
-from spark_groupsource.values.protobuf.protobuf_schema import ProtoMessage
+from spark_groupsource.values.protobuf.protobuf_schema import ProtoFiles, ProtoMessage, paths_of
+from spark_groupsource.values.registry.proto_files import InvalidProtoError
 from spark_groupsource.values.registry.protobuf_indexes import encoded_indexes
+from spark_groupsource.values.registry.registry_client import SchemaRegistry, UnreadableSchemaError
 from spark_groupsource.values.registry.schema_headers import NamedSchemas
+from spark_groupsource.values.registry.subjects import ReaderSchema
 
 
 class WrittenMessages(Protocol):
@@ -35,6 +38,53 @@ class _OneFile:
 
     def indexes(self, schema_id: int | str) -> list[bytes] | str:
         return self._found
+
+
+class RegisteredMessages:
+    """The files of a registry; finds the message of a column in each, by its full name.
+
+    Args:
+        reader: the schema of the column, if it is one of the registry.
+    """
+
+    def __init__(self, registry: SchemaRegistry, message: ProtoMessage, reader: ReaderSchema | None) -> None:
+        self._registry = registry
+        self._name = message.name
+        # the schema of the column is not compiled again by each worker
+        self._found: dict[int | str, list[bytes] | str] = (
+            {} if reader is None else {reader.schema_id: encoded_indexes(message.paths)}
+        )
+
+    def indexes(self, schema_id: int | str) -> list[bytes] | str:
+        """Returns the encodings of the indexes of the message, or why the file has none.
+
+        Raises: NetworkError, AuthenticationError; ConfigurationError if protoc is missing.
+        """
+        if schema_id not in self._found:
+            self._found[schema_id] = self._indexes(schema_id)
+        return self._found[schema_id]
+
+    def _indexes(self, schema_id: int | str) -> list[bytes] | str:
+        try:
+            files = _written_files(self._registry, schema_id)
+        except (InvalidProtoError, UnreadableSchemaError) as error:
+            return bounded_reason(str(error))
+        if files is None:
+            return "the registry has no Protobuf schema with this id"
+        paths = paths_of(self._name, files.names)
+        return encoded_indexes(paths) if paths else f"its schema has no message {self._name}"
+
+
+def _written_files(registry: SchemaRegistry, schema_id: int | str) -> ProtoFiles | None:
+    """Returns the files of a schema; None if the registry has no Protobuf schema with this id.
+
+    Raises: InvalidProtoError for a schema that does not compile; ConfigurationError if protoc is missing; NetworkError,
+        AuthenticationError.
+    """
+    found = registry.registered(schema_id)
+    if found is None or found.kind != "PROTOBUF":
+        return None
+    return ProtoFiles(f"The schema with id {schema_id}", found.descriptor_set(f"id {schema_id}"))
 
 
 class ProtobufDecoder:
