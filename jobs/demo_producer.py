@@ -15,7 +15,7 @@ from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import Record
-from spark_groupsource.records.partitioner import partition_of_key
+from spark_groupsource.records.key_partitions import partition_of_key
 
 TICK_MS = 100
 LZ4 = 3

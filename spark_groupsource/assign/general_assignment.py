@@ -10,8 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import Iterable, Mapping, Sequence
 
-from spark_groupsource.assign.java_order import text_order
-from spark_groupsource.assign.partition_movements import PartitionMovements
+from spark_groupsource.assign.java_order import hash_map_order, partition_hash, text_order
 from spark_groupsource.assign.rack_info import RackInfo
 from spark_groupsource.model import TopicPartition
 
@@ -234,3 +233,41 @@ class GeneralAssignmentBuilder:
             and len(self._has[holder]) > count + 1
             and self._holders[topic].get(holder, 0) > 0
         )
+
+
+_Pair = tuple[str, str]
+
+
+class PartitionMovements:
+    """Tracks the original and the current member of every moved partition.
+
+    Source: Kafka's AbstractStickyAssignor.PartitionMovements.
+    """
+
+    def __init__(self) -> None:
+        self._pair_of: dict[TopicPartition, _Pair] = {}
+        self._by_topic: dict[str, dict[_Pair, dict[TopicPartition, None]]] = {}
+
+    def partition_to_move(self, partition: TopicPartition, source: str, destination: str) -> TopicPartition:
+        """Returns the partition to move instead of `partition`.
+
+        If another partition of the topic moved in the opposite direction before, moving that one back has the same
+        effect on the counts, and neither partition has moved.
+        """
+        origin = self._pair_of.get(partition, (source, destination))[0]
+        opposite = self._by_topic.get(partition.topic, {}).get((destination, origin))
+        return hash_map_order(list(opposite), partition_hash)[0] if opposite else partition
+
+    def record(self, partition: TopicPartition, source: str, destination: str) -> None:
+        """Records a move; a partition that returns to its original member has not moved."""
+        before = self._pair_of.pop(partition, None)
+        if before is not None:
+            source = before[0]
+            same_way = self._by_topic[partition.topic][before]
+            del same_way[partition]
+            if not same_way:
+                del self._by_topic[partition.topic][before]
+        if source != destination:
+            self._pair_of[partition] = (source, destination)
+            by_pair = self._by_topic.setdefault(partition.topic, {})
+            by_pair.setdefault((source, destination), {})[partition] = None

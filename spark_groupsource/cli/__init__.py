@@ -14,7 +14,7 @@ A command
    parser of the data source (`client/settings.py`), so that a setting means the same everywhere.
 4. The module of the command calls the function, for example `monitor/offsets/offset_reset.py` for
    ``groups reset-offsets``, and prints its result: a table within the width of the terminal (`text_layout.py`), or JSON
-   (`json_output.py`).
+   (`common.py`).
 5. An error is one line in standard error, and exit status 1; an invalid command line has status 2.
 
 ``groups`` also accepts the command lines of ``kafka-consumer-groups``: then output, errors and exit status are those of

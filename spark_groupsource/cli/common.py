@@ -1,9 +1,10 @@
-"""Options, error reporting and properties files shared by all commands."""
+"""Options, JSON output, error reporting and properties files shared by all commands."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,10 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from spark_groupsource.cli.ignored_settings import is_ignored
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.network.security import bootstrap_text
-from spark_groupsource.client.rejected_settings import is_accepted_value
-from spark_groupsource.client.settings import ClientSettings, GroupSettings, without_prefix
+from spark_groupsource.client.rejected_settings import REJECTED_SETTINGS, is_accepted_value
+from spark_groupsource.client.settings import ACCEPTED_SETTINGS, ClientSettings, GroupSettings, without_prefix
 from spark_groupsource.common.config_def import trim
 from spark_groupsource.common.config_providers import resolve
 from spark_groupsource.common.properties_text import Property, decode, entries
@@ -29,6 +29,35 @@ F = TypeVar("F", bound=Callable[..., Any])
 _SETTING_NAME = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)+")
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+# settings of Kafka's clients that a command skips in properties files
+_IGNORED = frozenset(
+    {
+        *REJECTED_SETTINGS,
+        *(
+            "acks auto.include.jmx.reporter auto.register.schemas batch.size bootstrap.controllers buffer.memory "
+            "compression.gzip.level "
+            "compression.lz4.level compression.type compression.zstd.level delivery.timeout.ms "
+            "enable.idempotence key.serializer linger.ms max.block.ms "
+            "max.in.flight.requests.per.connection max.request.size metadata.max.idle.ms "
+            "partitioner.adaptive.partitioning.enable "
+            "partitioner.availability.timeout.ms partitioner.class partitioner.ignore.keys retries "
+            "transaction.timeout.ms transaction.two.phase.commit.enable transactional.id value.serializer"
+        ).split(),
+    }
+)
+_KNOWN = frozenset({name for key in ACCEPTED_SETTINGS.values() for name in (key.name, *key.aliases)})
+# basic.auth, bearer.auth and schema.registry are settings of Confluent's serializers
+_IGNORED_PREFIXES = (
+    "basic.auth.",
+    "bearer.auth.",
+    "confluent.",
+    "metrics.",
+    "sasl.client.callback.",
+    "sasl.kerberos.",
+    "sasl.login.",
+    "sasl.oauthbearer.",
+    "schema.registry.",
+)
 
 
 class SettingsError(ConfigurationError):
@@ -117,10 +146,10 @@ def client_properties(path: Path | None, *, warns: bool = True) -> dict[str, str
     if path is None:
         return {}
     settings = read_properties(path)
-    skipped = sorted(name for name, text in settings.items() if is_ignored(name) and not is_accepted_value(name, text))
+    skipped = sorted(name for name, text in settings.items() if _is_ignored(name) and not is_accepted_value(name, text))
     if skipped and warns:
         click.echo(f"Warning: Settings of {path} without effect here are skipped: {bounded_names(skipped)}.", err=True)
-    return resolve({name: value for name, value in settings.items() if not is_ignored(name)})
+    return resolve({name: value for name, value in settings.items() if not _is_ignored(name)})
 
 
 def read_properties(path: Path, option: str = "--command-config") -> dict[str, str]:
@@ -173,3 +202,21 @@ def key_values(entries: Iterable[str], origin: str) -> dict[str, str]:
             raise ConfigurationError(f"Settings of {origin} must be KEY=VALUE, got {entry!r}.")
         found[key.strip()] = value.strip()
     return found
+
+
+def _is_ignored(name: str) -> bool:
+    """Returns whether a properties file of Kafka's clients may have this setting, which has no effect here."""
+    return name not in _KNOWN and (name in _IGNORED or name.startswith(_IGNORED_PREFIXES))
+
+
+def json_option(command: F) -> F:
+    """Adds ``--json``."""
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print a JSON array of objects instead of the table."
+    )(command)
+
+
+def print_json(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Prints an array with one row per line."""
+    lines = ",\n ".join(json.dumps(dict(row), ensure_ascii=False) for row in rows)
+    click.echo(f"[{lines}]")

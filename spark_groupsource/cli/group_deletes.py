@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from spark_groupsource.cli.commands import command
-from spark_groupsource.cli.common import open_cluster
+from spark_groupsource.cli.common import open_cluster, print_json
 from spark_groupsource.cli.group_tables import deletions_table
 from spark_groupsource.cli.groups_command import (
     check_group_options,
@@ -16,7 +16,6 @@ from spark_groupsource.cli.groups_command import (
     group_option,
     scope_of,
 )
-from spark_groupsource.cli.json_output import print_json
 from spark_groupsource.cli.tool_form import (
     is_tool_form,
     java_error,

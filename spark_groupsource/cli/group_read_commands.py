@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from spark_groupsource.cli.commands import InvalidValueError, command
-from spark_groupsource.cli.common import cluster_options, open_cluster
+from spark_groupsource.cli.common import cluster_options, open_cluster, print_json
 from spark_groupsource.cli.effects import Excludes, check_effects
 from spark_groupsource.cli.group_tables import (
     list_table,
@@ -27,7 +27,6 @@ from spark_groupsource.cli.groups_command import (
     group_command_options,
     group_option,
 )
-from spark_groupsource.cli.json_output import print_json
 from spark_groupsource.cli.tool_form import ReportedError, is_tool_form, print_error, reject_command_line, table_width
 from spark_groupsource.client.admin import GroupDescription, describe_groups, list_groups
 from spark_groupsource.client.cluster.cluster_client import ClusterClient

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from spark_groupsource.cli.commands import command
-from spark_groupsource.cli.common import open_cluster
+from spark_groupsource.cli.common import open_cluster, print_json
 from spark_groupsource.cli.effects import Excludes, check_effects
 from spark_groupsource.cli.group_tables import reset_csv, reset_table
 from spark_groupsource.cli.groups_command import (
@@ -23,7 +23,6 @@ from spark_groupsource.cli.groups_command import (
     group_option,
     scope_of,
 )
-from spark_groupsource.cli.json_output import print_json
 from spark_groupsource.cli.tool_form import (
     JavaLong,
     ReportedError,

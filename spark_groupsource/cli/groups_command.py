@@ -8,8 +8,7 @@ import click
 
 from spark_groupsource import __version__
 from spark_groupsource.cli.commands import invalid_values
-from spark_groupsource.cli.common import HELP, F, cluster_options
-from spark_groupsource.cli.json_output import json_option
+from spark_groupsource.cli.common import HELP, F, cluster_options, json_option
 from spark_groupsource.cli.tool_form import JavaLong, ToolGroup, is_tool_form, reject_command_line
 from spark_groupsource.client.admin import GroupDescription, list_groups
 from spark_groupsource.client.cluster.cluster_client import ClusterClient

@@ -10,8 +10,15 @@ import click
 
 from spark_groupsource.cli import text_layout
 from spark_groupsource.cli.commands import CommandGroup, invalid_values
-from spark_groupsource.cli.common import HELP, cluster_options, key_values, one_line, open_cluster
-from spark_groupsource.cli.json_output import json_option, print_json
+from spark_groupsource.cli.common import (
+    HELP,
+    cluster_options,
+    json_option,
+    key_values,
+    one_line,
+    open_cluster,
+    print_json,
+)
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.cluster_client import ClusterClient, TopicInfo
 from spark_groupsource.client.cluster.configs import TOPIC_RESOURCE, ConfigEntry, alter_config, describe_topic_configs

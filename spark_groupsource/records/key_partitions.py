@@ -1,22 +1,43 @@
-"""Hashes of a column of keys, as Kafka's Java producer computes them."""
+"""Partitions of keys, as Kafka's Java producer computes them.
+
+Source: Kafka `org.apache.kafka.common.utils.Utils.murmur2`, `BuiltInPartitioner.partitionForKey`.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from spark_groupsource.records.partitioner import murmur2
-
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
 
-_MULTIPLIER = np.uint32(0x5BD1E995)
-_SEED = np.uint32(0x9747B28C)
 _POSITIVE = 0x7FFFFFFF
 # longer keys are hashed one by one
 _MAX_LENGTH = 256
 # of the matrix of keys and their bytes
 _MAX_CELLS = 1 << 19
+_MASK = 0xFFFFFFFF
+_MULTIPLIER = 0x5BD1E995
+_SEED = 0x9747B28C
+
+
+def partition_of_key(key: bytes, partition_count: int) -> int:
+    """Returns the partition number of `key` in a topic of `partition_count` partitions."""
+    return (murmur2(key) & _POSITIVE) % partition_count
+
+
+def murmur2(data: bytes) -> int:
+    """Computes the 32-bit MurmurHash2 with Kafka's seed, unsigned."""
+    value = (_SEED ^ len(data)) & _MASK
+    whole = len(data) & ~3
+    for position in range(0, whole, 4):
+        word = int.from_bytes(data[position : position + 4], "little") * _MULTIPLIER & _MASK
+        word = (word ^ word >> 24) * _MULTIPLIER & _MASK
+        value = (value * _MULTIPLIER & _MASK) ^ word
+    if whole < len(data):
+        value = (value ^ int.from_bytes(data[whole:], "little")) * _MULTIPLIER & _MASK
+    value = (value ^ value >> 13) * _MULTIPLIER & _MASK
+    return value ^ value >> 15
 
 
 def hashes_of_keys(data: Bytes, starts: Numbers, lengths: Numbers) -> Numbers:
@@ -44,15 +65,16 @@ def _hashes(data: Bytes, starts: Numbers, lengths: Numbers) -> Numbers:
     at = np.arange(width)
     places = np.minimum(starts[:, None] + at, max(0, len(data) - 1))
     words = np.where(at < lengths[:, None], data[places] if len(data) else np.uint8(0), np.uint8(0)).view("<u4")
-    value = _SEED ^ lengths.astype(np.uint32)
+    multiplier = np.uint32(_MULTIPLIER)
+    value = np.uint32(_SEED) ^ lengths.astype(np.uint32)
     whole = lengths // 4
     for number in range(width // 4):
         word = words[:, number]
-        mixed = word * _MULTIPLIER
-        mixed = (mixed ^ mixed >> np.uint32(24)) * _MULTIPLIER
+        mixed = word * multiplier
+        mixed = (mixed ^ mixed >> np.uint32(24)) * multiplier
         is_rest = (number == whole) & (lengths % 4 > 0)
-        value = np.where(number < whole, (value * _MULTIPLIER) ^ mixed, value)
-        value = np.where(is_rest, (value ^ word) * _MULTIPLIER, value)
-    value = (value ^ value >> np.uint32(13)) * _MULTIPLIER
+        value = np.where(number < whole, (value * multiplier) ^ mixed, value)
+        value = np.where(is_rest, (value ^ word) * multiplier, value)
+    value = (value ^ value >> np.uint32(13)) * multiplier
     value ^= value >> np.uint32(15)
     return (value & np.uint32(_POSITIVE)).astype(np.int64)

@@ -21,8 +21,8 @@ What members and coordinators store
 ===================================
 
 * `consumer_protocol.py`: subscriptions and assignments within JoinGroup and SyncGroup.
-* `group_records.py`, `modern_group_records.py`, `transaction_records.py`: keys and values in `__consumer_offsets` and
-  `__transaction_state`; `record_json.py` prints them as Kafka's tools do.
+* `group_records.py`, `transaction_records.py`: keys and values in `__consumer_offsets` and
+  `__transaction_state`; `record_json.py` prints them, and those of modern groups, as Kafka's tools do.
 * `group_events.py`, `member_reasons.py`, `commit_reports.py`: this project's own forms, of events of rebalances, of
   reasons (KIP-800) and of the metadata of a commit. They are here because broker, client and tables share them.
 * `sasl_client.py`, `sasl_server.py`: the two sides of a login, without the connection.

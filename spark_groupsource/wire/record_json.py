@@ -6,13 +6,16 @@ Source: Kafka's generated `JsonConverter` classes; `DumpLogSegments.OffsetsMessa
 
 from __future__ import annotations
 
+import json
 from base64 import b64encode, urlsafe_b64encode
+from functools import lru_cache
+from importlib.resources import files
 from typing import Any, Mapping, Sequence
 
 from spark_groupsource.errors import CorruptRecordError, RemoteProtocolError
 from spark_groupsource.wire.consumer_protocol import HIGHEST_VERSION, PROTOCOL_TYPE
 from spark_groupsource.wire.decoder import decode_exactly, decode_prefix
-from spark_groupsource.wire.message_base import empty_value
+from spark_groupsource.wire.message_base import build_class, empty_value
 from spark_groupsource.wire.messages import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
@@ -22,8 +25,7 @@ from spark_groupsource.wire.messages import (
     OffsetCommitKey,
     OffsetCommitValue,
 )
-from spark_groupsource.wire.modern_group_records import modern_record_classes
-from spark_groupsource.wire.schemas import EMPTY, Field, is_tagged
+from spark_groupsource.wire.schemas import EMPTY, Field, is_tagged, parse_schema
 
 RECORD_TYPES: Mapping[int, str] = {
     0: "LegacyOffsetCommit",
@@ -174,3 +176,19 @@ def _version(data: bytes, part: str) -> int:
 
 def _base64(data: bytes) -> str:
     return b64encode(data).decode()
+
+
+@lru_cache(maxsize=1)
+def modern_record_classes() -> Mapping[int, tuple[Any, Any]]:
+    """Returns the classes of key and value of KIP-848, share and streams groups by record type, the version of the key.
+
+    The package only prints these records. Kafka calls these groups modern, as opposed to classic.
+
+    Source: KIP-848, KIP-932, KIP-1071; the schemas are those of Kafka 4.3.
+    """
+    text = files("spark_groupsource.wire.resources").joinpath("modern_group_records.json").read_text("utf-8")
+    return {int(kind): (_class(pair["key"]), _class(pair["value"])) for kind, pair in json.loads(text).items()}
+
+
+def _class(schema: Mapping[str, Any]) -> Any:
+    return build_class(parse_schema(schema), __name__)

@@ -21,7 +21,7 @@ from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.header import iter_batches
-from spark_groupsource.records.partitioner import partition_of_key
+from spark_groupsource.records.key_partitions import partition_of_key
 
 
 def test_one_line_is_a_running_broker_with_topics_and_records() -> None:

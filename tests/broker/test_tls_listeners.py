@@ -20,7 +20,7 @@ from support.raw_broker import RawConnection, metadata
 from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.broker.network.principals import PrincipalMapper, distinguished_name
+from spark_groupsource.broker.network.server_tls import PrincipalMapper, distinguished_name
 from spark_groupsource.client import admin as our_admin
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as reference
 
-from spark_groupsource.records.partitioner import murmur2, partition_of_key
+from spark_groupsource.records.key_partitions import murmur2, partition_of_key
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.encoded_batch import EncodedBatch, stamped
 from spark_groupsource.records.header import HEADER_BYTES, check_crc, iter_batches
-from spark_groupsource.records.partitioner import murmur2, partition_of_key
+from spark_groupsource.records.key_partitions import murmur2, partition_of_key
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from spark_groupsource.broker.storage.log_validator import recompress
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.records.compression import CODECS
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import check_crc, iter_batches
-from spark_groupsource.records.recompression import recompress
 
 RECORDS = [Record(b"k", b"value %d" % number * 9, 1_000 + number, (("h", b"1"),)) for number in range(30)]
 CHANGED = {"batch_length", "crc", "attributes", "position", "size"}

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from spark_groupsource.errors import CorruptRecordError
-from spark_groupsource.wire.modern_group_records import modern_record_classes
-from spark_groupsource.wire.record_json import RECORD_TYPES, key_json, record_type, value_json
+from spark_groupsource.wire.record_json import RECORD_TYPES, key_json, modern_record_classes, record_type, value_json
 
 TOPIC_ID = "5IXZIvRQRSi7JdwoQ5-nKg"
 MEMBER = "zWO61tLYQ/Gpq8H9uvrISA"

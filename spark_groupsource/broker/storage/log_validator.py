@@ -15,8 +15,9 @@ from spark_groupsource.broker.storage.producer_state import NO_PRODUCER_ID
 from spark_groupsource.common.coroutines import in_thread, run_parts
 from spark_groupsource.errors import ApiError, CorruptRecordError, ErrorCode
 from spark_groupsource.model import new_tuple
-from spark_groupsource.records.compression import DEFAULT_MAX_BYTES, SizeLimitError
-from spark_groupsource.records.encode import with_timestamps
+from spark_groupsource.records.compression import DEFAULT_MAX_BYTES, SizeLimitError, compress
+from spark_groupsource.records.decode import records_payload
+from spark_groupsource.records.encode import with_body, with_timestamps
 from spark_groupsource.records.header import (
     CODEC_MASK,
     CONTROL_FLAG,
@@ -25,10 +26,10 @@ from spark_groupsource.records.header import (
     BatchHeader,
     Buffer,
     check_crc,
+    decode_header,
     first_header,
     iter_headers,
 )
-from spark_groupsource.records.recompression import recompress
 from spark_groupsource.records.validation import (
     NO_TIMESTAMP,
     RecordRules,
@@ -265,3 +266,23 @@ def _rejected(
     record_errors: Mapping[int, str] | None = None,
 ) -> RejectedBatchError:
     return RejectedBatchError(code, text, log.log_start_offset, record_errors)
+
+
+def recompress(
+    buffer: Buffer, header: BatchHeader, codec: int, level: int | None = None, max_bytes: int = DEFAULT_MAX_BYTES
+) -> tuple[bytes, BatchHeader]:
+    """Returns the batch of `header` with its records compressed by `codec`, and its new header.
+
+    Records, offsets, timestamps and the producer fields of the header do not change.
+
+    Args:
+        codec: 0 to 4, an index of `compression.CODECS`.
+        level: compression level of the codec, None for its default.
+        max_bytes: limit of the decompressed records.
+
+    Raises: CorruptRecordError if the records do not decompress, exceed the limit, or are too small for the record
+        count.
+    """
+    body = compress(codec, bytes(records_payload(buffer, header, max_bytes)), level)
+    batch = with_body(header._replace(attributes=header.attributes & ~CODEC_MASK | codec), body)
+    return batch, decode_header(batch)
