@@ -1,4 +1,4 @@
-"""Replay of a logged batch: reads a batch of the offset log again after a restart.
+"""Replay of a logged batch after a restart.
 
 The group is joined first. What other members have committed is not read again; what they own and have not committed is
 waited for.

@@ -1,4 +1,4 @@
-"""Decoding of blocks of Avro values, of one writer and of writers that they name.
+"""Decoding of blocks of Avro values, with and without a writer's schema.
 
 Source: Avro schema resolution.
 """
