@@ -69,7 +69,19 @@ def test_measured_seconds_replace_those_of_their_plan(monkeypatch: pytest.Monkey
     rows = [line.split("\t") for line in selection.TIMES.read_text("utf-8").splitlines()]
     assert rows[0] == ["file", *PLANS] and [row[0] for row in rows[1:]] == list(map(file_name, TEST_FILES))
     (row,) = [row for row in rows if row[0] == "group/test_sync.py"]
-    assert row[1:] == [f"{known['quick'].get(row[0], 0.7):.1f}", "77.0"]
+    assert row[1:] == [f"{known['quick'][row[0]]:.1f}", "77.0"]
+
+
+def test_a_file_that_was_not_measured_runs_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    new = "group/test_sync.py"
+    known = {plan: {name: each for name, each in expected_seconds(plan).items() if name != new} for plan in PLANS}
+    monkeypatch.setattr(selection, "TIMES", tmp_path / "file_seconds.tsv")
+    monkeypatch.setattr(selection, "expected_seconds", known.__getitem__)
+    selection.write_seconds("quick", {new: 3.0})
+    assert f"{new}\t3.0\t\n" in selection.TIMES.read_text("utf-8")
+    first = {file_name(file) for file in queued_files("quick")["plain"] if file_name(file) not in known["quick"]}
+    assert new in first
+    assert {file_name(file) for file in queued_files("quick")["plain"][: len(first)]} == first
 
 
 def test_lines_of_a_process_are_divided_into_progress_details_and_summary(capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,6 +69,7 @@ class FakeBroker:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = Address(*self._listener.getsockname()[:2])
         self.requests: list[tuple[str, int, Any]] = []
+        self._peers: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
@@ -76,6 +77,10 @@ class FakeBroker:
         # ends accept() in the other thread before the descriptor is closed
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._threads[0].join(5)
+        for peer in self._peers:
+            with suppress(OSError):  # closed already
+                peer.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(5)
 
@@ -85,6 +90,7 @@ class FakeBroker:
                 peer, _ = self._listener.accept()
             except OSError:
                 return
+            self._peers.append(peer)
             thread = threading.Thread(target=self._serve, args=(peer,), daemon=True)
             self._threads.append(thread)
             thread.start()

@@ -93,6 +93,7 @@ class QueuedFiles:
     def _items(self, session: pytest.Session) -> Iterator[pytest.Item]:
         hook = session.config.hook
         for self._taken in taken_files(self._queues):
+            self._seconds[file_name(self._taken)] = 0.0
             session.items = list(session.genitems(self._modules[self._taken]))
             hook.pytest_collection_modifyitems(session=session, config=session.config, items=session.items)
             hook.pytest_collection_finish(session=session)
@@ -102,7 +103,7 @@ class QueuedFiles:
         started = time.monotonic()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         name = file_name(item.path)
-        self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started
+        self._seconds[name] += time.monotonic() - started
         if item.session.shouldfail:
             raise item.session.Failed(item.session.shouldfail)
         if item.session.shouldstop:

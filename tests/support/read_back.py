@@ -18,7 +18,7 @@ def read_back(bootstrap_servers: str, topic: str, partitions: int) -> dict[int, 
     missing = {tp.partition: future.result(30).offset for tp, future in admin.list_offsets(latest).items()}
     consumer = Consumer(
         {"bootstrap.servers": bootstrap_servers, "group.id": f"{topic}-reader", "enable.auto.commit": False,
-         "enable.partition.eof": True}
+         "enable.partition.eof": True, "fetch.wait.max.ms": 10}
     )  # fmt: skip
     try:
         consumer.assign([TopicPartition(topic, number, 0) for number in found if missing[number]])

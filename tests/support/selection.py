@@ -7,6 +7,7 @@ process would run it while the others have nothing to do.
 from __future__ import annotations
 
 import csv
+import math
 import re
 import zlib
 from collections.abc import Mapping
@@ -23,7 +24,8 @@ TIMES = Path(__file__).with_name("file_seconds.tsv")
 PLANS = ("quick", "all")
 # by what a file uses that takes seconds to start
 QUEUES = ("spark", "kafka", "plain")
-_DEFAULT_SECONDS = 0.7
+# a file that was not measured is new or changed its plan, and may be long: first, it does not make the others wait
+_UNKNOWN_SECONDS = math.inf
 _LONG_SECONDS = 5.0
 
 
@@ -63,9 +65,9 @@ def selected_cluster(test: str) -> str:
 
 @cache
 def expected_seconds(plan: str) -> Mapping[str, float]:
-    """Returns the measured seconds of each file in a run of the plan."""
+    """Returns the measured seconds of each file in a run of the plan; an empty cell is a file that was not measured."""
     with TIMES.open(encoding="utf-8", newline="") as rows:
-        return {row["file"]: float(row[plan]) for row in csv.DictReader(rows, delimiter="\t")}
+        return {row["file"]: float(row[plan]) for row in csv.DictReader(rows, delimiter="\t") if row[plan]}
 
 
 def write_seconds(plan: str, measured: Mapping[str, float]) -> None:
@@ -74,8 +76,8 @@ def write_seconds(plan: str, measured: Mapping[str, float]) -> None:
     known[plan].update(measured)
     lines = ["\t".join(("file", *PLANS))]
     for name in map(file_name, TEST_FILES):
-        seconds = (known[each].get(name, _DEFAULT_SECONDS) for each in PLANS)
-        lines.append("\t".join((name, *(f"{each:.1f}" for each in seconds))))
+        seconds = (known[each].get(name) for each in PLANS)
+        lines.append("\t".join((name, *("" if each is None else f"{each:.1f}" for each in seconds))))
     TIMES.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -83,7 +85,7 @@ def queued_files(plan: str) -> dict[str, list[Path]]:
     """Returns the files of each queue, the longest first; the plan ``quick`` starts neither Spark nor Kafka."""
     seconds = expected_seconds(plan)
     queues: dict[str, list[Path]] = {name: [] for name in QUEUES}
-    for file in sorted(TEST_FILES, key=lambda file: -seconds.get(file_name(file), _DEFAULT_SECONDS)):
+    for file in sorted(TEST_FILES, key=lambda file: -seconds.get(file_name(file), _UNKNOWN_SECONDS)):
         queues[_queue_of(file) if plan == "all" else "plain"].append(file)
     return queues
 
