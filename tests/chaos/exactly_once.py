@@ -21,6 +21,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from support.raw_broker import BrokerProcess
+from support.read_back import messages_to_end
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
@@ -109,25 +110,7 @@ class Worker(threading.Thread):
 
 def read_committed(servers: str) -> Counter[bytes]:
     """Counts the values in the sink that a read_committed consumer sees."""
-    consumer = Consumer(
-        {"bootstrap.servers": servers, "group.id": "reader", "isolation.level": "read_committed",
-         "enable.partition.eof": True, "enable.auto.commit": False}
-    )  # fmt: skip
-    consumer.assign([TopicPartition("sink", partition, 0) for partition in range(PARTITIONS)])
-    found: Counter[bytes] = Counter()
-    ended: set[int] = set()
-    while len(ended) < PARTITIONS:
-        message = consumer.poll(20)
-        assert message is not None, "the sink topic did not respond within 20 s"
-        partition, value = message.partition(), message.value()
-        if message.error():
-            assert partition is not None
-            ended.add(partition)
-        else:
-            assert value is not None
-            found[value] += 1
-    consumer.close()
-    return found
+    return Counter(message.value() or b"" for message in messages_to_end(servers, "sink", PARTITIONS))
 
 
 def progress(servers: str, workers: list[Worker], before: int) -> int | None:

@@ -6,9 +6,9 @@ import time
 from contextlib import ExitStack
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from real_kafka import RealKafka
 from support.clusters import BROKER_CONFIG
+from support.read_back import messages_to_end
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
@@ -29,17 +29,8 @@ Remaining = list[tuple[int, bytes | None, bytes | None]]
 
 def remaining(servers: str, topic: str) -> Remaining:
     """Returns offset, key and value of every record."""
-    settings = {"bootstrap.servers": servers, "group.id": "r", "enable.partition.eof": True}
-    consumer = Consumer({**settings, "enable.auto.commit": False})
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    found: Remaining = []
-    while True:
-        message = consumer.poll(20)
-        assert message is not None, "no response within 20 s"
-        if message.error():
-            consumer.close()
-            return found
-        found.append((message.offset(), message.key(), message.value()))
+    messages = messages_to_end(servers, topic, 1)
+    return [(message.offset(), message.key(), message.value()) for message in messages]
 
 
 def append(servers: str, topic: str, *records: tuple[bytes, bytes | None]) -> None:

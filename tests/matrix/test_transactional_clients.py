@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, ResourceType
 from support.java_tools import JavaTools
 from support.kafka_python import KafkaProducer
+from support.read_back import messages_to_end
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
@@ -135,19 +136,9 @@ def java_client(java: JavaTools) -> Callable[[Case], None]:
 
 def read(case: Case, level: str) -> dict[int, list[bytes]]:
     """Values that a consumer of an isolation level reads up to the end of each partition."""
-    settings = {"bootstrap.servers": case.servers, "group.id": f"{case.group}-{level}", "isolation.level": level}
-    consumer = Consumer({**settings, "enable.partition.eof": True, "enable.auto.commit": False})
     found: dict[int, list[bytes]] = {0: [], 1: []}
-    consumer.assign([TopicPartition(case.topic, partition, 0) for partition in found])
-    ended: set[int] = set()
-    while ended != set(found):
-        message = consumer.poll(20)
-        assert message is not None, f"{found} and no end"
-        if message.error():
-            ended.add(message.partition())
-        else:
-            found[message.partition()].append(message.value())
-    consumer.close()
+    for message in messages_to_end(case.servers, case.topic, len(found), isolation_level=level):
+        found[message.partition()].append(message.value())
     return found
 
 

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from confluent_kafka import Consumer, KafkaError
-from confluent_kafka import TopicPartition as Assigned
 from support.clients import open_cluster
 from support.clusters import Cluster
+from support.read_back import messages_to_end
 from support.source_process import SourceProcess
 from support.topics import create_topic, produce
 
@@ -182,29 +181,8 @@ class SinkApplication:
 
 def read_output(cluster: Cluster, topic: str) -> list[str]:
     """Returns the values that a read_committed consumer sees, up to the last stable offsets."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": cluster.bootstrap_servers,
-            "group.id": "unused",
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-        }
-    )
-    consumer.assign([Assigned(topic, number, 0) for number in range(PARTITIONS)])
-    found, ended = [], 0
-    while ended < PARTITIONS:
-        message = consumer.poll(30)
-        assert message is not None, "no record and no end of the partition within 30 s"
-        error = message.error()
-        if error is None:
-            found.append((message.value() or b"").decode())
-        else:
-            assert error.code() == KafkaError._PARTITION_EOF, error
-            ended += 1
-    consumer.close()
-    return found
+    messages = messages_to_end(cluster.bootstrap_servers, topic, PARTITIONS)
+    return [(message.value() or b"").decode() for message in messages]
 
 
 def fill(cluster: Cluster, topic: str, output: str) -> Cluster:
