@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.held_replay import held_replay
 from support.raw_broker import RawConnection, create_topic
 from support.raw_transactions import RawTransactions
 from support.waiting import wait_until
@@ -137,6 +138,21 @@ def test_a_partition_that_moves_while_it_is_loaded_is_not_served_by_the_former_l
     wait_until(lambda: broker.call(lambda b: shards.find_loaded(0)) is not None, "the log is loaded")
     assert broker.call(lambda b: shards.find_loaded(0)) is not loading
     assert not loading.is_loaded and loading.state_machine.transactions == {}
+    assert value_of(broker, group).status is ONGOING
+
+
+@pytest.mark.conformance("TS-004")
+def test_a_partition_that_moves_during_a_pause_of_its_replay_is_not_served_by_the_former_leader(
+    broker, connection, topic, group
+):
+    begun(connection, topic, group)
+    shards = broker.call(lambda b: b.transaction_coordinator.shards)
+    with held_replay():
+        move(broker, 2)
+        loading = broker.call(lambda b: shards.get_or_load(0))
+        move(broker, 1)
+    wait_until(lambda: broker.call(lambda b: shards.find_loaded(0)) is not None, "the log is loaded")
+    assert broker.call(lambda b: shards.find_loaded(0)) is not loading and not loading.is_loaded
     assert value_of(broker, group).status is ONGOING
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from support.held_replay import held_replay
 from support.java_tools import JavaTools
 from support.raw_broker import BrokerProcess, RawConnection, create_topic
 from support.raw_transactions import RawTransactions, committed_offset, latest, read_committed
@@ -26,7 +27,7 @@ from spark_groupsource.broker.transactions.transaction_states import (
     TransactionOperation,
     TransactionRule,
 )
-from spark_groupsource.common.coroutines import next_turn, run_at_once
+from spark_groupsource.common.coroutines import run_at_once
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import DescribeTransactionsRequest, FindCoordinatorRequest
 
@@ -335,26 +336,16 @@ def test_a_corrupt_transaction_partition_is_reported_and_only_its_ids_are_unavai
         assert any("Loading transactions of __transaction_state-0 failed" in line for line in broker.reports)
 
 
-def test_a_long_transaction_log_is_loaded_beside_requests(tmp_path, monkeypatch):
+def test_a_long_transaction_log_is_loaded_beside_requests(tmp_path):
     with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
         producer = RawTransactions(connection)
         for _ in range(10):
             assert producer.init() is NONE
-    may_continue = threading.Event()
-
-    async def long_pause():
-        await next_turn()
-        while not may_continue.is_set():
-            await next_turn()
-        return True
-
-    # a private constant: a log of realistic length would make the test slow
-    monkeypatch.setattr("spark_groupsource.broker.coordinators.log_replay._PART_WORK", 24)
-    monkeypatch.setattr("spark_groupsource.broker.coordinators.log_replay.pause", long_pause)
-    with EmbeddedBroker(tmp_path, config=CONFIG) as broker, RawConnection(broker.bootstrap_servers) as connection:
-        again = RawTransactions(connection)
-        assert again.init() is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        may_continue.set()
+    with ExitStack() as opened:
+        with held_replay():
+            broker = opened.enter_context(EmbeddedBroker(tmp_path, config=CONFIG))
+            again = RawTransactions(opened.enter_context(RawConnection(broker.bootstrap_servers)))
+            assert again.init() is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         wait_until(lambda: again.init() is NONE, "the log is loaded")
         assert again.producer_id == producer.producer_id and again.epoch >= 10
 
