@@ -1,4 +1,4 @@
-"""`run_available_now` on every Spark, and in the way of those without admission control."""
+"""`run_available_now` on every Spark, also on those without admission control."""
 
 from __future__ import annotations
 
