@@ -12,7 +12,7 @@ from typing import Any
 from spark_groupsource.monitor.offsets.offsets_log import Entry
 from spark_groupsource.records.compression import CODECS
 from spark_groupsource.records.header import BatchHeader
-from spark_groupsource.wire.record_json import RECORD_TYPES
+from spark_groupsource.wire.record_json import RECORD_TYPES, UNKNOWN_TAGS
 
 DELETED = "<DELETE>"
 _DELETE_HORIZON = 0x40
@@ -126,9 +126,9 @@ def _content(entry: Entry) -> str:
     if entry.kind == "newer":
         return f"{RECORD_TYPES[int(entry.key['type'])]} {DELETED if data is None else _json(data)}"
     if entry.kind == "group":
-        return DELETED if data is None else _group_text(data)
+        return DELETED if data is None else _group_text(data) + _unknown_text(data)
     partition = f"{entry.key['data']['topic']}-{entry.key['data']['partition']}"
-    return f"{partition} {DELETED if data is None else _offset_text(data)}"
+    return f"{partition} {DELETED if data is None else _offset_text(data) + _unknown_text(data)}"
 
 
 def _offset_text(data: dict[str, Any]) -> str:
@@ -143,3 +143,9 @@ def _group_text(data: dict[str, Any]) -> str:
     if data["protocol"]:
         parts.insert(1, f"{data['protocolType']}/{data['protocol']}")
     return ", ".join(parts)
+
+
+def _unknown_text(data: dict[str, Any]) -> str:
+    """Returns the tagged fields of a newer broker, in the record and in its members."""
+    found = [each[UNKNOWN_TAGS] for each in (data, *data.get("members", ())) if UNKNOWN_TAGS in each]
+    return "".join(f", {UNKNOWN_TAGS} {_json(tags)}" for tags in found)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, NoReturn, TypeVar
 
 from spark_groupsource.errors import RemoteProtocolError
 from spark_groupsource.wire.generated_source import GeneratedSource
-from spark_groupsource.wire.message_base import empty_value
+from spark_groupsource.wire.message_base import NO_TAGS, RecordStruct, empty_value
 from spark_groupsource.wire.schemas import EMPTY, FIXED_FORMATS, Field, bits_of, present_fields, tagged_fields
 
 if TYPE_CHECKING:
@@ -159,7 +159,9 @@ def _read_tags(buffer: memoryview, position: int, value: Any, known: _Tags, budg
             setattr(value, name, content)
             if position != end:
                 raise RemoteProtocolError(f"Tagged field {tag} does not end after {size} bytes.")
-        position = end  # unknown tags, of a newer peer, are skipped (KIP-482)
+        elif isinstance(value, RecordStruct):
+            value.unknown_tags = {**value.unknown_tags, tag: bytes(buffer[position:end])}
+        position = end  # unknown tags of a newer peer are skipped (KIP-482)
     return position, budget
 
 
@@ -211,6 +213,7 @@ def id_of(data: bytes) -> uuid.UUID | None:
 _NAMES = {
     "new": object.__new__, "error": error, "unpack_from": unpack_from, "varint": read_unsigned_varint,
     "read_tags": _read_tags, "bad_length": _bad_length, "too_many": _too_many, "id_of": id_of, "bits_of": bits_of,
+    "no_tags": NO_TAGS,
 }  # fmt: skip
 
 
@@ -290,6 +293,8 @@ class _Source(GeneratedSource):
     def _add_new(self, fields: tuple[Field, ...], data_class: type[DataContainer], target: str, depth: int) -> None:
         """Adds the creation of a structure with the defaults of the fields that are not read."""
         self.add(depth, f"{target} = new({self.name('class_', data_class)})")
+        if issubclass(data_class, RecordStruct):
+            self.add(depth, f"{target}.unknown_tags = no_tags")
         read = {field.name for field in present_fields(fields, self.version)}
         for field in fields:
             if field.name not in read:

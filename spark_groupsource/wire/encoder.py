@@ -14,6 +14,7 @@ from struct import Struct, pack
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from spark_groupsource.wire.generated_source import GeneratedSource
+from spark_groupsource.wire.message_base import RecordStruct
 from spark_groupsource.wire.schemas import (
     EMPTY,
     FIXED_FORMATS,
@@ -77,6 +78,7 @@ def compiled_encoder(message_class: type[ApiMessage | ApiData], version: int) ->
     source.old_forms = {
         field: form for (name, field), (last, form) in _OLD_FORMS.items() if name == schema.name and version <= last
     }
+    source.has_unknown_tags = issubclass(message_class, RecordStruct)
     source.add(0, "def encode(m, out):", " pass")
     source.add_struct(schema.fields, "m", 1)
     source.flush(1)
@@ -89,6 +91,7 @@ class _Source(GeneratedSource):
     def __init__(self, version: int, flexible: bool, names: Mapping[str, Any]) -> None:
         super().__init__(version, flexible, names)
         self.old_forms: Mapping[str, str] = {}
+        self.has_unknown_tags = False
         self._run = ""
         self._numbers: list[str] = []
         self._out = "out"
@@ -116,50 +119,53 @@ class _Source(GeneratedSource):
         if self.flexible:
             self._add_tags(tagged_fields(fields, self.version), target, depth)
 
-    def _add_value(self, field: Field, value: str, depth: int) -> None:
+    def _add_value(self, field: Field, value: str, depth: int, null_struct: str = "\\xff") -> None:
+        """Writes a field; null for a structure is 0 in a tagged field, else -1 (KIP-893)."""
         if field.is_array:
             self._add_array(field, value, depth)
         elif field.fields is None:
             self._add_simple(field.type, value, depth)
         elif self.version in field.nullable:
-            self._add_nullable_struct(field.fields, value, depth)
+            self._add_nullable_struct(field.fields, value, depth, null_struct)
         else:
             struct = self.name("s")
             self.flush(depth)
             self.add(depth, f"{struct} = {value}")
             self.add_struct(field.fields, struct, depth)
 
-    def _add_nullable_struct(self, fields: tuple[Field, ...], value: str, depth: int) -> None:
+    def _add_nullable_struct(self, fields: tuple[Field, ...], value: str, depth: int, null: str) -> None:
         struct = self.name("s")
         self.flush(depth)
-        self.add(depth, f"{struct} = {value}", f"if {struct} is None: {self._out} += b'\\xff'", "else:")
+        self.add(depth, f"{struct} = {value}", f"if {struct} is None: {self._out} += b'{null}'", "else:")
         self._number("b", "1")
         self.add_struct(fields, struct, depth + 1)
         self.flush(depth + 1)
 
     def _add_tags(self, fields: list[Field], target: str, depth: int) -> None:
-        """Writes the tagged fields that differ from their defaults."""
-        if not fields:
+        """Writes the tagged fields that differ from their defaults and the unknown ones, in the order of their tags."""
+        unknown = f"{target}.unknown_tags" if self.has_unknown_tags else ""
+        if not fields and not unknown:
             self._number("B", "0")
             return
         self.flush(depth)
         # usually there are none
-        self.add(depth, f"if {' and '.join(self._is_default(field, target) for field in fields)}:")
+        absent = [self._is_default(field, target) for field in fields] + ([f"not {unknown}"] if unknown else [])
+        self.add(depth, f"if {' and '.join(absent)}:")
         self.add(depth + 1, f"{self._out} += b'\\0'")
         self.add(depth, "else:")
-        outer, tags, count = self._out, self.name("tags"), self.name("n")
-        self.add(depth + 1, f"{count} = 0", f"{tags} = bytearray()")
+        outer, tags = self._out, self.name("tags")
+        self.add(depth + 1, f"{tags} = {{**{unknown}}}" if unknown else f"{tags} = {{}}")
         for field in fields:
             inner = self.name("tag")
             self._out = inner
             self.add(depth + 1, f"if not ({self._is_default(field, target)}):")
             self.add(depth + 2, f"{inner} = bytearray()")
-            self._add_value(field, f"{target}.{field.name}", depth + 2)
+            self._add_value(field, f"{target}.{field.name}", depth + 2, null_struct="\\0")
             self.flush(depth + 2)
-            self.add(depth + 2, f"{count} += 1", f"{tags} += varint({field.tag})")
-            self.add(depth + 2, f"{tags} += varint(len({inner}))", f"{tags} += {inner}")
+            self.add(depth + 2, f"{tags}[{field.tag}] = {inner}")
         self._out = outer
-        self.add(depth + 1, f"{outer} += varint({count})", f"{outer} += {tags}")
+        self.add(depth + 1, f"{outer} += varint(len({tags}))", f"for tag, data in sorted({tags}.items()):")
+        self.add(depth + 2, f"{outer} += varint(tag) + varint(len(data)) + data")
 
     def _is_default(self, field: Field, target: str) -> str:
         value = f"{target}.{field.name}"
@@ -224,7 +230,7 @@ class _Source(GeneratedSource):
 
     def _has_fixed_size(self, fields: tuple[Field, ...]) -> bool:
         """Returns whether a structure has numbers and ids only, and no tagged fields."""
-        has_tags = self.flexible and tagged_fields(fields, self.version)
+        has_tags = self.flexible and (self.has_unknown_tags or tagged_fields(fields, self.version))
         return not has_tags and all(
             not field.is_array and (field.type in FIXED_FORMATS or field.type == "uuid")
             for field in present_fields(fields, self.version)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, ClassVar, TypeVar
+from types import MappingProxyType
+from typing import Any, Callable, ClassVar, Mapping, TypeVar
 
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.schemas import EMPTY, Field, Schema
 
 ResponseT = TypeVar("ResponseT")
 _ABSENT = object()
+NO_TAGS: Mapping[int, bytes] = MappingProxyType({})
+"""No unknown tagged fields."""
 
 
 class DataContainer:
@@ -32,6 +35,23 @@ class DataContainer:
         return f"{self.__class__.__name__}({values})"
 
 
+class RecordStruct(DataContainer):
+    """Base class of the keys and values of log records, and of the structures in them.
+
+    Attributes: `unknown_tags`, the bytes of tagged fields that the schema lacks, by tag: a newer broker wrote them.
+    """
+
+    __slots__ = ("unknown_tags",)
+    unknown_tags: Mapping[int, bytes]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RecordStruct):
+            return NotImplemented
+        return super().__eq__(other) is True and self.unknown_tags == other.unknown_tags
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class ApiMessage(DataContainer):
     """Base class of requests and responses."""
 
@@ -40,7 +60,7 @@ class ApiMessage(DataContainer):
     API_KEY: ClassVar[ApiKey]
 
 
-class ApiData(DataContainer):
+class ApiData(RecordStruct):
     """Base class of the keys and values of log records and of the consumer protocol's messages."""
 
     __slots__ = ()
@@ -72,7 +92,8 @@ def _class(
     for field in fields:
         if field.fields is not None and field.type not in attributes:
             inner_path = f"{path}.{field.type}"
-            attributes[field.type] = _class(field.type, DataContainer, field.fields, module, inner_path, {})
+            inner_base = RecordStruct if issubclass(base, RecordStruct) else DataContainer
+            attributes[field.type] = _class(field.type, inner_base, field.fields, module, inner_path, {})
     attributes |= {
         "FIELDS": fields,
         "__slots__": tuple(field.name for field in fields),
@@ -108,6 +129,10 @@ def _constructor(data_class: type[DataContainer]) -> Any:
             value, default = f"_new{at}() if {field.name} is _absent else {field.name}", "_absent"
         parameters.append(f"{field.name}={default}")
         lines.append(f" self.{field.name} = {value}")
-    head = f"def __init__(self{', *, ' if fields else ''}{', '.join(parameters)}):"
+    if issubclass(data_class, RecordStruct):
+        names["_no_tags"] = NO_TAGS
+        parameters.append("unknown_tags=_no_tags")
+        lines.append(" self.unknown_tags = unknown_tags")
+    head = f"def __init__(self{', *, ' if parameters else ''}{', '.join(parameters)}):"
     exec("\n".join([head, *(lines or [" pass"])]), names)
     return names["__init__"]

@@ -1,6 +1,6 @@
 """Types of `message_base`, whose subclasses `messages.pyi` declares."""
 
-from typing import Any, Callable, ClassVar, Generic, TypeVar
+from typing import Any, Callable, ClassVar, Generic, Mapping, TypeVar
 
 from typing_extensions import dataclass_transform
 
@@ -17,6 +17,13 @@ class DataContainer:
 
     FIELDS: ClassVar[tuple[Field, ...]]
 
+NO_TAGS: Mapping[int, bytes]
+
+class RecordStruct(DataContainer):
+    """Base class of the keys and values of log records, and of the structs in them."""
+
+    unknown_tags: Mapping[int, bytes]
+
 class ApiMessage(DataContainer):
     """Base class of requests and responses."""
 
@@ -32,7 +39,7 @@ class Response(ApiMessage):
     """Base class of responses."""
 
 @dataclass_transform(kw_only_default=True, eq_default=False, frozen_default=True)
-class ApiData(DataContainer):
+class ApiData(RecordStruct):
     """Base class of the keys and values of log records and of the consumer protocol's messages."""
 
     SCHEMA: ClassVar[Schema]

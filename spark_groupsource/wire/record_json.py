@@ -15,7 +15,7 @@ from typing import Any, Mapping, Sequence
 from spark_groupsource.errors import CorruptRecordError, RemoteProtocolError
 from spark_groupsource.wire.consumer_protocol import HIGHEST_VERSION, PROTOCOL_TYPE
 from spark_groupsource.wire.decoder import decode_exactly, decode_prefix
-from spark_groupsource.wire.message_base import build_class, empty_value
+from spark_groupsource.wire.message_base import RecordStruct, build_class, empty_value
 from spark_groupsource.wire.messages import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
@@ -60,6 +60,10 @@ _CLASSES: Mapping[int, tuple[Any, Any]] = {
     2: (GroupMetadataKey, GroupMetadataValue),
 }
 _FIRST_MODERN_TYPE = 3
+
+
+UNKNOWN_TAGS = "unknownTaggedFields"
+"""Name of the tagged fields of a structure that its schema lacks: a newer broker wrote them."""
 
 
 def record_type(key: bytes) -> int:
@@ -115,6 +119,7 @@ def message_json(message: DataContainer, version: int) -> dict[str, Any]:
     """Returns the fields of a decoded message at `version`, with the order and the names of the schema.
 
     Bytes are base64, ids URL-safe base64 without padding; a tagged field is present if it differs from its default.
+    Unlike in Kafka's tools, tagged fields that the schema lacks follow, as base64 by tag.
     """
     return _struct_json(message.FIELDS, message, version)
 
@@ -126,6 +131,8 @@ def _struct_json(fields: Sequence[Field], value: Any, version: int) -> dict[str,
         default = empty_value(type(value), field)() if field.default == EMPTY else field.default
         if version in field.versions and not (is_tagged(field, version) and content == default):
             found[field.json_name] = _value_json(field, content, version)
+    if isinstance(value, RecordStruct) and value.unknown_tags:
+        found[UNKNOWN_TAGS] = {str(tag): _base64(data) for tag, data in value.unknown_tags.items()}
     return found
 
 

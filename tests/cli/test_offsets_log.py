@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import struct
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,10 @@ from spark_groupsource.cli.main import main
 from spark_groupsource.records.decode import CONTROL_ABORT
 from spark_groupsource.records.encode import Record, control_key, encode_batch
 from spark_groupsource.records.header import iter_batches
+from spark_groupsource.wire.encoder import encode_data
 from spark_groupsource.wire.group_records import GroupKey, OffsetKey, OffsetValue, encode_key, encode_offset_value
+from spark_groupsource.wire.messages import GroupMetadataValue, OffsetCommitValue
+from spark_groupsource.wire.record_json import UNKNOWN_TAGS, modern_record_classes
 
 CONFIG = {
     "group.initial.rebalance.delay.ms": "0",
@@ -187,6 +191,34 @@ def test_transactional_and_unknown_records(tmp_path: Path) -> None:
     assert forms[1]["marker"] == {"type": "ABORT", "coordinatorEpoch": 4}
     assert forms[2]["key"] == {"type": "3", "data": {"groupId": "g"}} and forms[3]["key"] == {"type": "99"}
     assert forms[2]["payload"] == {"version": "0", "data": {"epoch": 1}}
+
+
+@pytest.mark.parametrize("form", ["dump", "table", "json"])
+def test_tagged_fields_of_newer_brokers_are_shown(tmp_path: Path, form: str) -> None:
+    _, streams_value = modern_record_classes()[17]
+    group = struct.pack(">hh", 17, 1) + b"g"
+    values = {
+        encode_key(OffsetKey("g", "t", 0)): encode_data(OffsetCommitValue(offset=5, unknown_tags={9: b"offset"}), 4),
+        encode_key(GroupKey("g")): encode_data(
+            GroupMetadataValue(
+                protocol_type="consumer",
+                members=[GroupMetadataValue.MemberMetadata(member_id="m", unknown_tags={9: b"member"})],
+                unknown_tags={8: b"group"},
+            ),
+            4,
+        ),
+        group: encode_data(
+            streams_value(epoch=1, stored_description_topology_epoch=6, unknown_tags={7: b"streams"}), 0
+        ),
+    }
+    path = segment(tmp_path, encode_batch([Record(key, value, 1_000) for key, value in values.items()]))
+    result = offsets_log("--format", form, path)
+    assert (result.exit_code, result.stderr) == (0, "")
+    for tag, text in ((9, b"offset"), (9, b"member"), (8, b"group"), (7, b"streams")):
+        assert f'"{UNKNOWN_TAGS}":{{"{tag}":"{b64encode(text).decode()}"}}' in result.stdout.replace(
+            f"{UNKNOWN_TAGS} ", f'"{UNKNOWN_TAGS}":'
+        )
+    assert '"storedDescriptionTopologyEpoch":6' in result.stdout
 
 
 @pytest.mark.parametrize("form", ["dump", "table", "json"])
