@@ -112,11 +112,11 @@ def _lines() -> Iterator[str]:
         "# APIs of the embedded broker",
         "",
         "ApiVersions advertises these APIs and versions. Clients decide by them, old ones also by the lowest version.",
-        "A test compares the table with that of Apache Kafka 4.3; a row without a note is the same there.",
+        "A test compares the table with that of Apache Kafka 4.4; a row without a note is the same there.",
         "",
     )
     yield from _table(
-        ["Key", "API", "Served", "Advertised", "Difference from Kafka 4.3"],
+        ["Key", "API", "Served", "Advertised", "Difference from Kafka 4.4"],
         (
             [str(int(key)), APIS[key].name, _range(api.min_version, api.max_version), _range(*api.advertised), api.note]
             for key, api in sorted(SERVED.items())
@@ -125,7 +125,7 @@ def _lines() -> Iterator[str]:
     yield from (
         "## Not served",
         "",
-        "APIs that a broker of Kafka 4.3 advertises in addition:",
+        "APIs that a broker of Kafka 4.4 advertises in addition:",
         "",
     )
     reasons: dict[str, list[str]] = {}
@@ -141,7 +141,7 @@ def _lines() -> Iterator[str]:
         "",
     )
     yield from _table(
-        ["Feature", "Supported", "Difference from Kafka 4.3"],
+        ["Feature", "Supported", "Difference from Kafka 4.4"],
         (
             [f"`{name}`", _range(feature.min_version, feature.max_version), feature.note]
             for name, feature in FEATURES.items()
@@ -155,7 +155,7 @@ def _lines() -> Iterator[str]:
         "Kept on purpose. Everything else that differs is an error; tests compare the responses of both brokers.",
         "",
     )
-    yield from _table(["Kafka 4.3", "Here", "Reason"], map(list, _BEHAVIOR))
+    yield from _table(["Kafka 4.4", "Here", "Reason"], map(list, _BEHAVIOR))
 
 
 def _range(first: int, last: int) -> str:

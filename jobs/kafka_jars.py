@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-KAFKA_VERSION = "4.3.0"
+KAFKA_VERSION = "4.4.0"
 JAVA_MINIMUM = 17
 FETCH_TIMEOUT_S = 900
 

@@ -12,7 +12,12 @@ from spark_groupsource.common.config_def import trim
 
 _COMMITS = "offsets are committed when Spark has checkpointed a batch. Remove the option."
 _SOCKET_BUFFERS = "the operating system sizes socket buffers. Remove the option."
-_CLASSIC_ONLY = "only the classic group protocol is supported. Remove the option."
+# phases of KIP-1274: Java's consumer has the other default in 5.0 and loses the classic protocol in 6.0, brokers do not
+_CLASSIC_ONLY = (
+    "a query joins its group with the classic group protocol, beside members with group.protocol=consumer if there are "
+    "any. Brokers serve it in Kafka 5 and 6 too; only Java's consumer loses it in Kafka 6.0 (KIP-1274). Remove the "
+    "option."
+)
 _JAVA_CLASS = "classes in Java cannot run in Python. Remove the option."
 _METRICS = "the metrics of the Java client do not exist in Python. Remove the option."
 _ASSERTIONS = "tokens are not requested with assertions. Use the client credentials grant, and remove the option."

@@ -1,7 +1,7 @@
 """Message schemas as plain data, read from Kafka's JSON schema files.
 
 The files of most APIs are those of kafka-python, read without importing it: its ``__init__`` imports its clients, 0.3 s
-of processor time. Those of log records, and of ConsumerGroupDescribe, which it lacks, are in `resources/`.
+of processor time. Those of log records, and of the APIs and versions that it lacks, are in `resources/`.
 
 Source: the README of Kafka's ``clients/src/main/resources/common/message``.
 """
@@ -30,8 +30,14 @@ _COMMENT = re.compile(r"(?m)^\s*//.*$")
 _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 _OWN = frozenset(
     {
+        "ApiVersionsRequest",
+        "ApiVersionsResponse",
         "ConsumerGroupDescribeRequest",
         "ConsumerGroupDescribeResponse",
+        "ConsumerGroupHeartbeatRequest",
+        "ConsumerGroupHeartbeatResponse",
+        "DeleteGroupsRequest",
+        "DeleteGroupsResponse",
         "GroupMetadataKey",
         "GroupMetadataValue",
         "OffsetCommitKey",

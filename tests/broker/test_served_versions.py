@@ -15,6 +15,7 @@ from support.request_cases import every_api
 from spark_groupsource.broker.api.served_versions import SERVED
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.wire import messages
+from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS
 from spark_groupsource.wire.frames import read_response_header
 
@@ -37,6 +38,8 @@ def topic_id(broker) -> uuid.UUID:
     return broker.call(lambda b: b.partitions.topics["t"].topic_id)
 
 
+# the newest kio lacks these versions of Kafka 4.4; Java's clients decode them in tests/matrix
+NOT_IN_KIO = {(ApiKey.API_VERSIONS, 5), (ApiKey.DELETE_GROUPS, 3)}
 VERSIONS = [(key, version) for key, api in SERVED.items() for version in range(api.min_version, api.max_version + 1)]
 # `make check` uses the first and the last version of each API
 SELECTED = [
@@ -47,12 +50,13 @@ SELECTED = [
         marks=[pytest.mark.slow] if SERVED[key].min_version < version < SERVED[key].max_version else [],
     )
     for key, version in VERSIONS
+    if (key, version) not in NOT_IN_KIO
 ]
 
 
 def test_api_versions_advertises_what_is_served(broker):
     with RawConnection(broker.bootstrap_servers) as connection:
-        for version in range(5):
+        for version in range(6):
             request = messages.ApiVersionsRequest(client_software_name="test", client_software_version="1")
             response = connection.call(request, version)
             returned = {each.api_key: (each.min_version, each.max_version) for each in response.api_keys}
@@ -62,7 +66,7 @@ def test_api_versions_advertises_what_is_served(broker):
                 finalized = [(each.name, each.max_version_level) for each in response.finalized_features]
                 assert (finalized, response.finalized_features_epoch) == ([("transaction.version", 1)], 0)
                 supported = [(each.name, each.max_version) for each in response.supported_features]
-                assert supported == ([("group.version", 0), ("transaction.version", 1)] if version == 4 else [])
+                assert supported == ([("group.version", 0), ("transaction.version", 1)] if version >= 4 else [])
 
 
 @pytest.mark.parametrize("version", range(3))
@@ -86,8 +90,8 @@ def test_two_decoders_agree_on_the_response_of_each_version(broker, topic_id, ke
     theirs, size = entity_reader(load_response_schema(key, version))(bytes(frame), position)
     assert position + size == len(frame)
     assert ours is not None and theirs is not None
-    # unknown members and transactional ids, SASL and ACLs that are not enabled
-    assert getattr(ours, "error_code", 0) in (0, 25, 34, 49, 54, 79), ours
+    # unknown members and transactional ids, SASL and ACLs that are not enabled, the consumer protocol
+    assert getattr(ours, "error_code", 0) in (0, 25, 34, 35, 49, 54, 79), ours
 
 
 @pytest.mark.parametrize("version", [version for key, version in VERSIONS if key == 1])

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from real_kafka import run_tool
 from support.java_tools import GROUPS, JavaTools
@@ -217,3 +217,23 @@ def complaints(text: str) -> list[str]:
         if not begins and not line.startswith("  -1 is followed by"):
             found.append(line)
     return found
+
+
+def test_librdkafka_reports_that_the_consumer_protocol_is_not_served(broker, topic, group):
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "group.id": group, "group.protocol": "consumer"}
+    consumer = Consumer({**settings, "log_level": 0})
+    consumer.subscribe([topic])
+    try:
+        # the default session timeout would pass if it looked for another coordinator instead
+        error = consumer.poll(30).error()
+    finally:
+        consumer.close()
+    assert error.code() == KafkaError._FATAL and "API version not supported" in error.str()
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_java_reports_that_the_consumer_protocol_is_not_served(broker, topic, group):
+    address = ("--bootstrap-server", broker.bootstrap_servers, "--topic", topic, "--group-id", group)
+    ended = run_tool("org.apache.kafka.tools.VerifiableConsumer", *address, "--group-protocol", "CONSUMER")
+    assert "UnsupportedVersionException" in ended.stderr and "group.protocol=classic" in ended.stderr

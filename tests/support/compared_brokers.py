@@ -81,6 +81,11 @@ class ComparedBroker:
         self._topic_names[found.topic_id] = name
         return found.topic_id
 
+    def identity(self) -> tuple[str, int]:
+        """The id of the cluster and of its one broker."""
+        found = self.exchange(messages.MetadataRequest(topics=[], allow_auto_topic_creation=False), 12)
+        return found.cluster_id, found.brokers[0].node_id
+
     def name_of(self, topic_id: uuid.UUID) -> str:
         """The topic name of an id."""
         return self._topic_names.get(topic_id, "unknown")

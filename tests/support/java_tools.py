@@ -104,9 +104,9 @@ class JavaTools:
         ignored = self._gateway.new_array(jvm.java.lang.Class, 1)
         ignored[0] = text
         fail = handles.dropArguments(fail, 1, ignored)
-        procedure = named("org.apache.kafka.common.utils.Exit$Procedure")
+        procedure = named("org.apache.kafka.common.utils.internals.Exit$Procedure")
         ended = jvm.java.lang.invoke.MethodHandleProxies.asInterfaceInstance(procedure, fail)
-        jvm.org.apache.kafka.common.utils.Exit.setExitProcedure(ended)
+        jvm.org.apache.kafka.common.utils.internals.Exit.setExitProcedure(ended)
 
     def call(self, main_class: str, *arguments: str) -> ToolRun:
         """Returns the output and the exit status of the tool, as of a separate process."""

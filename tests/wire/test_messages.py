@@ -26,6 +26,7 @@ EXPECTED = """
     DescribeClientQuotas AlterClientQuotas DescribeUserScramCredentials AlterUserScramCredentials
     DescribeAcls CreateAcls DeleteAcls ElectLeaders ListPartitionReassignments ListConfigResources
     DescribeTopicPartitions WriteTxnMarkers ConsumerGroupDescribe
+    ConsumerGroupHeartbeat
 """
 
 few = settings(max_examples=scaled(12, 1), deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -69,7 +69,7 @@ class RunHandler(Protocol):
 class ServedApi(NamedTuple):
     """The served versions of one API and its handler.
 
-    Attributes: `note`, why the range starts and ends there, compared with Apache Kafka 4.3; empty if it is Kafka's;
+    Attributes: `note`, why the range starts and ends there, compared with Apache Kafka 4.4; empty if it is Kafka's;
     `advertised_since`, the first version that ApiVersions names if it is below `min_version`.
     """
 

@@ -21,6 +21,8 @@ from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.messages import (
     ApiMessage,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
     FindCoordinatorRequest,
@@ -108,6 +110,22 @@ def group_request(broker: Broker, context: ApiRequestContext, request: GroupRequ
         return group_parts.leave_group(broker, context, request)
     broker.group_coordinator.handle(context, request)
     return DELAYED
+
+
+def consumer_group_heartbeat(
+    broker: Broker, context: ApiRequestContext, request: ConsumerGroupHeartbeatRequest
+) -> ConsumerGroupHeartbeatResponse:
+    """Returns UNSUPPORTED_VERSION, which ends a member of the consumer protocol (KIP-848) with an error."""
+    text = f"Group '{request.group_id}': only the classic group protocol is served. Set group.protocol=classic."
+    return ConsumerGroupHeartbeatResponse(
+        throttle_time_ms=0,
+        error_code=ErrorCode.UNSUPPORTED_VERSION,
+        error_message=text,
+        member_id=None,
+        member_epoch=0,
+        heartbeat_interval_ms=0,
+        assignment=None,
+    )
 
 
 def list_groups(

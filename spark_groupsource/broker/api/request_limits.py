@@ -46,6 +46,7 @@ _SINGLE_APIS = (
     ApiKey.END_TXN,
     ApiKey.DESCRIBE_CLUSTER,
     ApiKey.LIST_GROUPS,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT,
 )
 
 _LIMITS: Mapping[int, RequestLimit] = MappingProxyType(

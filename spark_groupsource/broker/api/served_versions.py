@@ -1,8 +1,8 @@
-"""Served APIs and features: versions, handlers, differences from Apache Kafka 4.3.
+"""Served APIs and features: versions, handlers, differences from Apache Kafka 4.4.
 
 ApiVersions advertises exactly these tables. A range ends with the versions that tests compare with a real Kafka, not
-with those that the codec can decode. A row without a note serves the versions of Kafka 4.3, which has no versions older
-than those that Kafka 4.0 kept (KIP-896). `NOT_SERVED` has the reason for each API of Kafka 4.3 that is missing.
+with those that the codec can decode. A row without a note serves the versions of Kafka 4.4, which has no versions older
+than those that Kafka 4.0 kept (KIP-896). `NOT_SERVED` has the reason for each API of Kafka 4.4 that is missing.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from spark_groupsource.wire.messages import ApiVersionsRequest, ApiVersionsRespo
 _CLIENT_SOFTWARE_SINCE = 3
 # clients up to version 3 reject a feature range that starts at 0 (KIP-1022)
 _ZERO_FEATURES_SINCE = 4
+_EXPECTED_BROKER_SINCE = 5
+_NO_NODE = -1
 # never changes: the features are those of the code
 _FEATURES_EPOCH = 0
 _CLIENT_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
@@ -57,12 +59,19 @@ FEATURES: Mapping[str, Feature] = MappingProxyType(
 def api_versions(broker: Broker, context: ApiRequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
     """Returns the table; rejects an illegal client software name or version (KIP-511).
 
+    A client that names another cluster or node has a connection that was routed to the wrong broker (KIP-1242).
     `unsupported_api_versions` responds to versions of ApiVersions that are not served.
     """
     software = (request.client_software_name, request.client_software_version)
     has_software = context.api_version >= _CLIENT_SOFTWARE_SINCE
     if has_software and not all(_CLIENT_SOFTWARE.fullmatch(each or "") for each in software):
         return _api_versions_response({}, ErrorCode.INVALID_REQUEST, context.api_version)
+    if context.api_version >= _EXPECTED_BROKER_SINCE:
+        if (request.cluster_id is None) != (request.node_id == _NO_NODE):
+            return _api_versions_response({}, ErrorCode.INVALID_REQUEST, context.api_version)
+        expected = (request.cluster_id, request.node_id)
+        if request.cluster_id is not None and expected != (broker.cluster_id, context.node_id):
+            return _api_versions_response({}, ErrorCode.REBOOTSTRAP_REQUIRED, context.api_version)
     return _all_api_versions(context.api_version >= _ZERO_FEATURES_SINCE)
 
 
@@ -131,7 +140,7 @@ SERVED: Mapping[ApiKey, ServedApi] = MappingProxyType(
         ApiKey.DESCRIBE_GROUPS: ServedApi(0, 6, groups.group_request),
         ApiKey.LIST_GROUPS: ServedApi(0, 5, groups.list_groups),
         ApiKey.SASL_HANDSHAKE: ServedApi(0, 1, users.sasl_handshake),
-        ApiKey.API_VERSIONS: ServedApi(0, 4, api_versions),
+        ApiKey.API_VERSIONS: ServedApi(0, 5, api_versions),
         ApiKey.CREATE_TOPICS: ServedApi(2, 7, topics.create_topics),
         ApiKey.DELETE_TOPICS: ServedApi(1, 6, topics.delete_topics),
         ApiKey.DELETE_RECORDS: ServedApi(0, 2, data.delete_records),
@@ -148,7 +157,9 @@ SERVED: Mapping[ApiKey, ServedApi] = MappingProxyType(
         ),
         ApiKey.WRITE_TXN_MARKERS: ServedApi(1, 2, producers.write_txn_markers),
         ApiKey.TXN_OFFSET_COMMIT: ServedApi(
-            0, 4, transactions.commit_offsets, "Kafka: 0-5. Version 5 belongs to transaction protocol 2 (KIP-890)."
+            0, 4, transactions.commit_offsets,
+            "Kafka: 0-6. Version 5 belongs to transaction protocol 2 (KIP-890), and so does version 6, with topic ids "
+            "(KIP-1319).",
         ),
         ApiKey.DESCRIBE_ACLS: ServedApi(1, 3, acls.describe_acls),
         ApiKey.CREATE_ACLS: ServedApi(1, 3, acls.create_acls),
@@ -158,7 +169,7 @@ SERVED: Mapping[ApiKey, ServedApi] = MappingProxyType(
         ApiKey.DESCRIBE_LOG_DIRS: ServedApi(1, 5, configs.describe_log_dirs),
         ApiKey.SASL_AUTHENTICATE: ServedApi(0, 2, users.sasl_authenticate),
         ApiKey.CREATE_PARTITIONS: ServedApi(0, 3, topics.create_partitions),
-        ApiKey.DELETE_GROUPS: ServedApi(0, 2, groups.group_request),
+        ApiKey.DELETE_GROUPS: ServedApi(0, 3, groups.group_request),
         ApiKey.ELECT_LEADERS: ServedApi(0, 2, placement.elect_leaders),
         ApiKey.INCREMENTAL_ALTER_CONFIGS: ServedApi(0, 1, configs.incremental_alter_configs),
         ApiKey.LIST_PARTITION_REASSIGNMENTS: ServedApi(0, 0, placement.list_partition_reassignments),
@@ -171,6 +182,11 @@ SERVED: Mapping[ApiKey, ServedApi] = MappingProxyType(
         ApiKey.DESCRIBE_PRODUCERS: ServedApi(0, 0, producers.describe_producers),
         ApiKey.DESCRIBE_TRANSACTIONS: ServedApi(0, 0, producers.describe_transactions),
         ApiKey.LIST_TRANSACTIONS: ServedApi(0, 2, producers.list_transactions),
+        ApiKey.CONSUMER_GROUP_HEARTBEAT: ServedApi(
+            0, 1, groups.consumer_group_heartbeat,
+            "As Kafka with group.version=0, responds with UNSUPPORTED_VERSION: without the API, librdkafka looks for "
+            "another coordinator and reports no error.",
+        ),
         ApiKey.LIST_CONFIG_RESOURCES: ServedApi(0, 1, configs.list_config_resources),
         ApiKey.DESCRIBE_TOPIC_PARTITIONS: ServedApi(0, 0, placement.describe_topic_partitions),
     }
@@ -187,9 +203,9 @@ NOT_SERVED: Mapping[int, str] = MappingProxyType(
         34: "AlterReplicaLogDirs: the broker has one log directory.",
         **dict.fromkeys((38, 39, 40, 41), _TOKENS),
         45: "AlterPartitionReassignments: every node is a replica of every partition.",
-        **dict.fromkeys((55, 57, 64, 80, 81), _KRAFT),
-        **dict.fromkeys((68, 69, 88, 89), _NEXT_GROUPS),
+        **dict.fromkeys((55, 57, 64, 80, 81, 94), _KRAFT),
+        **dict.fromkeys((69, 88, 89, 93), _NEXT_GROUPS),
         **dict.fromkeys((76, 77, 78, 79, 83, 84, 85, 86, 87, 90, 91, 92), _SHARE_GROUPS),
     }
 )
-"""APIs that a broker of Kafka 4.3 advertises and this broker does not serve, with the reason."""
+"""APIs that a broker of Kafka 4.4 advertises and this broker does not serve, with the reason."""

@@ -373,6 +373,27 @@ def versions(name: str, version: str) -> Any:
     return lambda broker: messages.ApiVersionsRequest(client_software_name=name, client_software_version=version)
 
 
+def expected_broker(same_cluster: bool, node_id: int = 0) -> Any:
+    """ApiVersions of a client that expects this cluster or another one, and its broker plus `node_id` (KIP-1242)."""
+
+    def build(broker: Any) -> Any:
+        cluster_id, node = broker.identity()
+        return messages.ApiVersionsRequest(
+            client_software_name="a",
+            client_software_version="1",
+            cluster_id=cluster_id if same_cluster else "other",
+            node_id=node + node_id,
+        )
+
+    return build
+
+
+def half_of_a_broker(cluster_id: str | None, node_id: int) -> Any:
+    return lambda broker: messages.ApiVersionsRequest(
+        client_software_name="a", client_software_version="1", cluster_id=cluster_id, node_id=node_id
+    )
+
+
 API_VERSIONS = [
     Case("defaults", versions("a", "1")),
     Case("no name", versions("", "1")),
@@ -380,6 +401,12 @@ API_VERSIONS = [
     Case("an illegal name", versions("a b", "1")),
     Case("an illegal version", versions("a", "-1-")),
     Case("a name with dots", versions("a.b-c", "1.0-x")),
+    Case("this broker", expected_broker(True)),
+    Case("another broker", expected_broker(True, 5)),
+    Case("another cluster", expected_broker(False)),
+    Case("a cluster without a node", half_of_a_broker("c", -1)),
+    Case("a node without a cluster", half_of_a_broker(None, 1)),
+    Case("an empty cluster id", half_of_a_broker("", 1)),
 ]
 
 

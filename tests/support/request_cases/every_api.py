@@ -323,6 +323,10 @@ REQUESTS = {
     66: lambda version, topic_id, name: messages.ListTransactionsRequest(
         state_filters=["Ongoing", "Nonsense"], producer_id_filters=[7], duration_filter=1, transactional_id_pattern="a+"
     ),
+    68: lambda version, topic_id, name: messages.ConsumerGroupHeartbeatRequest(
+        group_id=name, member_id="m", member_epoch=0, rebalance_timeout_ms=1000, subscribed_topic_names=["t"],
+        topic_partitions=[],
+    ),
     74: lambda version, topic_id, name: messages.ListConfigResourcesRequest(resource_types=[2, 4]),
     75: _pages,
 }
