@@ -40,12 +40,8 @@ class Artifact(NamedTuple):
     intransitive: bool = False
 
 
-KAFKA = (
-    Artifact("org.apache.kafka", "kafka_2.13", KAFKA_VERSION),
-    Artifact("org.apache.kafka", "kafka-tools", KAFKA_VERSION),
-    # without an SLF4J binding, Kafka logs nothing, not even the cause of a failed startup
-    Artifact("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
-)
+# without an SLF4J binding, Kafka logs nothing, not even the cause of a failed startup
+_LOGGING = Artifact("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4")
 # the newest versions that resolve together
 SPARK_CONNECTOR_DEPENDENCIES = (
     Artifact("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0", intransitive=True),
@@ -54,12 +50,13 @@ SPARK_CONNECTOR_DEPENDENCIES = (
 )
 
 
-def kafka_jars() -> Path:
-    """The directory of the jars of an Apache Kafka broker and its tools, downloaded on first use.
+def kafka_jars(release: str = KAFKA_VERSION) -> Path:
+    """The directory of the jars of an Apache Kafka broker and its tools, of Kafka 4 or later, downloaded on first use.
 
     Raises: UnavailableError if Java, PySpark or the repository is missing.
     """
-    return fetch(f"kafka-{KAFKA_VERSION}", KAFKA)
+    artifacts = (Artifact("org.apache.kafka", name, release) for name in ("kafka_2.13", "kafka-tools"))
+    return fetch(f"kafka-{release}", (*artifacts, _LOGGING))
 
 
 def spark_connector_jars() -> list[Path]:

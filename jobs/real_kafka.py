@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from child_processes import start_process, stop_process
-from kafka_jars import UnavailableError, java, kafka_jars
+from kafka_jars import KAFKA_VERSION, UnavailableError, java, kafka_jars
 
 from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.common.net import Address, dial, listen, parse_listen_address, receive_into, send_all
@@ -75,6 +75,7 @@ class RealKafka:
         config: broker settings, which override the defaults above.
         listen_on: address of the listener; None selects a free port of 127.0.0.1.
         cluster_id: id of the cluster that this node belongs to; None for a cluster of one node.
+        release: release of Kafka 4 or later.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class RealKafka:
         config: Mapping[str, str] | None = None,
         listen_on: Address | None = None,
         cluster_id: str | None = None,
+        release: str = KAFKA_VERSION,
     ) -> None:
+        self.release = release
         self._config = dict(config or {})
         self._listen_on = listen_on
         self._cluster_id = cluster_id or random_cluster_id()
@@ -149,7 +152,7 @@ class RealKafka:
     def launch(self) -> None:
         """As `start`, but does not wait: no node of a cluster is ready before the others run. `check_ready` waits."""
         self._java = java()
-        self._class_path = str(kafka_jars() / "*")
+        self._class_path = str(kafka_jars(self.release) / "*")
         if self._directory is None:
             self._directory = Path(tempfile.mkdtemp(prefix="groupsource-kafka-"))
             atexit.register(self.stop)
@@ -191,8 +194,8 @@ class RealKafka:
             raise UnavailableError(f"Kafka did not restart. Last lines of its log:\n{self.log[-2000:]}")
 
     def tool(self, main_class: str, *arguments: str, timeout_s: float = TOOL_TIMEOUT_S) -> ToolRun:
-        """See `run_tool`."""
-        return run_tool(main_class, *arguments, timeout_s=timeout_s)
+        """See `run_tool`; the tool is that of the release of the broker."""
+        return run_tool(main_class, *arguments, timeout_s=timeout_s, release=self.release)
 
     def _spawn(self, properties: Path) -> None:
         assert self._directory is not None
@@ -245,20 +248,24 @@ def random_cluster_id() -> str:
     return urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A", 1)
 
 
-def java_command(main_class: str, *arguments: str) -> list[str]:
+def java_command(main_class: str, *arguments: str, release: str = KAFKA_VERSION) -> list[str]:
     """The command line of one of Kafka's tools, for any broker."""
-    return [*_java_prefix(java(), str(kafka_jars() / "*")), main_class, *arguments]
+    return [*_java_prefix(java(), str(kafka_jars(release) / "*")), main_class, *arguments]
 
 
 def run_tool(
-    main_class: str, *arguments: str, timeout_s: float = TOOL_TIMEOUT_S, stdin: str | None = None
+    main_class: str,
+    *arguments: str,
+    timeout_s: float = TOOL_TIMEOUT_S,
+    stdin: str | None = None,
+    release: str = KAFKA_VERSION,
 ) -> ToolRun:
     """Runs one of Kafka's tools on any broker, for example
     ``run_tool("org.apache.kafka.tools.TopicCommand", "--bootstrap-server", "localhost:9092", "--list")``.
 
     The caller checks the exit status.
     """
-    command = java_command(main_class, *arguments)
+    command = java_command(main_class, *arguments, release=release)
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, input=stdin)
 
 

@@ -1,4 +1,4 @@
-"""A consumer group protocol (KIP-848) member in the group of a query."""
+"""Members of the consumer protocol (KIP-848) in the group of a query: upgrade and downgrade while it runs."""
 
 from __future__ import annotations
 
@@ -8,26 +8,37 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, ConsumerGroupType, TopicPartition
+from confluent_kafka.admin import AdminClient
 from real_kafka import RealKafka
 from support.clusters import Cluster
 from support.direct_readers import StreamQuery
+from support.members import JavaMember
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
-pytestmark = [pytest.mark.soak, pytest.mark.kafka, pytest.mark.usefixtures("in_process")]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.usefixtures("in_process")]
 
-PARTITIONS, COUNT = 4, 40
+PARTITIONS, COUNT, MEMBERS = 6, 60, 3
 Positions = list[tuple[int, int]]
+Owned = Callable[[], int]
 
 
 @contextmanager
-def consumer_protocol_member(servers: str, group: str, topic: str, read: Positions) -> Iterator[list[Any]]:
-    """A member that adds each record to `read` and commits it; yields its partitions."""
+def librdkafka_member(servers: str, group: str, topic: str, read: Positions) -> Iterator[Owned]:
+    """A member of the consumer protocol that adds each record to `read` and commits it; yields what counts its
+    partitions."""
     settings = {"bootstrap.servers": servers, "group.id": group, "group.protocol": "consumer"}
     consumer = Consumer({**settings, "auto.offset.reset": "earliest", "enable.auto.commit": False})
-    partitions: list[Any] = []
-    consumer.subscribe([topic], on_assign=lambda _, assigned: partitions.extend(assigned))
+    partitions: set[tuple[str, int]] = set()
+
+    def assigned(_: Any, added: list[TopicPartition]) -> None:
+        partitions.update((each.topic, each.partition) for each in added)
+
+    def revoked(_: Any, removed: list[TopicPartition]) -> None:
+        partitions.difference_update((each.topic, each.partition) for each in removed)
+
+    consumer.subscribe([topic], on_assign=assigned, on_revoke=revoked)
     ended = threading.Event()
 
     def run() -> None:
@@ -40,33 +51,76 @@ def consumer_protocol_member(servers: str, group: str, topic: str, read: Positio
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        yield partitions
+        yield lambda: len(partitions)
     finally:
         ended.set()
         thread.join(30)
         consumer.close()
 
 
-def test_member_of_the_consumer_protocol_shares_the_group(kafka: RealKafka, topic: str, group: str) -> None:
+@contextmanager
+def java_member(servers: str, group: str, topic: str, read: Positions) -> Iterator[Owned]:
+    """As `librdkafka_member`, of Java's consumer."""
+    member = JavaMember(servers, group, topic, protocol="consumer")
+    try:
+        member.wait_for("startup_complete")
+        yield lambda: len(member.partitions)
+    finally:
+        member.stop()
+        read += member.positions
+
+
+@pytest.mark.parametrize("assignor", ["cooperative-sticky", pytest.param("range", marks=pytest.mark.soak)])
+def test_upgrade_and_downgrade_of_the_group_of_a_query(
+    kafka: RealKafka, topic: str, group: str, assignor: str
+) -> None:
     servers = kafka.bootstrap_servers
     create_topic(servers, topic, PARTITIONS)
-    options = {"subscribe": topic, "kafka.group.id": group, "startingOffsets": "earliest"}
-    with StreamQuery(Cluster("kafka", servers), {**options, "kafka.heartbeat.interval.ms": "500"}) as query:
-        read: Positions = []
+    options = {
+        "subscribe": topic, "kafka.group.id": group, "startingOffsets": "earliest", "members": str(MEMBERS),
+        "kafka.heartbeat.interval.ms": "500", "kafka.partition.assignment.strategy": assignor,
+    }  # fmt: skip
+    read: Positions = []
+    produced = 0
+    with StreamQuery(Cluster("kafka", servers), options) as query:
 
         def run_until(condition: Callable[[], bool], what: str) -> None:
-            wait_until(lambda: query.trigger() and False or condition(), what, 60)
+            wait_until(lambda: query.trigger() and False or condition(), what, 90)
 
-        def read_all(count: int) -> None:
+        def produce_and_read() -> None:
+            nonlocal produced
             produce(servers, topic, [(n % PARTITIONS, None, b"x") for n in range(COUNT)])
-            run_until(lambda: len(query.rows) + len(read) >= count, f"{count} records are read")
+            produced += COUNT
+            run_until(lambda: committed() == produced, f"{produced} records are read and committed")
 
-        read_all(COUNT)
-        with consumer_protocol_member(servers, group, topic, read) as partitions:
-            run_until(lambda: len(partitions) == 2, "the member has two partitions")
-            read_all(2 * COUNT)
-            assert read and len(query.rows) > COUNT
-        read_all(3 * COUNT)
-        query.trigger()
-        found = [(row["partition"], row["offset"]) for row in query.rows] + read
-        assert sorted(found) == sorted((p, n) for p in range(PARTITIONS) for n in range(3 * COUNT // PARTITIONS))
+        def committed() -> int:
+            found = checker.committed([TopicPartition(topic, number) for number in range(PARTITIONS)])
+            return sum(max(0, each.offset) for each in found)
+
+        def group_type() -> ConsumerGroupType:
+            listed = admin.list_consumer_groups().result().valid
+            return next(each.type for each in listed if each.group_id == group)
+
+        admin = AdminClient({"bootstrap.servers": servers})
+        checker = Consumer({"bootstrap.servers": servers, "group.id": group})
+        try:
+            produce_and_read()
+            for _ in range(2):
+                assert group_type() is ConsumerGroupType.CLASSIC
+                with librdkafka_member(servers, group, topic, read) as first:
+                    run_until(lambda: first() > 0, "the member of librdkafka has partitions")
+                    assert group_type() is ConsumerGroupType.CONSUMER
+                    produce_and_read()
+                    with java_member(servers, group, topic, read) as second:
+                        run_until(lambda: first() > 0 and second() > 0, "both members have partitions")
+                        produce_and_read()
+                    produce_and_read()
+                run_until(lambda: group_type() is ConsumerGroupType.CLASSIC, "the group is classic again")
+                produce_and_read()
+        finally:
+            checker.close()
+    found = [(row["partition"], row["offset"]) for row in query.rows] + read
+    assert set(found) == {(p, n) for p in range(PARTITIONS) for n in range(produced // PARTITIONS)}
+    assert len(found) == produced, "members that leave gracefully repeat nothing"
+    # the query alone has read the records of three rounds, and some of each other round
+    assert len(query.rows) > 3 * COUNT and len(read) > COUNT

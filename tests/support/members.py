@@ -91,7 +91,8 @@ class JavaTool:
 class JavaMember(JavaTool):
     """``VerifiableConsumer``: a member of Kafka's own Java client, which commits the offsets of consumed records.
 
-    `assignor` is the Java class name, for example ``org.apache.kafka.clients.consumer.RangeAssignor``.
+    `assignor` is the Java class name, for example ``org.apache.kafka.clients.consumer.RangeAssignor``; `protocol` is
+    classic, or consumer (KIP-848), which has neither an assignor nor a session timeout of the member.
     """
 
     def __init__(
@@ -103,10 +104,12 @@ class JavaMember(JavaTool):
         assignor: str | None = None,
         session_timeout_ms: int = 10_000,
         group_instance_id: str | None = None,
+        protocol: str = "classic",
     ) -> None:
         options = ["--bootstrap-server", bootstrap_servers, "--group-id", group, "--topic", topic]
-        options += ["--group-protocol", "classic", "--session-timeout", str(session_timeout_ms)]
-        options += ["--reset-policy", "earliest", *arguments]
+        options += ["--group-protocol", protocol, "--reset-policy", "earliest", *arguments]
+        if protocol == "classic":
+            options += ["--session-timeout", str(session_timeout_ms)]
         if assignor:
             options += ["--assignment-strategy", assignor]
         if group_instance_id:
@@ -124,6 +127,12 @@ class JavaMember(JavaTool):
             elif event.get("name") in ("partitions_revoked", "partitions_lost"):
                 owned -= named
         return owned
+
+    @property
+    def positions(self) -> list[tuple[int, int]]:
+        """Partition and offset of each consumed record."""
+        parts = [part for event in self.of("records_consumed") for part in event["partitions"]]
+        return [(part["partition"], n) for part in parts for n in range(part["minOffset"], part["maxOffset"] + 1)]
 
     @property
     def consumed(self) -> int:

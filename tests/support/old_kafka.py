@@ -1,4 +1,4 @@
-"""Apache Kafka of earlier releases with ZooKeeper, as processes of their own."""
+"""Apache Kafka of earlier releases, as processes of their own."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from child_processes import start_process, stop_process
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from kafka_jars import Artifact, UnavailableError, fetch, java
-from real_kafka import free_address
+from real_kafka import RealKafka, free_address
 from support.waiting import wait_until
 
 # the first release that is supported, the first one whose transactions know group members, the last ones of 2.x and
 # 3.x; ZooKeeper 3.4 does not run with Java 17
-RELEASES = {
+_WITH_ZOOKEEPER = {
     "2.1.1": (
         Artifact("org.apache.kafka", "kafka_2.12", "2.1.1"),
         Artifact("org.apache.zookeeper", "zookeeper", "3.5.9"),
@@ -25,12 +25,15 @@ RELEASES = {
     "2.8.2": (Artifact("org.apache.kafka", "kafka_2.13", "2.8.2"),),
     "3.9.1": (Artifact("org.apache.kafka", "kafka_2.13", "3.9.1"),),
 }
+# the release before that of all other tests
+_WITHOUT_ZOOKEEPER = ("4.3.0",)
+RELEASES = (*_WITH_ZOOKEEPER, *_WITHOUT_ZOOKEEPER)
 _STOP_TIMEOUT_S = 20
 _START_TIMEOUT_S = 90
 
 
 class OldKafka:
-    """One broker of a release and its ZooKeeper on the loopback interface.
+    """One broker of a release, and its ZooKeeper if it needs one, on the loopback interface.
 
     Attributes: `release`; `bootstrap_servers`, ``host:port`` of the broker.
     """
@@ -40,6 +43,7 @@ class OldKafka:
         self.bootstrap_servers = ""
         self._directory = tempfile.TemporaryDirectory(prefix=f"groupsource-kafka-{release}-")
         self._processes: list[subprocess.Popen[str]] = []
+        self._kraft: RealKafka | None = None
 
     def __enter__(self) -> OldKafka:
         try:
@@ -50,13 +54,24 @@ class OldKafka:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._kraft is not None:
+            self._kraft.stop()
         # a broker waits for its ZooKeeper
         while self._processes:
             stop_process(self._processes.pop(), _STOP_TIMEOUT_S)
         self._directory.cleanup()
 
     def _start(self) -> None:
-        jars = fetch(f"kafka-{self.release}-broker", RELEASES[self.release])
+        if self.release in _WITHOUT_ZOOKEEPER:
+            settings = {"offsets.topic.num.partitions": "4", "log.retention.ms": "-1"}
+            self._kraft = RealKafka(settings, release=self.release)
+            self._kraft.start()
+            self.bootstrap_servers = self._kraft.bootstrap_servers
+        else:
+            self._start_with_zookeeper()
+
+    def _start_with_zookeeper(self) -> None:
+        jars = fetch(f"kafka-{self.release}-broker", _WITH_ZOOKEEPER[self.release])
         directory, zookeeper, broker = Path(self._directory.name), free_address(), free_address()
         settings = {
             "broker.id": "1",

@@ -53,7 +53,7 @@ def test_a_tagged_field_of_a_record() -> None:
 
 def test_new_and_removed_messages() -> None:
     unknown = {**HEARTBEAT, "apiKey": 900, "name": "SummonRequest", "validVersions": "0"}
-    added, removed = changes([STREAMS], [unknown])
+    removed, added = changes([STREAMS], [unknown])
     assert removed.startswith("- StreamsGroupMetadataValue: removed; the codec has versions 0")
     assert added == (
         "+ SummonRequest: new, API 900, request, versions 0, served by broker; "
