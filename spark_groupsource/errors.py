@@ -234,6 +234,10 @@ class NetworkError(GroupSourceError, ConnectionError):
     """A peer cannot be reached or the connection broke. Network, address or a stopped broker; usually retried."""
 
 
+class UnresolvedNameError(NetworkError):
+    """The name of a host cannot be resolved. Name server or address; retried for bootstrap.resolve.timeout.ms."""
+
+
 class RequestTimeoutError(NetworkError):
     """A peer accepted a request and sent no response in time. Network or an overloaded broker; usually retried."""
 

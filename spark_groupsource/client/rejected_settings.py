@@ -110,6 +110,7 @@ PRODUCER_REJECTED_SETTINGS: Mapping[str, str] = {
         "to choose others, and remove the option."
     ),
     "partitioner.ignore.keys": "a key decides the partition. Set the column partition, and remove the option.",
+    "partitioner.rack.aware": "partitions are those of all racks. Remove the option.",
     "transaction.two.phase.commit.enable": "transactions end without an external coordinator. Remove the option.",
 }
 """As `REJECTED_SETTINGS`, of producers."""
@@ -125,6 +126,7 @@ ACCEPTED_VALUES: Mapping[str, tuple[str, ...]] = {
     "value.serializer": _SERIALIZER,
     "partitioner.class": ("",),
     "partitioner.ignore.keys": ("false",),
+    "partitioner.rack.aware": ("false",),
     "transaction.two.phase.commit.enable": ("false",),
     "interceptor.classes": ("",),
     "group.protocol": ("classic",),
@@ -181,6 +183,8 @@ UNUSED_SETTINGS: Mapping[str, str] = {
     "sasl.kerberos.service.name": _GSSAPI,
     "sasl.kerberos.ticket.renew.jitter": _GSSAPI,
     "sasl.kerberos.ticket.renew.window.factor": _GSSAPI,
+    "sasl.oauthbearer.allow.unverified.audience": _BROKERS,
+    "sasl.oauthbearer.allow.unverified.issuer": _BROKERS,
     "sasl.oauthbearer.clock.skew.seconds": _BROKERS,
     "sasl.oauthbearer.expected.audience": _BROKERS,
     "sasl.oauthbearer.expected.issuer": _BROKERS,

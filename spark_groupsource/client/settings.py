@@ -158,6 +158,27 @@ class ClientSettings:
             "ms",
         )
     )
+    resolve_timeout_ms: int = setting(
+        ConfigKey(
+            "bootstrap.resolve.timeout.ms",
+            ConfigType.LONG,
+            0,
+            "How long to retry while no address of bootstrap.servers has ever been reachable and a name among them is "
+            "not resolved, within default.api.timeout.ms; at least 2 s (KIP-909).",
+            "ms",
+            low=0,
+            high=INT64_MAX,
+        )
+    )
+    checks_cluster: bool = setting(
+        ConfigKey(
+            "metadata.cluster.check.enable",
+            ConfigType.BOOLEAN,
+            True,
+            "Name the cluster and the node that are expected to each broker of Kafka 4.4 or later, which rejects a "
+            "connection that was routed to another one (KIP-1242).",
+        )
+    )
     connections_max_idle_ms: int = setting(
         _long("connections.max.idle.ms", 540_000, "Idle connections are closed after this time.")
     )

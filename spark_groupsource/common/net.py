@@ -28,6 +28,7 @@ from spark_groupsource.errors import (
     ConfigurationError,
     NetworkError,
     RequestTimeoutError,
+    UnresolvedNameError,
 )
 
 Socket = socket.socket
@@ -126,13 +127,13 @@ def _look_up(address: Address, timeout_ms: int) -> Sequence[tuple[Any, ...]]:
         if found and _CLOCK.now_ms() - started_ms > _SLOW_LOOKUP_MS:
             _log.warning("[broker=%s] Slow name lookup: %d ms.", address, _CLOCK.now_ms() - started_ms)
     if not found:
-        raise NetworkError(
+        raise UnresolvedNameError(
             f"Connecting to {address} failed: the host name was not resolved within {timeout_ms} ms. "
             "Check the name server."
         )
     if isinstance(found[0], Exception):
         reason = getattr(found[0], "strerror", None) or found[0]
-        raise NetworkError(
+        raise UnresolvedNameError(
             f"Connecting to {address} failed: the host name cannot be resolved ({reason}). Check the address."
         ) from found[0]
     return found[0]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import socket
 from base64 import b64decode, b64encode
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients import advertise, client_settings, fake_broker
+from support.clients import advertise, client_settings, fake_broker, open_cluster
 
+from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.client.cluster import routing
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.network.broker_connection import BrokerConnection
 from spark_groupsource.client.network.security import SecuritySettings
@@ -30,6 +34,7 @@ from spark_groupsource.wire.messages import (
     ApiVersionsResponse,
     HeartbeatRequest,
     HeartbeatResponse,
+    MetadataResponse,
     SaslAuthenticateResponse,
     SaslHandshakeResponse,
 )
@@ -69,6 +74,63 @@ def test_apiversions_falls_back_to_the_version_of_the_broker() -> None:
         assert connection.call(HEARTBEAT).error_code == 0
         assert [version for _, version, _ in broker.requests] == [3, 0, 0]
         connection.close()
+
+
+@pytest.mark.parametrize("checks", ["true", "false"])
+def test_a_connection_to_another_broker_is_rejected_and_the_cluster_is_found_again(tmp_path: Path, checks: str) -> None:
+    with EmbeddedBroker(tmp_path / "a") as broker:
+        client = open_cluster(broker.bootstrap_servers, metadata_cluster_check_enable=checks)
+        former = client.metadata(()).cluster_id
+        port = int(broker.bootstrap_servers.rpartition(":")[2])
+    with client, EmbeddedBroker(tmp_path / "b", port=port) as other:
+        connection = client.connect(Address("127.0.0.1", port))
+        if checks == "true":
+            with pytest.raises(NetworkError, match=f"the peer is not broker 1 of cluster {former}"):
+                connection.open()
+        else:
+            connection.open()
+            connection.close()
+        found = client.metadata((), refresh=True).cluster_id
+        assert found == other.call(lambda each: each.cluster_id) != former
+        # the broker of the metadata is accepted
+        with closing(client.connect(Address("127.0.0.1", port))) as connection:
+            connection.open()
+
+
+def test_a_broker_before_the_check_gets_one_request_of_the_former_version() -> None:
+    def metadata(request: Any, version: int) -> Any:
+        node = MetadataResponse.MetadataResponseBroker(node_id=1, host="127.0.0.1", port=broker.address.port, rack=None)
+        return MetadataResponse(throttle_time_ms=0, brokers=[node], cluster_id="c", controller_id=1, topics=[])
+
+    with fake_broker(ApiVersions=serving(Metadata=(0, 9)), Metadata=metadata) as broker:
+        with open_cluster(str(broker.address)) as client:
+            client.metadata(())
+            with closing(client.connect(broker.address)) as connection:
+                connection.open()
+        assert [version for name, version, _ in broker.requests if name == "ApiVersions"] == [3, 3]
+
+
+def test_names_are_resolved_for_as_long_as_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    with EmbeddedBroker() as broker:
+        port = int(broker.bootstrap_servers.rpartition(":")[2])
+        found = socket.getaddrinfo("127.0.0.1", port, type=socket.SOCK_STREAM)
+        attempts: list[str] = []
+
+        def look_up(host: str, *_: Any, **__: Any) -> Any:
+            attempts.append(host)
+            if len(attempts) < 4:
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+            return found
+
+        monkeypatch.setattr(routing, "BOOTSTRAP_TIMEOUT_MS", 0)
+        monkeypatch.setattr("socket.getaddrinfo", look_up)
+        address = f"kafka.example:{port}"
+        with open_cluster(address, retry_backoff_ms="1") as client, pytest.raises(NetworkError, match="resolved"):
+            client.metadata(())
+        assert len(attempts) == 1
+        with open_cluster(address, retry_backoff_ms="1", bootstrap_resolve_timeout_ms="60000") as client:
+            assert client.metadata(()).nodes
+        assert len(attempts) >= 4
 
 
 def test_unsupported_version_raises() -> None:

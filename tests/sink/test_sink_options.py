@@ -34,7 +34,7 @@ from spark_groupsource.source.spark import sink_writers
 from spark_groupsource.source.spark.datasource import GroupDataSource
 
 ADDRESS = {"kafka.bootstrap.servers": "localhost:9092"}
-# of ProducerConfig.configDef() of kafka-clients 4.3.0: the default of each setting, and other values
+# of ProducerConfig.configDef() of kafka-clients 4.4.0: the default of each setting, and other values
 VALUES = [
     tuple(line.split("\t")) for line in Path(__file__).with_name("producer_config.tsv").read_text().splitlines()
 ]
@@ -50,6 +50,7 @@ REJECTED = {
     ("metrics.recording.level", "DEBUG"): "is not supported",
     ("metrics.sample.window.ms", "1000"): "is not supported",
     ("partitioner.class", "org.apache.kafka.clients.producer.RoundRobinPartitioner"): "is not supported: partitions",
+    ("partitioner.rack.aware", "true"): "is not supported: partitions are those of all racks",
     ("partitioner.ignore.keys", "true"): "is not supported: a key decides the partition",
     ("receive.buffer.bytes", "32768"): "is not supported",
     ("reconnect.backoff.max.ms", "2000"): "is not supported",

@@ -21,7 +21,7 @@ from spark_groupsource.source.options.table_options import parse_table_options
 from spark_groupsource.source.process.embedded_address import create_subscribed
 
 ADDRESS = "localhost:9092"
-# of ConsumerConfig.configDef() of kafka-clients 4.3.0: the default of each setting, and other allowed values
+# of ConsumerConfig.configDef() of kafka-clients 4.4.0: the default of each setting, and other allowed values
 VALUES = [
     tuple(line.split("\t")) for line in Path(__file__).with_name("consumer_config.tsv").read_text().splitlines()
 ]

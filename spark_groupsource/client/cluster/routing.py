@@ -22,7 +22,12 @@ from spark_groupsource.client.cluster.metadata import (
     topic_of_most,
 )
 from spark_groupsource.client.network.availability import BrokerAvailability
-from spark_groupsource.client.network.broker_connection import MAX_RESPONSE_BYTES, BrokerConnection
+from spark_groupsource.client.network.broker_connection import (
+    CHECKS_BROKER_SINCE,
+    MAX_RESPONSE_BYTES,
+    BrokerConnection,
+    ExpectedBroker,
+)
 from spark_groupsource.client.network.connection_pool import ConnectionPool
 from spark_groupsource.client.network.retry import Retry
 from spark_groupsource.client.settings import ClientSettings
@@ -37,10 +42,12 @@ from spark_groupsource.errors import (
     NetworkError,
     RemoteProtocolError,
     RequestTimeoutError,
+    UnresolvedNameError,
     UnsupportedVersionError,
     as_sentence,
 )
 from spark_groupsource.model import Node, TopicPartition, by_topic
+from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.messages import FindCoordinatorRequest, MetadataRequest, Request, Response
 
 R = TypeVar("R", bound="Response")
@@ -108,6 +115,8 @@ class Router:
         self._nodes: dict[int, Node] = {}
         self._controller_id = -1
         self._cluster_id: str | None = None
+        # whether a broker has the version of ApiVersions that names the expected broker: others would need two requests
+        self._brokers_check = False
         # topic -> (now_ms of the response, metadata or error code)
         self._topics: dict[str, tuple[int, TopicInfo | int]] = {}
         self._all_topics_ms: int | None = None
@@ -195,7 +204,23 @@ class Router:
             connect_timeout_ms=settings.connect_timeout_ms,
             max_response_bytes=max(MAX_RESPONSE_BYTES, min(settings.fetch_max_bytes + _LARGEST_BATCH_BYTES, INT32_MAX)),
             availability=self.availability,
+            expected=self._expected_broker(address),
         )
+
+    def _expected_broker(self, address: Address) -> ExpectedBroker | None:
+        """Returns the broker at an address by the metadata; None if it has none there or brokers do not check it."""
+        with self._lock:
+            found = [node_id for node_id, node in self._nodes.items() if self.node_address(node) == address]
+            if len(found) != 1 or self._cluster_id is None or not self._brokers_check:
+                return None
+            return ExpectedBroker(self._cluster_id, found[0], self._rebootstrap)
+
+    def _rebootstrap(self) -> None:
+        """Forgets the brokers of the cluster, which are no longer where the metadata has them (KIP-1242)."""
+        with self._lock:
+            self._nodes = {}
+            self._cluster_id = None
+            self._coordinators.clear()
 
     def call_address(
         self,
@@ -216,6 +241,10 @@ class Router:
         finally:
             self.pool.release(connection)
         self.pool.responded(address)
+        self._brokers_check = self._brokers_check or (
+            self.settings.checks_cluster
+            and connection.api_versions.get(ApiKey.API_VERSIONS, (0, 0))[1] >= CHECKS_BROKER_SINCE
+        )
         return response
 
     def call_any(
@@ -229,8 +258,9 @@ class Router:
         """Sends a request to any broker: known brokers in random order, then the bootstrap addresses.
 
         An address that does not respond leaves a share of the time for each of the others. Before the first success
-        the retries end after `BOOTSTRAP_TIMEOUT_MS` (plus the time for addresses that do not respond), later after
-        `timeout_ms` (default: default.api.timeout.ms).
+        the retries end after `BOOTSTRAP_TIMEOUT_MS` (plus the time for addresses that do not respond), or after
+        bootstrap.resolve.timeout.ms if that is longer and a name is not resolved; later after `timeout_ms` (default:
+        default.api.timeout.ms).
 
         Raises: NetworkError with the error of every address; RequestTimeoutError if one of them accepts the request
             and a broker has responded before; AuthenticationError without a retry.
@@ -254,7 +284,10 @@ class Router:
                 except (NetworkError, RemoteProtocolError) as error:
                     reasons[address] = error
             failure = _unreachable(reasons, self._reached_once)
-            if not self._reached_once and retry.elapsed_ms >= BOOTSTRAP_TIMEOUT_MS:
+            limit_ms = BOOTSTRAP_TIMEOUT_MS
+            if any(isinstance(reason, UnresolvedNameError) for reason in reasons.values()):
+                limit_ms = max(limit_ms, self.settings.resolve_timeout_ms)
+            if not self._reached_once and retry.elapsed_ms >= limit_ms:
                 raise failure
             retry.backoff_or_raise(failure)
 

@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ContextManager, Generic, Mapping, TypeVar
+from typing import TYPE_CHECKING, Callable, ContextManager, Generic, Mapping, NamedTuple, TypeVar
 
 from spark_groupsource.client.network.availability import BrokerAvailability
 from spark_groupsource.client.network.sasl_options import OAUTHBEARER
@@ -70,11 +70,23 @@ VERSION_CAPS: Mapping[ApiKey, int] = {
     ApiKey.OFFSET_COMMIT: 9,
     ApiKey.OFFSET_FETCH: 9,
     ApiKey.DELETE_TOPICS: 5,
-    # later versions add nothing that this client uses
+    # later versions add nothing that this client uses where it expects no certain broker
     ApiKey.FETCH: 13,
     ApiKey.API_VERSIONS: 3,
 }
 """API -> highest version that this client uses where a call does not require a later one."""
+
+
+CHECKS_BROKER_SINCE = 5
+"""First version of ApiVersions whose broker compares the cluster and node that a client expects (KIP-1242)."""
+
+
+class ExpectedBroker(NamedTuple):
+    """The broker that the metadata has at an address; `misrouted` is called when another one responds there."""
+
+    cluster_id: str
+    node_id: int
+    misrouted: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -101,8 +113,10 @@ class BrokerConnection:
         connect_timeout_ms: int = 10_000,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         availability: BrokerAvailability | None = None,
+        expected: ExpectedBroker | None = None,
     ) -> None:
         self.address = address
+        self._expected = expected
         self._availability = availability
         self.last_used_ms = clock.now_ms()
         self._client_id = client_id
@@ -354,14 +368,25 @@ class BrokerConnection:
 
     def _negotiate(self) -> None:
         api = APIS[ApiVersionsRequest.API_KEY]
-        version: int | None = min(VERSION_CAPS[api.key], api.max_version)
+        expected = self._expected
+        version: int | None = VERSION_CAPS[api.key] if expected is None else CHECKS_BROKER_SINCE
+        request = ApiVersionsRequest(
+            client_software_name=_SOFTWARE,
+            client_software_version=__version__,
+            cluster_id=None if expected is None else expected.cluster_id,
+            node_id=-1 if expected is None else expected.node_id,
+        )
         while version is not None:
-            request = ApiVersionsRequest(
-                client_software_name=_SOFTWARE, client_software_version=__version__
-            )
             response = self.receive(self._send(request, version, self._open_left_ms(self._request_timeout_ms)))
             fallback = fallback_version(api, response)
             version = None if fallback is None or fallback >= version else fallback
+        if expected is not None and response.error_code == ErrorCode.REBOOTSTRAP_REQUIRED:
+            expected.misrouted()
+            raise NetworkError(
+                f"Connecting to {self.address} failed: the peer is not broker {expected.node_id} of cluster "
+                f"{expected.cluster_id}. Check the name server, proxy or load balancer in between; "
+                "kafka.bootstrap.servers are tried next."
+            )
         self._versions = broker_ranges_of(response)
         if ApiKey.METADATA not in self._versions and _BROKER_REGISTRATION in self._versions:
             raise RemoteProtocolError(

@@ -250,6 +250,8 @@ _CONNECTION_FIELDS = (
     "retry_backoff_ms",
     "retry_backoff_max_ms",
     "metadata_max_age_ms",
+    "resolve_timeout_ms",
+    "checks_cluster",
 )
 CONNECTION_KEYS: Mapping[str, ConfigKey] = {name: config_keys(ClientSettings)[name] for name in _CONNECTION_FIELDS}
 """Settings of connections that producers share with consumers, by their field of `ClientSettings`."""
@@ -269,6 +271,19 @@ PRODUCER_FIXED_KEYS: Mapping[str, ConfigKey] = {
         ConfigType.BOOLEAN,
         True,
         f"{_WITHOUT_EFFECT}records without key go to one partition after the other, whatever the load of its broker.",
+    ),
+    "allocation_strategy": ConfigKey(
+        "buffer.memory.allocation.strategy",
+        ConfigType.STRING,
+        "full",
+        f"{_WITHOUT_EFFECT}batches use the memory that they need.",
+        choices=("full", "incremental"),
+    ),
+    "rack": ConfigKey(
+        "client.rack",
+        ConfigType.STRING,
+        "",
+        f"{_WITHOUT_EFFECT}it decides where a consumer reads; partitioner.rack.aware is not supported.",
     ),
     "availability_timeout_ms": _long(
         "partitioner.availability.timeout.ms",
