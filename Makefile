@@ -4,6 +4,7 @@
 # make test   lint and the tests, on the embedded broker and on a real Apache Kafka
 # make test-matrix   the Spark part of the tests with each PySpark (4.0 to 4.3) and each Python of this machine, in
 #             environments in .venv-matrix; writes docs/runtimes-matrix.md. MATRIX_ARGS='--spark 4.0 --python 3.11'
+#             selects, MATRIX_ARGS=--lowest runs `make check`'s tests with the lowest version of each dependency
 # make soak   the tests with their long variants, then longer scenarios of kills and random schedules, for a nightly
 #             run; SEED=N repeats one
 # make bench  every benchmark beside its rivals, written into benchmarks/figures.md: 13 minutes; QUICK=1 3, FULL=1 40

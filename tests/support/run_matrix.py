@@ -3,14 +3,17 @@
 Each Python is used too; the results are in docs/runtimes-matrix.md.
 
     python tests/support/run_matrix.py [--spark 4.0 ...] [--python 3.11 ...] [--all-pairs]
+    python tests/support/run_matrix.py --lowest [--python 3.11]
 
 Each pair has an environment in .venv-matrix. By default each Spark runs with one Python, and each Python with the
-newest Spark. Rows of pairs that are not run are kept.
+newest Spark. Rows of pairs that are not run are kept. ``--lowest`` installs the lowest version of each dependency that
+setup.cfg allows, of the extras too, with one Python, and runs the tests of `make check` there; it writes no page.
 """
 
 from __future__ import annotations
 
 import argparse
+import configparser
 import os
 import re
 import shutil
@@ -23,6 +26,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "jobs"))
+from kafka_jars import KAFKA_VERSION  # noqa: E402
+
+KAFKA = KAFKA_VERSION.rpartition(".")[0]
 ENVIRONMENTS = ROOT / ".venv-matrix"
 PAGE = ROOT / "docs" / "runtimes-matrix.md"
 SPARKS = ("4.0", "4.1", "4.2", "4.3")
@@ -46,8 +53,8 @@ HEADER = """# Tested runtimes
 
 Written by `make test-matrix`: the tests of streams, restarts, batch reads and logins through Spark, one row for each
 pair of PySpark and Python; pairs without a row were not run. A test that needs what a Spark does not have is skipped
-there; see [runtimes](runtimes.md). Each test runs on the embedded broker or on Kafka 4.3; a restart of a query also on
-earlier Kafka, where a row names it.
+there; see [runtimes](runtimes.md). Each test runs on the embedded broker or on the newest Kafka of its row; a restart of
+a query also on earlier Kafka, where a row names it.
 
 | Spark | Python | Java | Kafka | login | passed | skipped | failed |
 |---|---|---|---|---|---|---|---|
@@ -98,6 +105,33 @@ def build(pair: Pair, interpreter: str) -> Path | None:
     return python
 
 
+def lowest_versions(text: str) -> list[str]:
+    """Returns the lowest version of each dependency of a setup.cfg and its extras, as constraints for pip."""
+    config = configparser.ConfigParser()
+    config.read_string(text)
+    lists = [config["options"]["install_requires"], *config["options.extras_require"].values()]
+    names = (line.strip() for each in lists for line in each.splitlines())
+    found = (re.match(r"([\w-]+)(?:\[[\w,]+\])?>=([\w.]+)", name) for name in names if not name.startswith("#"))
+    return sorted({f"{match[1]}=={match[2]}" for match in found if match is not None})
+
+
+def run_lowest(python: str, interpreter: str) -> bool:
+    """Runs the tests that need no Spark, Java or Kafka with the lowest dependencies; returns whether all passed."""
+    directory = ENVIRONMENTS / f"lowest-python{python}"
+    constraints = ENVIRONMENTS / "lowest.txt"
+    executable = directory / "bin" / "python"
+    ENVIRONMENTS.mkdir(exist_ok=True)
+    constraints.write_text("\n".join(lowest_versions((ROOT / "setup.cfg").read_text())) + "\n")
+    subprocess.run([interpreter, "-m", "venv", "--clear", str(directory)], check=True)
+    install = [str(executable), "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]
+    if subprocess.run([*install, "--editable", f"{ROOT}[fast,test]"]).returncode:
+        return False
+    marks = "not spark and not java and not kafka and not slow"
+    command = [str(executable), "-m", "pytest", "-n", "2", "-q", "-m", marks, "-W", "ignore::DeprecationWarning"]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    return subprocess.run([*command, str(ROOT / "tests")], cwd=ROOT, env=environment).returncode == 0
+
+
 def run(pair: Pair, python: Path) -> str:
     """Runs the tests; returns the row of the page."""
     reports = []
@@ -130,7 +164,7 @@ def row(pair: Pair, reports: Iterable[ElementTree.ElementTree[ElementTree.Elemen
         if outcome == "passed":
             kafkas.update(_KAFKA.findall(case.get("name", "")))
             logins.update(_LOGIN.findall(case.get("name", "")))
-    kafkas = {"4.3" if each == "kafka" else each for each in kafkas}
+    kafkas = {KAFKA if each == "kafka" else each for each in kafkas}
     failed = counts["failure"] + counts["error"]
     cells = (
         pair.spark, pair.python, java(), ", ".join(sorted(kafkas)), ", ".join(sorted(logins)),
@@ -159,11 +193,15 @@ def main() -> int:
     parser.add_argument("--spark", nargs="+", choices=SPARKS, default=SPARKS)
     parser.add_argument("--python", nargs="+", choices=PYTHONS, default=PYTHONS)
     parser.add_argument("--all-pairs", action="store_true", help="every Spark with every Python")
+    parser.add_argument("--lowest", action="store_true", help="the lowest version of each dependency instead")
     options = parser.parse_args()
     found = {version: path for version, path in pythons().items() if version in options.python}
     missing = [version for version in options.python if version not in found]
     if missing:
         print(f"Not on this machine: Python {', '.join(missing)}.", file=sys.stderr)
+    if options.lowest:
+        middle = list(found)[len(found) // 2] if found else ""
+        return int(not found or not run_lowest(middle, found[middle]))
     rows = {}
     for pair in select(options.spark, found, options.all_pairs) if found else []:
         python = build(pair, found[pair.python])
