@@ -53,8 +53,8 @@ HEADER = """# Tested runtimes
 
 Written by `make test-matrix`: the tests of streams, restarts, batch reads and logins through Spark, one row for each
 pair of PySpark and Python; pairs without a row were not run. A test that needs what a Spark does not have is skipped
-there; see [runtimes](runtimes.md). Each test runs on the embedded broker or on the newest Kafka of its row; a restart of
-a query also on earlier Kafka, where a row names it.
+there; see [runtimes](runtimes.md). Each test runs on the embedded broker or on the newest Kafka of its row; a restart
+of a query also on earlier Kafka, where a row names it.
 
 | Spark | Python | Java | Kafka | login | passed | skipped | failed |
 |---|---|---|---|---|---|---|---|
