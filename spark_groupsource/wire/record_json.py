@@ -191,7 +191,7 @@ def modern_record_classes() -> Mapping[int, tuple[Any, Any]]:
 
     The package only prints these records. Kafka calls these groups modern, as opposed to classic.
 
-    Source: KIP-848, KIP-932, KIP-1071; the schemas are those of Kafka 4.3.
+    Source: KIP-848, KIP-932, KIP-1071; the schemas are those of Kafka 4.4.
     """
     text = files("spark_groupsource.wire.resources").joinpath("modern_group_records.json").read_text("utf-8")
     return {int(kind): (_class(pair["key"]), _class(pair["value"])) for kind, pair in json.loads(text).items()}

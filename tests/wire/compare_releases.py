@@ -23,8 +23,7 @@ from kafka_jars import Artifact, UnavailableError, fetch
 
 from spark_groupsource.broker.api.served_versions import NOT_SERVED, SERVED
 from spark_groupsource.wire import messages
-from spark_groupsource.wire.modern_group_records import modern_record_classes
-from spark_groupsource.wire.record_json import RECORD_TYPES
+from spark_groupsource.wire.record_json import RECORD_TYPES, modern_record_classes
 from spark_groupsource.wire.schemas import Field, Schema, parse_schema
 
 # artifact -> the part of the product that reads its messages; other jars have the schemas of controllers and of storage
