@@ -15,7 +15,6 @@ from kafka.errors import KafkaError as KafkaPythonError
 
 from histories.history import History, Operation, Outcome, Polled, Sent
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
-from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.client.records.transactions import Transactions
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.model import TopicPartition
@@ -174,7 +173,7 @@ class OwnWriter:
         known, outcome = tuple(sent), Outcome.FAILED
         try:
             transactions = Transactions(self._cluster, self._transactional_id)
-            identity = transactions.init(TRANSACTION_TIMEOUT_MS)
+            transactions.init(TRANSACTION_TIMEOUT_MS)
             by_log: dict[str, list[int]] = {}
             for log, value, _ in sent:
                 by_log.setdefault(log, []).append(value)
@@ -184,8 +183,7 @@ class OwnWriter:
                 EncodedBatch(partitions[log], encode_batch([Record(None, b"%d" % v, 0) for v in values]), len(values))
                 for log, values in by_log.items()
             ]
-            producer = BatchProducer(self._cluster, transactional_id=self._transactional_id, identity=identity)
-            first = producer.send(batches)
+            first = transactions.send(batches)
             known = tuple(
                 Sent(log, value, first[partitions[log]] + at)
                 for log, values in by_log.items()

@@ -13,6 +13,7 @@ from support.topics import create_topic
 from spark_groupsource.client.cluster.cluster_client import LATEST, ClusterClient
 from spark_groupsource.client.cluster.group_offsets import CommittingMember
 from spark_groupsource.client.records import transactions as transactions_module
+from spark_groupsource.client.records.producer_settings import ProducerSettings
 from spark_groupsource.client.records.transactions import Transactions, is_producer_fenced
 from spark_groupsource.errors import (
     BrokerError,
@@ -89,7 +90,7 @@ def progress(client: ClusterClient, transactional_id: str) -> list[WriterProgres
 
 
 def test_output_and_progress_are_committed_together(client, output, transactional_id):
-    assert publish(client, batch(output, transactional_id, 7, 3), FakeSources({"r": "d"}), 5_000)
+    assert publish(client, batch(output, transactional_id, 7, 3), FakeSources({"r": "d"}))
     # three records and the marker of the transaction
     assert end(client, output) == 4
     assert progress(client, transactional_id) == [WriterProgress("q", 7, {"r": "d"})]
@@ -97,34 +98,34 @@ def test_output_and_progress_are_committed_together(client, output, transactiona
 
 def test_a_published_batch_is_not_published_again(client, output, transactional_id):
     sources = FakeSources({"r": "d"})
-    publish(client, batch(output, transactional_id, 7), sources, 5_000)
-    assert not publish(client, batch(output, transactional_id, 7), sources, 5_000)
+    publish(client, batch(output, transactional_id, 7), sources)
+    assert not publish(client, batch(output, transactional_id, 7), sources)
     assert (end(client, output), len(sources.producers)) == (2, 1)
 
 
 def test_an_earlier_batch_than_the_published_one_is_an_error(client, output, transactional_id):
-    publish(client, batch(output, transactional_id, 9), FakeSources(), 5_000)
+    publish(client, batch(output, transactional_id, 9), FakeSources())
     with pytest.raises(ConfigurationError, match="Batch 9 is committed, but batch 7 is replayed"):
-        publish(client, batch(output, transactional_id, 7), FakeSources(), 5_000)
+        publish(client, batch(output, transactional_id, 7), FakeSources())
     assert end(client, output) == 2
 
 
 def test_an_earlier_version_of_a_batch_write_is_skipped(client, output, transactional_id):
     versions = [replace(batch(output, transactional_id, number), skips_earlier=True) for number in (3, 2, 3, 4)]
-    published = [publish(client, each, FakeSources(), 5_000) for each in versions]
+    published = [publish(client, each, FakeSources()) for each in versions]
     assert (published, end(client, output)) == ([True, False, False, True], 4)
 
 
 def test_other_records_with_the_number_of_the_published_batch_are_an_error(client, output, transactional_id):
-    publish(client, batch(output, transactional_id, 9), FakeSources({"r": "d"}), 5_000)
+    publish(client, batch(output, transactional_id, 9), FakeSources({"r": "d"}))
     with pytest.raises(ConfigurationError, match="Batch 9 is committed with other offsets of the source"):
-        publish(client, batch(output, transactional_id, 9), FakeSources({"r": "e"}), 5_000)
+        publish(client, batch(output, transactional_id, 9), FakeSources({"r": "e"}))
 
 
 def test_another_writer_with_the_same_id_has_its_own_progress(client, output, transactional_id):
-    publish(client, batch(output, transactional_id, 9), FakeSources(), 5_000)
-    assert publish(client, batch(output, transactional_id, 1, writer="p"), FakeSources(), 5_000)
-    assert not publish(client, batch(output, transactional_id, 9), FakeSources(), 5_000)
+    publish(client, batch(output, transactional_id, 9), FakeSources())
+    assert publish(client, batch(output, transactional_id, 1, writer="p"), FakeSources())
+    assert not publish(client, batch(output, transactional_id, 9), FakeSources())
     assert progress(client, transactional_id) == [WriterProgress("p", 1), WriterProgress("q", 9)]
 
 
@@ -145,25 +146,25 @@ def test_an_offset_that_is_no_progress_is_an_error(metadata):
 
 
 def test_the_end_of_a_source_without_data_is_kept(client, output, transactional_id):
-    publish(client, batch(output, transactional_id, 1), FakeSources({"r": "d", "s": "e"}), 5_000)
-    publish(client, batch(output, transactional_id, 2), FakeSources({"r": "f"}), 5_000)
+    publish(client, batch(output, transactional_id, 1), FakeSources({"r": "d", "s": "e"}))
+    publish(client, batch(output, transactional_id, 2), FakeSources({"r": "f"}))
     assert progress(client, transactional_id) == [WriterProgress("q", 2, {"r": "f", "s": "e"})]
 
 
 def test_a_batch_without_records_and_sources_commits_its_progress(client, output, transactional_id):
-    publish(client, batch(output, transactional_id, 1, 0), FakeSources(), 5_000)
+    publish(client, batch(output, transactional_id, 1, 0), FakeSources())
     assert (end(client, output), progress(client, transactional_id)) == (0, [WriterProgress("q", 1)])
 
 
 def test_a_write_without_writer_is_published_each_time(client, output, transactional_id):
     for _ in range(2):
-        assert publish(client, batch(output, transactional_id, -1, writer=None), FakeSources(), 5_000)
+        assert publish(client, batch(output, transactional_id, -1, writer=None), FakeSources())
     assert (end(client, output), progress(client, transactional_id)) == (4, [])
 
 
 def test_an_error_without_a_known_effect_begins_another_transaction(client, output, transactional_id):
     sources = FakeSources(failures=[NetworkError("No response from the reader.")])
-    assert publish(client, batch(output, transactional_id, 1), sources, 5_000)
+    assert publish(client, batch(output, transactional_id, 1), sources)
     first, second = sources.producers
     assert (first.producer_id, first.epoch) < (second.producer_id, second.epoch)
     # the record and the marker of the aborted transaction, and those of the committed one
@@ -173,7 +174,7 @@ def test_an_error_without_a_known_effect_begins_another_transaction(client, outp
 def test_the_error_of_a_fenced_member_ends_the_transaction(client, output, transactional_id):
     error = TransactionAbortedError("Group 'g' fenced member 'm'.")
     with pytest.raises(TransactionAbortedError, match="fenced member"):
-        publish(client, batch(output, transactional_id, 1), FakeSources(failures=[error]), 5_000)
+        publish(client, batch(output, transactional_id, 1), FakeSources(failures=[error]))
     # without an open transaction the log is readable to its end
     assert (end(client, output), progress(client, transactional_id)) == (2, [])
 
@@ -186,7 +187,7 @@ def test_another_process_with_the_same_id_is_named(client, output, transactional
 
     sources = Fenced()
     with pytest.raises(TransactionAbortedError, match=f"Another query uses kafka.transactional.id={transactional_id}"):
-        publish(client, batch(output, transactional_id, 1), sources, 5_000)
+        publish(client, batch(output, transactional_id, 1), sources)
     assert (len(sources.producers), progress(client, transactional_id)) == (3, [])
 
 
@@ -218,7 +219,7 @@ def test_a_partition_that_does_not_exist_is_named_without_further_transactions(
 
     monkeypatch.setattr(publisher, "Transactions", Counted)
     with pytest.raises(BrokerError, match=f"AddPartitionsToTxn .*{topic}-7.* failed: UNKNOWN_TOPIC_OR_PARTITION"):
-        publish(client, batch(TopicPartition(topic, 7), transactional_id, 1), FakeSources(), 2_000)
+        publish(client, batch(TopicPartition(topic, 7), transactional_id, 1), FakeSources())
     assert len(begun) == 1
 
 
@@ -234,7 +235,8 @@ def test_offsets_of_an_unknown_member_are_rejected(client, output, transactional
 def test_the_timeout_of_a_transaction_grows_with_its_bytes():
     def timeout_ms(size: int, most_ms: int) -> int:
         batches = [EncodedBatch(TopicPartition("t", 0), b"x" * size, 1)]
-        return Publication("T", batches, timeout_ms=most_ms).transaction_timeout_ms
+        settings = ProducerSettings(transaction_timeout_ms=most_ms)
+        return Publication("T", batches, settings=settings).transaction_timeout_ms
 
     assert [timeout_ms(size, 60_000) for size in (0, 5_000_000, 90_000_000)] == [10_000, 15_000, 60_000]
     assert timeout_ms(0, 3_000) == 3_000

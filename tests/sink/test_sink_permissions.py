@@ -51,7 +51,7 @@ def client(secured: Secured) -> Iterator[ClusterClient]:
 
 def write(client: ClusterClient, output: str, transactional_id: str, source: str | None) -> bool:
     batches = [EncodedBatch(TopicPartition(output, 0), encode_batch([Record(None, b"x", 0)]), 1)]
-    return publish(client, Publication(transactional_id, batches, "q", 1, output), Sources(source), 5_000)
+    return publish(client, Publication(transactional_id, batches, "q", 1, output), Sources(source))
 
 
 def test_a_query_reads_its_input_and_writes_its_output_without_reading_it(

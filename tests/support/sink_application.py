@@ -174,7 +174,7 @@ class SinkApplication:
 
         setattr(publisher, "Transactions", _Transactions)
         try:
-            publisher.publish(self.cluster, batch, _Sources(self.reached, os.getpid(), request, 20_000), 30_000)
+            publisher.publish(self.cluster, batch, _Sources(self.reached, os.getpid(), request, 20_000))
         finally:
             setattr(publisher, "Transactions", Transactions)
 

@@ -2,20 +2,26 @@
 
 Every process with the producer id and epoch of the transaction may perform a step. The steps are those of the first
 transaction protocol, which every broker since 0.11 serves: partitions and groups are added explicitly, and the epoch
-changes with `init` only. A step that Kafka's producer repeats is repeated here until its timeout. After every other
-error the caller begins with `init` again, which aborts what is open: whether a step had an effect is unknown then.
+changes with `init` only. A step is repeated after the errors that Kafka's producer retries, until its timeout. After
+others a transaction cannot continue: the caller begins with `init` again, which aborts what is open, where another one
+may succeed (`can_begin_again`), and raises the rest. Kafka's producer calls the first ones abortable, or fatal where
+its application has to create it again, which begins with `init`, too.
 
 Source: KIP-98, KIP-447; Kafka `TransactionManager` (the handlers of its requests).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Callable, Iterable, Mapping, Sequence, TypeVar
 
 from spark_groupsource.client.cluster.cluster_client import UNKNOWN_TOPIC_TIMEOUT_MS, ClusterClient
 from spark_groupsource.client.cluster.group_offsets import NO_MEMBER, CommittingMember
 from spark_groupsource.client.cluster.routing import CoordinatorKey, TransactionalId, top_level_error
+from spark_groupsource.client.records.producer import BatchProducer
+from spark_groupsource.client.records.producer_settings import ProducerSettings
 from spark_groupsource.errors import (
+    RETRIABLE,
     BrokerError,
     ConfigurationError,
     ErrorCode,
@@ -23,6 +29,7 @@ from spark_groupsource.errors import (
     UnsupportedVersionError,
 )
 from spark_groupsource.model import OffsetAndMetadata, ProducerIdAndEpoch, TopicPartition, bounded_names, by_topic
+from spark_groupsource.records.encoded_batch import EncodedBatch
 from spark_groupsource.wire.messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -38,27 +45,26 @@ R = TypeVar("R", bound="Response")
 _ADD_PARTITIONS_VERSION, _ADD_OFFSETS_VERSION, _OFFSET_COMMIT_VERSION, _END_VERSION, _INIT_VERSION = 3, 4, 4, 4, 5
 # member id and generation in TxnOffsetCommit (KIP-447)
 _MEMBERS_SINCE = 3
-_REPEATED = frozenset(
+_PRODUCER_FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED})
+_ABORTED = frozenset(
     {
-        ErrorCode.CONCURRENT_TRANSACTIONS,
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.REQUEST_TIMED_OUT,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.TRANSACTION_ABORTABLE,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
     }
 )
-_PRODUCER_FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED})
-_BEGUN_AGAIN = _PRODUCER_FENCED | {
-    ErrorCode.INVALID_PRODUCER_ID_MAPPING,
-    ErrorCode.INVALID_TXN_STATE,
-    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-    ErrorCode.TRANSACTION_ABORTABLE,
-    ErrorCode.UNKNOWN_PRODUCER_ID,
-}
 
 
 def is_producer_fenced(error: Exception) -> bool:
     """Returns whether another process has begun with `init` since, or the transaction took longer than its timeout."""
     return isinstance(error, BrokerError) and error.code in _PRODUCER_FENCED
+
+
+def is_aborted(error: Exception) -> bool:
+    """Returns whether brokers no longer know the transaction, or regard it as ended; another one may succeed."""
+    return isinstance(error, BrokerError) and error.code in _ABORTED
 
 
 def can_begin_again(error: Exception) -> bool:
@@ -67,7 +73,7 @@ def can_begin_again(error: Exception) -> bool:
         return isinstance(error, NetworkError)
     # the step was repeated until the topic was regarded as missing
     is_missing = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    return (error.retriable and not is_missing) or error.code in _BEGUN_AGAIN
+    return (error.retriable and not is_missing) or is_aborted(error) or is_producer_fenced(error)
 
 
 class Transactions:
@@ -82,6 +88,7 @@ class Transactions:
         self._cluster = cluster
         self.transactional_id = transactional_id
         self._producer = producer
+        self._timeout_ms = 0
 
     @property
     def has_begun(self) -> bool:
@@ -115,6 +122,7 @@ class Transactions:
                 f"{timeout_ms} ms. Set it to less."
             ) from error
         self._producer = ProducerIdAndEpoch(response.producer_id, response.producer_epoch)
+        self._timeout_ms = timeout_ms
         return self._producer
 
     def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
@@ -129,6 +137,20 @@ class Transactions:
         )
         operation = f"AddPartitionsToTxn ({bounded_names(added)})"
         self._call(request, operation, _partition_codes, max_version=_ADD_PARTITIONS_VERSION)
+
+    def send(
+        self, batches: Iterable[EncodedBatch], settings: ProducerSettings = ProducerSettings()
+    ) -> dict[TopicPartition, int]:
+        """Sends record batches to partitions that were added; returns as `BatchProducer.send`.
+
+        A batch is sent again for half of the transaction's timeout at most. A leader that cannot ask the coordinator
+        about a transaction responds as one with too few replicas (NOT_ENOUGH_REPLICAS), also if there is none any more.
+        """
+        bounded = replace(settings, delivery_timeout_ms=min(settings.delivery_timeout_ms, self._timeout_ms // 2))
+        producer = BatchProducer(
+            self._cluster, bounded, transactional_id=self.transactional_id, identity=self.producer
+        )
+        return producer.send(batches)
 
     def commit_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], member: CommittingMember = NO_MEMBER
@@ -206,7 +228,7 @@ class Transactions:
         min_version: int = 0,
         key: CoordinatorKey | None = None,
     ) -> R:
-        """Sends one request to its coordinator, and repeats it while the coordinator is not ready."""
+        """Sends one request to its coordinator, and repeats it after retriable errors."""
         retry = self._cluster.retry()
         while True:
             response = self._cluster.call_coordinator(
@@ -221,7 +243,7 @@ class Transactions:
             codes = [code for code in codes_of(response) if code and code != ErrorCode.OPERATION_NOT_ATTEMPTED]
             if not codes:
                 return response
-            fatal = next((code for code in codes if code not in _REPEATED), None)
+            fatal = next((code for code in codes if code not in RETRIABLE), None)
             name = f"{operation} for transactional id '{self.transactional_id}'"
             error = BrokerError(codes[0] if fatal is None else fatal, name)
             if fatal is not None:

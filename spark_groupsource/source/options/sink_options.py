@@ -95,10 +95,6 @@ class SinkOptions(ClusterOptions):
     def transactional_id(self) -> str | None:
         return self.producer.transactional_id
 
-    @property
-    def transaction_timeout_ms(self) -> int:
-        return self.producer.transaction_timeout_ms
-
     def with_address(self, bootstrap_servers: str) -> SinkOptions:
         """Returns the options with the address that `bootstrap_servers` was resolved to."""
         return replace(self, client=self.client_settings(bootstrap_servers))

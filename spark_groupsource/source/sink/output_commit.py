@@ -34,7 +34,6 @@ def commit_outputs(options: SinkOptions, outputs: Sequence[TaskOutput], batch_id
     if options.client not in _clusters:
         _clusters[options.client] = ClusterClient(options.client.bootstrap, options.client)
     cluster = _clusters[options.client]
-    timeout_ms = options.producer.delivery_timeout_ms
     try:
         request = TransactionRequest(
             transactional_id=options.transactional_id,
@@ -52,11 +51,10 @@ def commit_outputs(options: SinkOptions, outputs: Sequence[TaskOutput], batch_id
                 writer=writer or None,
                 number=-1 if number is None else number,
                 topic=options.topic,
-                timeout_ms=options.transaction_timeout_ms,
+                settings=options.producer,
                 skips_earlier=batch_id is None,
             ),
-            ReaderSources(driver if batch_id is not None else None, request, timeout_ms),
-            timeout_ms,
+            ReaderSources(driver if batch_id is not None else None, request, options.producer.delivery_timeout_ms),
         )
     except GroupSourceError:
         # a connection may have caused the error; the next batch opens new ones

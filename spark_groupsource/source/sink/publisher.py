@@ -7,8 +7,9 @@ The order of steps gives the guarantee:
    already is not published again;
 3. output, offsets of the sources, and progress are added, and committed together.
 
-After an error whose effect is unknown everything begins with 1 again. Nothing of a task attempt reaches the brokers:
-the tasks encode record batches, and this process sends those of the attempts that Spark has chosen.
+After an error that ends a transaction, or whose effect is unknown, everything begins with 1 again. Nothing of a task
+attempt reaches the brokers: the tasks encode record batches, and this process sends those of the attempts that Spark
+has chosen.
 """
 
 from __future__ import annotations
@@ -18,9 +19,14 @@ from dataclasses import dataclass
 from typing import Iterable, Mapping, NamedTuple, Protocol, Sequence
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
-from spark_groupsource.client.records.producer import BatchProducer
-from spark_groupsource.client.records.transactions import Transactions, can_begin_again, is_producer_fenced
-from spark_groupsource.errors import ConfigurationError, GroupSourceError, TransactionAbortedError
+from spark_groupsource.client.records.producer_settings import ProducerSettings
+from spark_groupsource.client.records.transactions import (
+    Transactions,
+    can_begin_again,
+    is_aborted,
+    is_producer_fenced,
+)
+from spark_groupsource.errors import ConfigurationError, GroupSourceError, NetworkError, TransactionAbortedError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.encoded_batch import EncodedBatch
 from spark_groupsource.source.positions.published_progress import (
@@ -37,6 +43,8 @@ _MIN_TIMEOUT_MS = 10_000
 _SLOWEST_BYTES_PER_S = 1_000_000
 # two processes of one query fence each other until the members of one are removed from the group
 _MAX_FENCED = 3
+# coordinators and leaders that move agree again within seconds
+_MAX_ABORTED = 10
 
 
 class JoinedOffsets(NamedTuple):
@@ -71,7 +79,8 @@ class Publication:
     Attributes:
         writer, number: see `WriterProgress`; None for a write without progress, which is published each time.
         topic: topic of the progress of a batch without records.
-        timeout_ms: kafka.transaction.timeout.ms, the most that a transaction may take.
+        settings: those of the producer: transaction.timeout.ms is the most that a transaction may take, and
+            delivery.timeout.ms how long an error is retried that another transaction may not have.
         skips_earlier: a number below the published one is skipped, as txnVersion; else it is an error.
     """
 
@@ -80,7 +89,7 @@ class Publication:
     writer: str | None = None
     number: int = -1
     topic: str | None = None
-    timeout_ms: int = 60_000
+    settings: ProducerSettings = ProducerSettings()
     skips_earlier: bool = False
 
     @property
@@ -91,20 +100,18 @@ class Publication:
     def transaction_timeout_ms(self) -> int:
         """The timeout of the transaction, in proportion to the bytes to send."""
         size = sum(len(each.data) for each in self.batches)
-        return min(_MIN_TIMEOUT_MS + size * 1000 // _SLOWEST_BYTES_PER_S, max(self.timeout_ms, 1))
+        return min(_MIN_TIMEOUT_MS + size * 1000 // _SLOWEST_BYTES_PER_S, self.settings.transaction_timeout_ms)
 
 
-def publish(cluster: ClusterClient, batch: Publication, sources: Sources, timeout_ms: int) -> bool:
+def publish(cluster: ClusterClient, batch: Publication, sources: Sources) -> bool:
     """Publishes a batch; returns False if it was published before.
 
-    Args:
-        timeout_ms: how long an error is retried that another transaction may not have.
     Raises: ConfigurationError if the progress is of a later batch, so that the checkpoint was reset;
-        TransactionAbortedError; BrokerError, NetworkError after `timeout_ms`.
+        TransactionAbortedError; BrokerError, NetworkError after delivery.timeout.ms.
     """
     transactions = Transactions(cluster, batch.transactional_id)
-    retry = cluster.retry(timeout_ms)
-    fenced = 0
+    retry = cluster.retry(batch.settings.delivery_timeout_ms)
+    fenced = aborted = 0
     while True:
         started_ms = cluster.clock.now_ms()
         try:
@@ -114,7 +121,7 @@ def publish(cluster: ClusterClient, batch: Publication, sources: Sources, timeou
             if known is not None and _is_published(known, batch, sources):
                 _log.info("[writer=%s] Batch %d is published already.", batch.writer, batch.number)
                 return False
-            _send(cluster, batch, transactions)
+            _send(batch, transactions)
             joined = sources.join(transactions.producer, known)
             # a source without data has not joined
             ends = {**(known.ends if known is not None else {}), **joined.ends}
@@ -122,14 +129,19 @@ def publish(cluster: ClusterClient, batch: Publication, sources: Sources, timeou
             return True
         except GroupSourceError as error:
             fenced += is_producer_fenced(error)
-            if fenced >= _MAX_FENCED:
-                elapsed_ms = cluster.clock.now_ms() - started_ms
-                raise _fenced_error(batch, elapsed_ms) from error
-            if not can_begin_again(error):
-                if transactions.has_begun:
+            aborted += is_aborted(error)
+            try:
+                if fenced >= _MAX_FENCED:
+                    raise _fenced_error(batch, cluster.clock.now_ms() - started_ms) from error
+                if aborted >= _MAX_ABORTED:
+                    raise _aborted_error(batch, error) from error
+                if not can_begin_again(error):
+                    raise
+                retry.backoff_or_raise(error)
+            except GroupSourceError as raised:
+                if transactions.has_begun and not isinstance(raised, NetworkError):
                     _abort(transactions)
                 raise
-            retry.backoff_or_raise(error)
 
 
 def _progress(cluster: ClusterClient, batch: Publication) -> dict[str, WriterProgress]:
@@ -161,11 +173,10 @@ def _is_published(known: WriterProgress, batch: Publication, sources: Sources) -
     return True
 
 
-def _send(cluster: ClusterClient, batch: Publication, transactions: Transactions) -> None:
+def _send(batch: Publication, transactions: Transactions) -> None:
     if batch.batches:
         transactions.add_partitions(batch.partitions)
-        producer = BatchProducer(cluster, transactional_id=batch.transactional_id, identity=transactions.producer)
-        producer.send(batch.batches)
+        transactions.send(batch.batches, batch.settings)
 
 
 def _commit(
@@ -210,3 +221,9 @@ def _fenced_error(batch: Publication, elapsed_ms: int) -> TransactionAbortedErro
         f"Another query uses kafka.transactional.id={name}, or another driver runs this one. Give each query its own."
     )
 
+
+def _aborted_error(batch: Publication, error: GroupSourceError) -> TransactionAbortedError:
+    return TransactionAbortedError(
+        f"{_MAX_ABORTED} transactions of kafka.transactional.id={batch.transactional_id} were aborted, the last one "
+        f"after an error: {error} Nothing of the batch is visible. Check the brokers, then restart the query."
+    )
