@@ -12,10 +12,18 @@ from dataclasses import dataclass
 from typing import Callable, Iterable, Iterator, Sequence
 
 from spark_groupsource.client.cluster.cluster_client import UNKNOWN_TOPIC_TIMEOUT_MS, ClusterClient
+from spark_groupsource.client.cluster.configs import TOPIC_RESOURCE, describe_config
 from spark_groupsource.client.network.broker_connection import BrokerConnection, InFlight
 from spark_groupsource.client.network.retry import Retry, retry_level
 from spark_groupsource.client.records.producer_settings import ProducerSettings
-from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError, NetworkError, as_sentence
+from spark_groupsource.errors import (
+    BrokerError,
+    ErrorCode,
+    GroupSourceError,
+    NetworkError,
+    UnsupportedVersionError,
+    as_sentence,
+)
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.decode import decode_records
 from spark_groupsource.records.encode import Record, encode_batch
@@ -453,6 +461,8 @@ class _Delivery:
                     code = error.code
                     if code == ErrorCode.MESSAGE_TOO_LARGE and pending.batch.record_count > 1:
                         self._split(queue, pending)
+                    elif code == ErrorCode.MESSAGE_TOO_LARGE:
+                        raise _too_large(self._cluster, pending)
                     elif code in _LOST_STATE and is_first:
                         if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and _mark_unknown(queue, pending):
                             continue
@@ -509,6 +519,20 @@ class _Delivery:
             timeout_ms=self._cluster.settings.request_timeout_ms,
             topic_data=[row(name=topic, partition_data=partitions) for topic, partitions in topics.items()],
         )
+
+
+def _too_large(cluster: ClusterClient, pending: _Pending) -> BrokerError:
+    """Returns the error of a single record that the topic does not accept; a broker does not respond with its limit."""
+    tp = pending.batch.topic_partition
+    limit = "max.message.bytes"
+    # the user may lack DESCRIBE_CONFIGS
+    with suppress(BrokerError, NetworkError, UnsupportedVersionError):
+        limit = f"max.message.bytes={describe_config(cluster, TOPIC_RESOURCE, tp.topic)['max.message.bytes'].value}"
+    hint = (
+        f"A record of {pending.size} bytes, as it is sent, is larger than {limit} of topic {tp.topic}. Increase "
+        "max.message.bytes of the topic (message.max.bytes of the broker), or write smaller or compressed records."
+    )
+    return BrokerError(ErrorCode.MESSAGE_TOO_LARGE, f"Produce to {tp}", hint)
 
 
 def _mark_unknown(queue: deque[_Pending], pending: _Pending) -> bool:
