@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from uuid import uuid4
@@ -101,6 +102,20 @@ def test_a_published_batch_is_not_published_again(client, output, transactional_
     publish(client, batch(output, transactional_id, 7), sources)
     assert not publish(client, batch(output, transactional_id, 7), sources)
     assert (end(client, output), len(sources.producers)) == (2, 1)
+
+
+@pytest.mark.parametrize(("ends", "level"), [({}, "WARNING"), ({"r": "d"}, "INFO")])
+def test_a_skipped_batch_is_reported_where_its_records_are_not_compared(
+    client, output, transactional_id, caplog, ends, level
+):
+    publish(client, batch(output, transactional_id, 7, 3), FakeSources(ends))
+    with caplog.at_level(logging.INFO, publisher.__name__):
+        assert not publish(client, batch(output, transactional_id, 7, 2), FakeSources(ends))
+    (line,) = caplog.records
+    assert line.levelname == level
+    if level == "WARNING":
+        assert "Batch 7 was published before, so its 2 records are not written again." in line.getMessage()
+        assert f"use another kafka.transactional.id than {transactional_id}" in line.getMessage()
 
 
 def test_an_earlier_batch_than_the_published_one_is_an_error(client, output, transactional_id):

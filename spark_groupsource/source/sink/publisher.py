@@ -119,7 +119,6 @@ def publish(cluster: ClusterClient, batch: Publication, sources: Sources) -> boo
             found = _progress(cluster, batch)
             known = found.get(batch.writer or "")
             if known is not None and _is_published(known, batch, sources):
-                _log.info("[writer=%s] Batch %d is published already.", batch.writer, batch.number)
                 return False
             _send(batch, transactions)
             joined = sources.join(transactions.producer, known)
@@ -156,7 +155,8 @@ def _is_published(known: WriterProgress, batch: Publication, sources: Sources) -
     """Raises: ConfigurationError if the progress is of a later batch, or of other records with this number."""
     if known.batch < batch.number:
         return False
-    if known.batch > batch.number and batch.skips_earlier:
+    if batch.skips_earlier:
+        _log.info("[writer=%s] Version %d is published already.", batch.writer, batch.number)
         return True
     if known.batch > batch.number:
         raise ConfigurationError(
@@ -164,11 +164,24 @@ def _is_published(known: WriterProgress, batch: Publication, sources: Sources) -
             "another driver runs the query. Stop this one, or use another kafka.transactional.id than "
             f"{batch.transactional_id}."
         )
-    changed = [name for name, end in sources.ends().items() if known.ends.get(name, end) != end]
-    if changed:
+    ends = sources.ends()
+    if any(known.ends.get(name, end) != end for name, end in ends.items()):
         raise ConfigurationError(
             f"Batch {batch.number} is committed with other offsets of the source: the checkpoint was reset. Use "
             f"another kafka.transactional.id than {batch.transactional_id}."
+        )
+    if ends:
+        _log.info("[writer=%s] Batch %d is published already.", batch.writer, batch.number)
+    else:
+        # Spark does not show the offsets of another source to the sink
+        _log.warning(
+            "[writer=%s] Batch %d was published before, so its %d records are not written again. After a crash they "
+            "are the same records. If the checkpoint was restored from a backup, they may be others: use another "
+            "kafka.transactional.id than %s to write them.",
+            batch.writer,
+            batch.number,
+            sum(each.record_count for each in batch.batches),
+            batch.transactional_id,
         )
     return True
 
