@@ -17,7 +17,7 @@ import logging
 import threading
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping
 from uuid import uuid4
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
@@ -26,7 +26,6 @@ from spark_groupsource.common.clock import Clock, SystemClock
 from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError, NetworkError
 from spark_groupsource.model import (
     OffsetAndMetadata,
-    OffsetRange,
     ProducerIdAndEpoch,
     TopicPartition,
     bounded_names,
@@ -248,12 +247,12 @@ class StreamSession:
             self._commit_positions(held)
         if is_planned and any(each.end > each.start for each in ranges):
             self._reports.batch_started()
-        is_published = False
-        if not is_planned:
-            ranges, group, is_published = self._replay.read_again(ranges, end, end_json)
-            self._replayed_in = group
         self._in_flight_end = end_json
-        self._in_flight = {} if is_published else self._ends_in_flight(end, ranges, group, is_planned)
+        if is_planned:
+            self._in_flight = self._planned_ends(end, group)
+        else:
+            ranges, group, self._in_flight = self._replay.read_again(ranges, end, end_json)
+            self._replayed_in = group
         settings = self._options.task_settings(self._cluster.settings)
         tasks = plan_tasks(
             ranges,
@@ -483,22 +482,13 @@ class StreamSession:
 
     # -- 1: commit in the transaction of the output -------------------------------------------------------------------
 
-    def _ends_in_flight(
-        self, end: SourceOffset, ranges: Sequence[OffsetRange], group: GroupSnapshot, is_planned: bool
-    ) -> Offsets:
-        """Returns the offsets that the transaction of a batch commits: of what it reads, and this query owns."""
+    def _planned_ends(self, end: SourceOffset, group: GroupSnapshot) -> Offsets:
+        """Returns the offsets that the transaction of a planned batch commits."""
         if self._transactions is None:
             return {}
-        if is_planned:
-            # a batch without records of a partition commits its first position, too
-            committed = self._positions.committed
-            return {p: at for p, at in end.positions.items() if p in group.owners and committed.get(p) != at}
-        is_assigned = self._options.group is None
-        return {
-            r.topic_partition: r.end
-            for r in ranges
-            if r.end > r.start and (is_assigned or r.topic_partition in group.owners)
-        }
+        # a batch without records of a partition commits its first position, too
+        committed = self._positions.committed
+        return {p: at for p, at in end.positions.items() if p in group.owners and committed.get(p) != at}
 
     def cluster_id(self) -> str:
         """Returns the id of the cluster of the group."""

@@ -11,7 +11,7 @@ import pytest
 from support.session_fakes import P0, P1, FakeCluster, FakeGroup, Query
 
 from spark_groupsource.client.network.retry import Retry
-from spark_groupsource.errors import GenerationMismatchError
+from spark_groupsource.errors import ConfigurationError, GenerationMismatchError
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, ProducerIdAndEpoch
 from spark_groupsource.source.group import transactional_commits
 from spark_groupsource.source.options.option_parser import parse_options
@@ -175,6 +175,31 @@ def test_a_replay_leaves_what_others_own_to_them_without_waiting():
     assert tried.clock.now_ms() == before_ms
     tried.session.join_transaction(PRODUCER, 5)
     assert tried.committed() == {P0: 9}
+
+
+@pytest.mark.parametrize(
+    ("reaction", "begin"), [("follow", {P0: 5, P1: 8}), ("ignore", {P0: 9, P1: 8}), ("fail", None)]
+)
+@pytest.mark.parametrize("reset", [5, 0])
+def test_a_reset_to_before_a_logged_batch_is_followed_after_the_batch(reaction, begin, reset, caplog):
+    committed = {"@group": {**END["@group"], "committed": {"t": {"0": 7, "1": 6}}}}
+    tried = query({**START, **committed}, FakeGroup(assigned={P0: 0, P1: 0}), published=START, onGroupReset=reaction)
+    tried.group.commits = {P0: OffsetAndMetadata(reset), **committed_before({P1: 6}).commits}
+    end = {**END, **committed}
+    tasks = tried.session.input_partitions(tried.start, end)
+    assert sorted(r for task in tasks for r in task.ranges) == [OffsetRange(P0, 7, 9), OffsetRange(P1, 6, 8)]
+    tried.session.join_transaction(PRODUCER, 5)
+    # the transaction does not overwrite what the operator has committed
+    assert tried.committed() == {P0: reset, P1: 8}
+    tried.start = end
+    if begin is None:
+        with pytest.raises(ConfigurationError, match=f"reset by an operator to {reset}"):
+            tried.trigger()
+        return
+    with caplog.at_level(logging.WARNING):
+        found = tried.trigger()
+    assert {p: start for p, (start, _) in (found or {}).items()} == {**begin, P0: reset if begin[P0] == 5 else 9}
+    assert "reset by an operator to before the checkpoint" in caplog.text
 
 
 @pytest.mark.parametrize("committed, begin", [(5, 5), (7, 7), (8, 8), (9, 9), (None, 9)])

@@ -36,13 +36,15 @@ _RETRY_MS = 100
 class ReplayedBatch(NamedTuple):
     """What is read again of a logged batch.
 
-    Attributes: `ranges`; `group`, the assignment in which they are read; `is_published`, whether the query has written
-    the batch in a transaction.
+    Attributes:
+        group: the assignment in which `ranges` are read.
+        ends: what the transaction of the batch commits: the ends of what is read and this query owns. An offset that an
+            operator has reset to before the batch remains, so that the next batch follows it.
     """
 
     ranges: list[OffsetRange]
     group: GroupSnapshot
-    is_published: bool
+    ends: Offsets
 
 
 class BatchReplay:
@@ -116,7 +118,7 @@ class BatchReplay:
         """
         logged = {r.topic_partition: r for r in ranges if r.end > r.start}
         if not logged:
-            return ReplayedBatch([], GroupSnapshot(), self._is_published(end, end_json))
+            return ReplayedBatch([], GroupSnapshot(), {})
         self._cluster.add_known_partitions(logged, end.topic_ids)
         found = self._lookup.topic_ids({p.topic for p in logged}, refresh=True)
         recreated = {t for t, topic_id in found.items() if end.topic_ids.get(t, topic_id) != topic_id}
@@ -127,7 +129,7 @@ class BatchReplay:
         # until this query has joined, another driver of it may publish the batch; progress is not older than `commits`
         if is_published or self._is_published(end, end_json):
             _log.info("%s Reading a published batch again for its state: %s.", self._entity(), bounded_names(existing))
-            return ReplayedBatch([existing[p] for p in sorted(existing)], GroupSnapshot(), True)
+            return ReplayedBatch([existing[p] for p in sorted(existing)], GroupSnapshot(), {})
         replayed = []
         for p, (_, start, stop) in existing.items():
             commit = commits.get(p)
@@ -140,7 +142,12 @@ class BatchReplay:
         names = bounded_names(sorted(r.topic_partition for r in replayed if r.end > r.start))
         if self._options.assign is None and names:
             _log.warning("%s Reading a logged batch again: %s.", self._entity(), names)
-        return ReplayedBatch(replayed, group, False)
+        if self._transactions is None:
+            return ReplayedBatch(replayed, group, {})
+        reset = {p for p, r in logged.items() if (commit := commits.get(p)) is not None and commit.offset < r.start}
+        owned = group.owners if self._options.group is not None else existing
+        committed = {p: to for p, begin, to in replayed if to > begin and p in owned and p not in reset}
+        return ReplayedBatch(replayed, group, committed)
 
     def _is_published(self, end: SourceOffset, end_json: Mapping[str, Any]) -> bool:
         return self._transactions is not None and self._transactions.is_published(end.reader, end_json)
