@@ -31,6 +31,7 @@ from spark_groupsource.records.header import (
     BatchHeader,
     Buffer,
     crc_of,
+    extended_crc,
 )
 from spark_groupsource.records.varint import encode_varint, wrap_int64, write_varint
 
@@ -116,7 +117,7 @@ def assemble_batch(payload: bytes | bytearray, record_count: int, timestamp_ms: 
     return _assemble(payload, 0, 0, 0, record_count - 1, timestamp_ms, timestamp_ms, -1, -1, -1, record_count)
 
 
-def with_body(header: BatchHeader, body: bytes) -> bytes:
+def with_body(header: BatchHeader, body: Buffer) -> bytes:
     """Returns a batch of `header` and `body`; the body has the codec of the header's attributes.
 
     Length and checksum are computed; those of `header` are ignored.
@@ -138,7 +139,7 @@ def with_timestamps(batch: Buffer, header: BatchHeader, attributes: int, max_tim
 
 
 def _assemble(
-    body: bytes | bytearray, base_offset: int, leader_epoch: int, attributes: int, last_offset_delta: int,
+    body: Buffer, base_offset: int, leader_epoch: int, attributes: int, last_offset_delta: int,
     base_timestamp: int, max_timestamp: int, producer_id: int, producer_epoch: int, base_sequence: int,
     record_count: int,
 ) -> bytes:  # fmt: skip
@@ -146,8 +147,7 @@ def _assemble(
         attributes, last_offset_delta, base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence,
         record_count,
     )  # fmt: skip
-    # the library takes only bytes; a large body is copied once
-    crc = google_crc32c.extend(google_crc32c.value(checked), bytes(body))
+    crc = extended_crc(google_crc32c.value(checked), body)
     length = HEADER_BYTES + len(body) - LOG_OVERHEAD_BYTES
     return b"".join((_UNCHECKED_HEADER.pack(base_offset, length, leader_epoch, MAGIC, crc), checked, body))
 

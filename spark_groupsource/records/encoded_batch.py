@@ -34,4 +34,4 @@ def stamped(
     changed = header._replace(
         attributes=attributes, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence
     )
-    return with_body(changed, data[HEADER_BYTES:])
+    return with_body(changed, memoryview(data)[HEADER_BYTES:])

@@ -267,17 +267,20 @@ def check_crc(buffer: Buffer, header: BatchHeader) -> None:
 
 def crc_of(buffer: Buffer, header: BatchHeader) -> int:
     """Computes the CRC-32C of a batch, which covers everything from the attributes on."""
-    crc: int = 0
     start, end = header.position + ATTRIBUTES_AT, header.position + header.size
-    # the library takes only bytes, so the batch is copied; a large one in parts
-    if isinstance(buffer, bytes) and end - start <= _CRC_BYTES:
-        crc = google_crc32c.extend(0, buffer[start:end])
-        return crc
+    return extended_crc(0, (buffer if isinstance(buffer, bytes) else memoryview(buffer))[start:end])
+
+
+def extended_crc(crc: int, buffer: Buffer) -> int:
+    """Returns the CRC-32C of the bytes that `crc` covers and of those that follow them."""
+    # the library takes only bytes, so others are copied; a large buffer in parts
+    if isinstance(buffer, bytes) or len(buffer) <= _CRC_BYTES:
+        found: int = google_crc32c.extend(crc, bytes(buffer))
+        return found
     view = memoryview(buffer)
-    while end - start > _CRC_BYTES:
+    for start in range(0, len(view), _CRC_BYTES):
         crc = google_crc32c.extend(crc, bytes(view[start : start + _CRC_BYTES]))
-        start += _CRC_BYTES
-    return int(google_crc32c.extend(crc, bytes(view[start:end])))
+    return crc
 
 
 def corrupt_batch(base_offset: int, position: int, fact: str) -> CorruptRecordError:
