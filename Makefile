@@ -1,4 +1,4 @@
-# make run    two Spark applications share a Kafka group over real data, with checks
+# make run    two Spark applications share a Kafka group and write real data exactly once, with checks
 #             BOOTSTRAP=host:port on a Kafka of yours; KAFKA=1 on an Apache Kafka fetched for it; VERBOSE=1 all logs
 # make check  lint and every test that needs neither Java, Spark nor a real Kafka: run it before each commit
 # make test   lint and the tests, on the embedded broker and on a real Apache Kafka

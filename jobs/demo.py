@@ -1,4 +1,4 @@
-"""Demo: two Spark applications share a Kafka consumer group, with checks.
+"""Demo: two Spark applications share a group and write exactly once, a third one checks.
 
     python jobs/demo.py [--bootstrap-servers HOST:PORT | --kafka] [--verbose]
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from child_processes import start_process, stop_process
 from demo_application import DRAIN_TIMEOUT_S, DemoApplication
-from demo_checks import Check, carrier_means, check_lag, check_means, check_rows, group_positions, read_outputs
+from demo_checks import Check, carrier_means, check_lag, check_means, check_rows, group_positions, read_output
 from demo_producer import FlightProducer
 from flights import SCHEMA_FILE, encode_flights, load_flights
 from kafka_jars import UnavailableError, java
@@ -31,7 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from schema_registry import SchemaRegistryServer
 
-from spark_groupsource.client.admin import GroupDescription, NewTopic, create_topics, describe_groups
+from spark_groupsource.client.admin import GroupDescription, NewTopic, create_topics, describe_groups, list_groups
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.common.clock import SystemClock
@@ -64,6 +64,7 @@ class Demo:
         self._settings = ClientSettings.parse({"bootstrap.servers": bootstrap_servers, "client.id": "demo"})
         self._cluster = ClusterClient(self._settings.bootstrap, self._settings)
         self._topic, self._group = "flights", "flight-delays"
+        self._output_topic, self._check_group = "delivered-flights", "delivery-check"
         self._registry = SchemaRegistryServer()
         self._applications: list[DemoApplication] = []
         self._progress = Progress(
@@ -85,8 +86,9 @@ class Demo:
         """Runs all steps; returns True if every check passes."""
         flights = load_flights()
         self._choose_names()
-        create_topics(self._cluster, [NewTopic(self._topic, PARTITIONS)])
-        self._report(f"topic [bold]{self._topic}[/] with {PARTITIONS} partitions on {self._bootstrap}")
+        create_topics(self._cluster, [NewTopic(name, PARTITIONS) for name in (self._topic, self._output_topic)])
+        names = f"[bold]{self._topic}[/] and [bold]{self._output_topic}[/]"
+        self._report(f"topics {names} with {PARTITIONS} partitions each on {self._bootstrap}")
         with ExitStack() as stack:
             stack.callback(self._cluster.close)
             stack.enter_context(self._registry)
@@ -108,7 +110,7 @@ class Demo:
                 self._bars = [self._progress.add_task(name, total=len(flights)) for name in ("produced", "consumed")]
                 self._stream(len(flights))
             committed, ends = group_positions(self._bootstrap, self._group, self._topic)
-            rows = read_outputs({a.name: a.output for a in self._applications})
+            rows = read_output(self._applications[-1].output)
             expected, found = carrier_means(flights), carrier_means(rows)
             checks = [*check_rows(rows, ends, len(flights)), check_means(found, expected), check_lag(committed, ends)]
             self._show_carriers(found)
@@ -116,7 +118,7 @@ class Demo:
         return all(check.passed for check in checks)
 
     def _stream(self, total: int) -> None:
-        """Application A alone, then A and B, then A alone again, until all flights are consumed."""
+        """Application A alone, then A and B, then A alone again, until all flights are delivered; C reads them."""
         self._producer.resume_until(1 / 3)
         first = self._start("A")
         self._until(lambda: self._is_stable(MEMBERS), "application A joins the group")
@@ -137,22 +139,29 @@ class Demo:
         self._producer.resume_until(1)
         self._stop(second)
         self._report("application [bold]B[/] has stopped")
+        third = self._start("C")
         self._until(lambda: self._is_stable(MEMBERS), "application A owns all partitions again")
         self._show_group("B has drained and left: A owns all partitions")
         self._until(lambda: self._producer.is_paused and self._committed() >= total, "application A reads all flights")
         self._stop(first)
         self._until(lambda: self._describe().state == "Empty", "the group is empty")
         self._show_group("A has drained and left")
+        self._until(self._is_output_read, "application C reads all deliveries")
+        self._stop(third)
 
     def _start(self, name: str) -> DemoApplication:
-        self._report(f"starting application [bold]{name}[/]: spark-submit jobs/flight_delays.py, {MEMBERS} members")
+        """Starts application A or B, which deliver flights, or C, which reads the deliveries."""
+        is_check = name == "C"
+        does = "reads committed deliveries" if is_check else f"delivers exactly once, {MEMBERS} members"
+        self._report(f"starting application [bold]{name}[/]: spark-submit jobs/flight_delays.py, {does}")
         application = DemoApplication(
             name,
             DIRECTORY / f"application-{name.lower()}",
             bootstrap_servers=self._bootstrap,
             registry=self._registry.url,
-            topic=self._topic,
-            group=self._group,
+            topic=self._output_topic if is_check else self._topic,
+            group=self._check_group if is_check else self._group,
+            to_topic=None if is_check else self._output_topic,
             verbose=self._verbose,
         )
         self._applications.append(application)
@@ -204,13 +213,19 @@ class Demo:
         self._progress.update(self._bars[1], completed=self._committed())
         for application in self._applications:
             for line in application.new_rebalances():
-                text = escape(line.replace(f"[group={self._group} ", "[", 1))
+                text = escape(line.replace(f"[group={application.group} ", "[", 1))
                 self._console.print(f"  [magenta]{application.name}[/] {text}", highlight=False, soft_wrap=True)
 
     def _committed(self, partitions: Collection[TopicPartition] | None = None) -> int:
         """Number of records before the committed offsets of all or some partitions; the logs start at 0."""
         committed = self._cluster.fetch_committed(self._group, None if partitions is None else list(partitions))
         return sum(position.offset for position in committed.values() if position is not None)
+
+    def _is_output_read(self) -> bool:
+        """Whether application C has committed the ends of the topic that A and B have written."""
+        group = describe_groups(self._cluster, [self._check_group])[self._check_group]
+        rows = group_lag(self._cluster, [group])[self._check_group]
+        return bool(rows) and all(row.lag == 0 or not row.log_end_offset for row in rows)
 
     def _describe(self) -> GroupDescription:
         return describe_groups(self._cluster, [self._group])[self._group]
@@ -252,10 +267,12 @@ class Demo:
 
     def _choose_names(self) -> None:
         """Adds a suffix if the cluster already has a topic or a group of this name."""
-        topics = self._cluster.metadata(None, refresh=True).topics
-        if self._topic in topics or self._describe().state != "Dead":
+        known = set(self._cluster.metadata(None, refresh=True).topics)
+        known.update(listing.group_id for listing in list_groups(self._cluster))
+        if not known.isdisjoint((self._topic, self._output_topic, self._group, self._check_group)):
             suffix = uuid.uuid4().hex[:6]
-            self._topic, self._group = f"{self._topic}-{suffix}", f"{self._group}-{suffix}"
+            self._topic, self._output_topic = f"{self._topic}-{suffix}", f"{self._output_topic}-{suffix}"
+            self._group, self._check_group = f"{self._group}-{suffix}", f"{self._check_group}-{suffix}"
 
     def _kill_applications(self) -> None:
         for application in self._applications:
@@ -326,7 +343,7 @@ def show_next_steps(console: Console, steps: Sequence[tuple[str, str]]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Two Spark applications share a Kafka consumer group.")
+    parser = argparse.ArgumentParser(description="Two Spark applications share a group and write exactly once.")
     target = parser.add_mutually_exclusive_group()
     target.add_argument("--bootstrap-servers", metavar="HOST:PORT", help="run on this Kafka cluster")
     target.add_argument("--kafka", action="store_true", help="download and start Apache Kafka")

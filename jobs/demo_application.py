@@ -19,7 +19,10 @@ DRAIN_TIMEOUT_S = 180
 class DemoApplication:
     """A running `flight_delays` job; its output is written to a file, or to this terminal if `verbose`.
 
-    `directory` contains its Parquet output, its checkpoint, its log and its list of rebalances.
+    `directory` contains its Parquet output, if it has one, its checkpoint, its log and its list of rebalances.
+
+    Args:
+        to_topic: topic that it writes to exactly once; None if it writes Parquet files.
     """
 
     def __init__(
@@ -31,9 +34,10 @@ class DemoApplication:
         registry: str,
         topic: str,
         group: str,
+        to_topic: str | None,
         verbose: bool,
     ) -> None:
-        self.name = name
+        self.name, self.group = name, group
         self.output = directory / "output"
         self.log_file = directory / "log.txt"
         self._rebalances = directory / "rebalances.txt"
@@ -45,13 +49,17 @@ class DemoApplication:
         environment.update(PYSPARK_PYTHON=sys.executable, PYSPARK_DRIVER_PYTHON=sys.executable)
         environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         arguments = ["--bootstrap-servers", bootstrap_servers, "--topic", topic, "--group", group, "--members", "2"]
-        arguments += ["--output", str(self.output), "--checkpoint", str(directory / "checkpoint")]
+        arguments += ["--checkpoint", str(directory / "checkpoint")]
+        if to_topic is None:
+            arguments += ["--output", str(self.output)]
+        else:
+            arguments += ["--to-topic", to_topic, "--transactional-id", f"{group}-{name}"]
         arguments += ["--schema-registry", registry, "--rebalance-log", str(self._rebalances)]
         arguments += ["--log-level", "INFO" if verbose else "WARN"]
         self._process = start_process(
             [
                 *(str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]", "--driver-memory", "1g"),
-                *("--name", f"flight delays {name}", "--conf", "spark.ui.enabled=false"),
+                *("--name", name, "--conf", "spark.ui.enabled=false"),
                 *(str(JOBS / "flight_delays.py"), *arguments),
             ],
             log,

@@ -9,7 +9,7 @@ import pandas
 import pyarrow
 import pyarrow.parquet
 import pytest
-from demo_checks import carrier_means, check_lag, check_means, check_rows, read_outputs
+from demo_checks import carrier_means, check_lag, check_means, check_rows, read_output
 
 ENDS = {0: 3, 1: 2, 2: 0}
 
@@ -39,11 +39,11 @@ def test_row_with_a_wrong_offset_does_not_replace_a_missing_row() -> None:
 
 
 def test_repeated_row_is_detected() -> None:
-    assert failed(*COMPLETE, ("B", 0, 2)) == ["no record read twice"]
+    assert failed(*COMPLETE, ("B", 0, 2)) == ["no record delivered twice"]
 
 
 def test_idle_application_is_detected() -> None:
-    assert failed(*(("A", p, o) for _, p, o in COMPLETE)) == ["both applications read"]
+    assert failed(*(("A", p, o) for _, p, o in COMPLETE)) == ["A and B delivered"]
 
 
 def test_lag_is_detected_and_an_empty_partition_needs_no_commit() -> None:
@@ -60,14 +60,14 @@ def test_wrong_mean_is_detected(found: dict[str, tuple[int, float]]) -> None:
     assert not check_means(found, {"UA": (2, 2.0)}).passed
 
 
-def test_outputs_are_read_without_the_metadata_of_spark(tmp_path: Path) -> None:
+def test_an_output_is_read_without_the_metadata_of_spark(tmp_path: Path) -> None:
+    (tmp_path / "_spark_metadata").mkdir(parents=True)
+    (tmp_path / "_spark_metadata" / "0").write_text("v1")
     for name in ("A", "B"):
-        (tmp_path / name / "_spark_metadata").mkdir(parents=True)
-        (tmp_path / name / "_spark_metadata" / "0").write_text("v1")
-        table = pyarrow.table(
-            {"topic": ["t"], "partition": [0], "offset": [7], "carrier": ["UA"], "arr_delay": [None], "more": [1]}
-        )
-        pyarrow.parquet.write_table(table, tmp_path / name / "part-0.parquet")
-    found = read_outputs({"A": tmp_path / "A", "B": tmp_path / "B"})
+        columns = {"source_partition": [0], "source_offset": [7], "partition": [3], "offset": [9], "more": [1]}
+        table = pyarrow.table({"application": [name], "carrier": ["UA"], "arr_delay": [None], **columns})
+        pyarrow.parquet.write_table(table, tmp_path / f"part-{name}.parquet")
+    found = read_output(tmp_path)
     assert sorted(found["application"]) == ["A", "B"]
+    assert set(zip(found["partition"], found["offset"])) == {(0, 7)}
     assert carrier_means(found)["UA"][0] == 2
