@@ -1,4 +1,4 @@
-"""Client of Spark Connect: reads, writes, a table and a drained stream.
+"""Client of Spark Connect: reads, writes, a table, a drained stream and a copy exactly once.
 
 connect_client.py REMOTE BOOTSTRAP TOPIC GROUP DIRECTORY
 """
@@ -48,6 +48,15 @@ def main(remote: str, bootstrap_servers: str, topic: str, group: str, directory:
     query = target.start()
     wait_until(lambda: read(subscribe=topic).load().count() == found["batch"] + 7 + 3, "the stream has written", 60)
     query.stop()
+    exact = {"kafka.bootstrap.servers": bootstrap_servers, "kafka.transactional.id": f"T-{topic}"}
+    stream = spark.readStream.format("groupsource").options(**exact, subscribe=topic, members="1")
+    rows = stream.option("kafka.group.id", f"{group}-exact").option("startingOffsets", "earliest").load()
+    target = rows.select("key", "value").writeStream.format("groupsource").options(**exact, topic=f"{topic}-copy")
+    for _ in range(2):
+        query = target.option("checkpointLocation", f"{directory}/copied").trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+    found["copied"] = read(subscribe=f"{topic}-copy", **{"kafka.isolation.level": "read_committed"}).load().count()
+    found["copied"] -= read(subscribe=topic).load().count()
     found["has_jvm"] = SparkContext._gateway is not None
     print(json.dumps(found))
     spark.stop()

@@ -213,17 +213,20 @@ def connect_server(directory):
 
 
 def test_client_of_spark_connect_reads_streams_and_drains(embedded, topic, group, tmp_path):
-    create_topic(embedded.bootstrap_servers, topic, PARTITIONS)
+    for name in (topic, f"{topic}-copy"):
+        create_topic(embedded.bootstrap_servers, name, PARTITIONS)
     produce(embedded.bootstrap_servers, topic, [(n % PARTITIONS, None, b"%04d" % n) for n in range(RECORDS)])
     with connect_server(tmp_path) as remote:
         command = [sys.executable, CONNECT_CLIENT, remote, embedded.bootstrap_servers, topic, group, tmp_path]
         variables = environment(PYTHONPATH=os.pathsep.join(sys.path))
-        client = subprocess.run(list(map(str, command)), env=variables, capture_output=True, text=True, timeout=240)
+        client = subprocess.run(list(map(str, command)), env=variables, capture_output=True, text=True, timeout=300)
     assert client.returncode == 0, client.stderr[-3000:]
     found = json.loads(client.stdout.splitlines()[-1])
     assert not found["has_jvm"]
     assert (found["batch"], found["typed"]) == (RECORDS, f"{RECORDS - 1:04d}")
     assert found["written"] == 7
+    # a query with a transactional id copies each record once, also those of its second run
+    assert found["copied"] == 0
     assert found["query"] == ["connected", "running", group] and found["members"] == 2
     # the drain has committed the last batch, and the query has left the group
     assert found["rows"] == found["committed"] >= 2 * 40 and found["queries_after"] == 0
