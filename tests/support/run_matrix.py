@@ -34,12 +34,13 @@ ENVIRONMENTS = ROOT / ".venv-matrix"
 PAGE = ROOT / "docs" / "runtimes-matrix.md"
 SPARKS = ("4.0", "4.1", "4.2", "4.3")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-# streams, batch reads, restarts, and a job that moves between Spark's Kafka source and this one; about five minutes
+# streams, batch reads, restarts, writes, and a job that moves between Spark's Kafka source and this one
 TESTS = (
     "source/test_stream.py",
     "source/test_batch_read.py",
     "source/test_restart_positions.py",
     "parity/test_migration.py",
+    "sink/test_sink_through_spark.py",
 )
 # only these run with ``--soak``, in which every Spark test runs on both clusters
 SOAK_TESTS = ("source/test_logins_through_spark.py", "matrix/test_old_brokers.py")
