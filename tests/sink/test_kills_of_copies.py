@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions
+from confluent_kafka import TopicPartition as Offset
+from confluent_kafka.admin import AdminClient
+from support.clients import open_cluster
 from support.clusters import Cluster
-from support.sink_application import PARTITIONS, RECORDS, STEPS, KilledError, SinkApplication, check, fill
+from support.sink_application import PARTITIONS, RECORDS, STEPS, KilledError, SinkApplication, check, fill, read_output
+from support.waiting import wait_until
+
+from spark_groupsource.client.admin import describe_groups
 
 pytestmark = pytest.mark.slow
 
@@ -71,3 +79,27 @@ def test_two_applications_of_a_group_killed_at_random_steps(
         run_out(application)
         application.stop()
     check(filled, topic, group, output)
+
+
+def test_a_reset_while_a_batch_is_logged_and_not_published_is_followed(
+    filled: Cluster, topic: str, group: str, output: str, tmp_path: Path
+) -> None:
+    application = SinkApplication(tmp_path, filled.bootstrap_servers, topic, group, output)
+    assert application.trigger() == 40
+    application.kill_at = "read"
+    with pytest.raises(KilledError):
+        application.trigger()
+    admin = AdminClient({"bootstrap.servers": filled.bootstrap_servers})
+    with open_cluster(filled.bootstrap_servers) as client:
+        wait_until(lambda: not describe_groups(client, [group])[group].members, "the group is empty", 60, 0.1)
+    offsets = [Offset(topic, number, 5) for number in range(PARTITIONS)]
+    (altered,) = admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, offsets)]).values()
+    altered.result(30)
+    # the logged batch, and then everything from the reset on
+    assert [application.trigger() for _ in range(5)] == [40, 40, 40, 40, 30]
+    assert application.trigger() == 0
+    application.stop()
+    counts = Counter(read_output(filled, output))
+    repeated = {f"{number % PARTITIONS}-{number}" for number in range(10, 80)}
+    assert {value for value, count in counts.items() if count == 2} == repeated
+    assert set(counts.values()) == {1, 2} and len(counts) == RECORDS
