@@ -1,4 +1,4 @@
-"""Demo: two Spark applications share a group and write exactly once, a third one checks.
+"""Demo: two applications share a group and write exactly once.
 
     python jobs/demo.py [--bootstrap-servers HOST:PORT | --kafka] [--verbose]
 

@@ -1,4 +1,4 @@
-"""Streams Avro records of a Kafka topic into Parquet files, or into another topic.
+"""Streams Avro records of a topic into Parquet or another topic.
 
 Each instance joins the group and reads its share of the partitions. SIGTERM and Ctrl-C drain it: the current batch is
 finished, its offsets are committed, the members leave the group, and no record is read twice. Parquet files have each

@@ -1,4 +1,4 @@
-"""Queries that write exactly once, through Spark: triggers, several sources, replays, SQL, errors."""
+"""Queries that write exactly once: triggers, sources, replays, SQL, errors."""
 
 from __future__ import annotations
 

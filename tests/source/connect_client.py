@@ -1,4 +1,4 @@
-"""Client of Spark Connect: reads, writes, a table, a drained stream and a copy exactly once.
+"""Client of Spark Connect: reads, writes, a table and a drained stream.
 
 connect_client.py REMOTE BOOTSTRAP TOPIC GROUP DIRECTORY
 """

@@ -1,4 +1,4 @@
-"""Proxy that loses requests and responses of one API, or answers with errors."""
+"""Proxy that loses requests of one API, or answers with errors."""
 
 from __future__ import annotations
 
