@@ -60,6 +60,7 @@ class TransactionReply:
         partition: one of the partitions whose offsets were added.
         failure: message of the error; the transaction must be aborted then.
         can_retry: whether another transaction for the batch may succeed.
+        code: error code of the broker, with which `failure` names the operation alone; 0 for another error.
     """
 
     is_joined: bool = False
@@ -67,6 +68,7 @@ class TransactionReply:
     partition: TopicPartition | None = None
     failure: str = ""
     can_retry: bool = False
+    code: int = 0
 
 
 class ControlClient:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_groupsource.errors import NetworkError, TransactionAbortedError
+from spark_groupsource.errors import BrokerError, NetworkError, TransactionAbortedError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.source.control_client import TransactionReply, TransactionRequest
 from spark_groupsource.source.positions.published_progress import WriterProgress
@@ -70,6 +70,23 @@ def test_a_killed_reader_of_another_query_is_ignored(ended):
     path.touch()
     try:
         assert join() == JoinedOffsets({"a" * 8: "d"}, TopicPartition("t", 1))
+    finally:
+        running.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "message"),
+    [
+        (TransactionReply(failure="EndTxn", can_retry=True, code=48), BrokerError, "EndTxn failed: INVALID_TXN_STATE"),
+        (TransactionReply(failure="No response.", can_retry=True), NetworkError, "No response."),
+        (TransactionReply(failure="Group 'g' fenced member 'm'."), TransactionAbortedError, "fenced member"),
+    ],
+)
+def test_the_error_of_a_reader_is_counted_as_one_of_the_publisher(reply, error, message):
+    running = server(FIRST, reply)
+    try:
+        with pytest.raises(error, match=message):
+            join()
     finally:
         running.close()
 

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.common.net import Socket, find_connection, is_closed_by_peer
-from spark_groupsource.errors import ApplicationEndedError, ConfigurationError, GroupSourceError, NetworkError
+from spark_groupsource.errors import (
+    ApplicationEndedError,
+    BrokerError,
+    ConfigurationError,
+    GroupSourceError,
+    NetworkError,
+)
 from spark_groupsource.model import ProducerIdAndEpoch
 from spark_groupsource.source.control_client import PeerReply, TransactionReply, TransactionRequest
 from spark_groupsource.source.group.co_readers import NOT_STARTED, CoReaders
@@ -240,7 +246,10 @@ class ReaderProcess:
             producer = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
             partitions = session.join_transaction(producer, request.batch) if request.producer_id >= 0 else []
         except GroupSourceError as error:
-            return TransactionReply(failure=str(error), can_retry=can_begin_again(error))
+            can_retry = can_begin_again(error)
+            if can_retry and isinstance(error, BrokerError):
+                return TransactionReply(failure=error.operation, can_retry=True, code=error.code)
+            return TransactionReply(failure=str(error), can_retry=can_retry)
         self._joined_query = request.query_id
         return TransactionReply(True, session.end_in_flight(), min(partitions, default=None))
 

@@ -68,7 +68,7 @@ class Sources(Protocol):
 
         Args:
             known: the progress of the query, whose readers must take part.
-        Raises: TransactionAbortedError; NetworkError where another transaction may succeed.
+        Raises: TransactionAbortedError; BrokerError, NetworkError where another transaction may succeed.
         """
 
 

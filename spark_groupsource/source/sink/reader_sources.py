@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Mapping
 
-from spark_groupsource.errors import NetworkError, TransactionAbortedError
+from spark_groupsource.errors import BrokerError, NetworkError, TransactionAbortedError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.source.control_client import ControlClient, TransactionReply, TransactionRequest
 from spark_groupsource.source.positions.published_progress import WriterProgress
@@ -61,7 +61,7 @@ class ReaderSources:
     def _ask(self, path: Path, request: TransactionRequest) -> TransactionReply | None:
         """Returns the reply of one reader; None for the socket of an ended one.
 
-        Raises: TransactionAbortedError, NetworkError.
+        Raises: TransactionAbortedError; BrokerError, NetworkError where another transaction may succeed.
         """
         client = ControlClient.connect(path)
         if client is None:
@@ -72,6 +72,8 @@ class ReaderSources:
             return None
         if not reply.failure:
             return reply
+        if reply.code:
+            raise BrokerError(reply.code, reply.failure)
         raise NetworkError(reply.failure) if reply.can_retry else TransactionAbortedError(reply.failure)
 
 
