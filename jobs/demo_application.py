@@ -59,7 +59,7 @@ class DemoApplication:
         self._process = start_process(
             [
                 *(str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]", "--driver-memory", "1g"),
-                *("--name", name, "--conf", "spark.ui.enabled=false"),
+                *("--name", f"flight delays {name}", "--conf", "spark.ui.enabled=false"),
                 *(str(JOBS / "flight_delays.py"), *arguments),
             ],
             log,

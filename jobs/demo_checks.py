@@ -30,6 +30,8 @@ def read_output(path: Path) -> DataFrame:
     """The rows of an output: who has read the record, and its position in the source."""
     columns = ["application", "source_partition", "source_offset", "carrier", "arr_delay"]
     rows: DataFrame = pyarrow.dataset.dataset(path, format="parquet").to_table(columns=columns).to_pandas()
+    # "flight delays A"
+    rows["application"] = rows["application"].str.split().str[-1]
     return rows.rename(columns={"source_partition": "partition", "source_offset": "offset"})
 
 
