@@ -65,7 +65,8 @@ def test_an_output_is_read_without_the_metadata_of_spark(tmp_path: Path) -> None
     (tmp_path / "_spark_metadata" / "0").write_text("v1")
     for name in ("A", "B"):
         columns = {"source_partition": [0], "source_offset": [7], "partition": [3], "offset": [9], "more": [1]}
-        table = pyarrow.table({"application": [f"flight delays {name}"], "carrier": ["UA"], "arr_delay": [None], **columns})
+        application = {"application": [f"flight delays {name}"]}
+        table = pyarrow.table({**application, "carrier": ["UA"], "arr_delay": [None], **columns})
         pyarrow.parquet.write_table(table, tmp_path / f"part-{name}.parquet")
     found = read_output(tmp_path)
     assert sorted(found["application"]) == ["A", "B"]
