@@ -87,8 +87,8 @@ class Demo:
         flights = load_flights()
         self._choose_names()
         create_topics(self._cluster, [NewTopic(name, PARTITIONS) for name in (self._topic, self._output_topic)])
-        names = f"[bold]{self._topic}[/] and [bold]{self._output_topic}[/]"
-        self._report(f"topics {names} with {PARTITIONS} partitions each on {self._bootstrap}")
+        names = f"[bold]{self._topic}[/], [bold]{self._output_topic}[/]"
+        self._report(f"topics {names}: {PARTITIONS} partitions each on {self._bootstrap}")
         with ExitStack() as stack:
             stack.callback(self._cluster.close)
             stack.enter_context(self._registry)
@@ -152,7 +152,7 @@ class Demo:
     def _start(self, name: str) -> DemoApplication:
         """Starts application A or B, which deliver flights, or C, which reads the deliveries."""
         is_check = name == "C"
-        does = "reads committed deliveries" if is_check else f"delivers exactly once, {MEMBERS} members"
+        does = "read_committed" if is_check else "exactly once"
         self._report(f"starting application [bold]{name}[/]: spark-submit jobs/flight_delays.py, {does}")
         application = DemoApplication(
             name,
