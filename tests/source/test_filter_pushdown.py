@@ -1,4 +1,4 @@
-"""Why filters are not pushed down to the brokers: Spark keeps the partitions of one query for the next."""
+"""Pushed filters, which Spark keeps for other queries of the frame."""
 
 from __future__ import annotations
 
