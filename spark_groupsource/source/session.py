@@ -623,9 +623,12 @@ class StreamSession:
         """Returns the end of the next batch; None when there is nothing to read and no partition has moved."""
         # its metadata request finds the new id of a recreated topic
         self._log_ends.recheck_deleted()
-        self._positions = self._start_positions.check_topics(self._positions, start)
-        begins = self._positions.begins(start)
-        readable = self._log_ends.readable(begins, is_available_now=self._planner.is_available_now)
+        readable = None
+        while readable is None:
+            self._positions = self._start_positions.check_topics(self._positions, start)
+            begins = self._positions.begins(start)
+            ids, is_available_now = self._positions.topic_ids, self._planner.is_available_now
+            readable = self._log_ends.readable(begins, ids, is_available_now=is_available_now)
         self._positions = self._positions.with_acquired(readable.truncated)
         begins.update(readable.truncated)
         ends = self._planner.plan(Backlog(begins, readable.ends), limits)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from typing import Any
 
 import pytest
 from support.session_fakes import NO_LIMITS, P0, P1, P2, FakeCluster, FakeGroup, Query
@@ -346,6 +347,53 @@ def test_topic_recreated_during_the_run_is_detected_by_its_id():
     assert query.trigger() == {P0: (0, 12)}
     assert query.trigger() is None
     assert query.committed() == {P0: 12}
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_topic_recreated_during_a_lookup_does_not_end_the_query(
+    is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lookup has found no topic; the metadata that are requested then have the new one."""
+    cluster = FakeCluster(topic_id="old")
+    query = Query(startingOffsets="earliest", cluster=cluster, group=FakeGroup({P0: 0}), failOnDataLoss="false")
+    if not is_first:
+        assert query.trigger() == {P0: (0, 10)}
+    found = cluster.list_offsets
+
+    def recreate(*_: object, **__: object) -> None:
+        monkeypatch.setattr(cluster, "list_offsets", found)
+        cluster.topic_id, cluster.logs[P0] = "new", (0, 12)
+        raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "offset of t-0")
+
+    monkeypatch.setattr(cluster, "list_offsets", recreate)
+    query.clock.advance_ms(500)
+    assert query.trigger() == {P0: (0, 12)}
+    assert query.trigger() is None and query.committed() == {P0: 12}
+
+
+@pytest.mark.parametrize("is_lenient", [True, False])
+def test_topic_recreated_with_a_shorter_log_is_not_a_truncated_one(
+    is_lenient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ListOffsets names topics without ids, and the cached metadata still have the former one."""
+    cluster = FakeCluster(topic_id="old")
+    lenient = {"failOnDataLoss": str(not is_lenient)}
+    query = Query(startingOffsets="earliest", cluster=cluster, group=FakeGroup({P0: 0}), **lenient)
+    assert query.trigger() == {P0: (0, 10)}
+    metadata = cluster.metadata
+
+    def cached(topics: Any = None, *, refresh: bool = False) -> Any:
+        cluster.topic_id = "new" if refresh else cluster.topic_id
+        return metadata(topics, refresh=refresh)
+
+    monkeypatch.setattr(cluster, "metadata", cached)
+    cluster.logs[P0] = (0, 3)
+    query.clock.advance_ms(500)
+    if is_lenient:
+        assert query.trigger() == {P0: (0, 3)}
+    else:
+        with pytest.raises(DataLossError, match="t-0 was deleted and recreated; t-0 was read to offset 10"):
+            query.trigger()
 
 
 @pytest.mark.parametrize("is_noticed", [False, True])

@@ -6,7 +6,7 @@ import logging
 from typing import AbstractSet, Iterable, Mapping, NamedTuple
 
 from spark_groupsource.common.clock import Clock
-from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
+from spark_groupsource.errors import BrokerError, ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
 from spark_groupsource.source.group.ownership import Ownership
 from spark_groupsource.source.options.position_spec import PositionSpec
@@ -309,10 +309,7 @@ class StartPositions:
             begins = self._lookup.earliest(added)
             found |= self._lookup.resolve(self._spec, existing, commits) if existing else {}
         except BrokerError as error:
-            is_unknown = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            deleted = self._lookup.missing(partitions) if is_unknown else []
-            if not deleted:
-                raise
+            deleted = self._lookup.missing_after(error, partitions)
             self._data_loss.deleted_before_lookup(deleted)
             self._log_ends.add_deleted(deleted, is_reported=True)
             rest = [p for p in partitions if p not in deleted]

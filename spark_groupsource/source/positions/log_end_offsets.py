@@ -6,7 +6,7 @@ import logging
 from typing import Iterable, Mapping, NamedTuple
 
 from spark_groupsource.common.clock import Clock
-from spark_groupsource.errors import BrokerError, ErrorCode
+from spark_groupsource.errors import BrokerError
 from spark_groupsource.model import TopicPartition, bounded_names
 from spark_groupsource.source.positions.data_loss import DataLossPolicy
 from spark_groupsource.source.positions.offset_lookup import OffsetLookup, Offsets
@@ -104,15 +104,26 @@ class LogEndOffsets:
             self._deleted = {p: is_reported for p, is_reported in self._deleted.items() if p in missing}
             self.expire()
 
-    def readable(self, begins: Offsets, *, is_available_now: bool) -> ReadableOffsets:
+    def readable(
+        self, begins: Offsets, topic_ids: Mapping[str, str], *, is_available_now: bool
+    ) -> ReadableOffsets | None:
         """Returns the offset each partition may be read to; with availableNow at most the end at the query's start.
 
+        Args:
+            topic_ids: ids of the topics that `begins` refer to.
+
+        Returns: None if a log ends before its begin because its topic is another one now, which the cached metadata
+            show.
         Raises: DataLossError (failOnDataLoss) when a log ends before its begin or a partition was deleted. BrokerError,
             NetworkError.
         """
         is_cached = self._is_cached(begins)
         ends = self._cached if is_cached else self._fetch(begins)
-        truncated = self._truncated(begins, ends)
+        shorter = self._shorter(begins, ends)
+        if shorter and self._is_other_topic({p.topic for p in shorter}, topic_ids):
+            self.expire()
+            return None
+        truncated = self._truncated(begins, ends, shorter)
         if not is_cached:
             truncated = {**truncated, **self._diverged(begins, ends)}
         if not is_available_now:
@@ -124,8 +135,12 @@ class LogEndOffsets:
         limited = {p: min(end, bounds.get(p, truncated.get(p, begins[p]))) for p, end in ends.items()}
         return ReadableOffsets(limited, truncated)
 
-    def _truncated(self, begins: Offsets, ends: Offsets) -> Offsets:
-        shorter = self._shorter(begins, ends)
+    def _is_other_topic(self, topics: set[str], topic_ids: Mapping[str, str]) -> bool:
+        """Returns whether one of the topics was deleted, or created again; ListOffsets names topics without ids."""
+        found = self._lookup.topic_ids(topics, refresh=True)
+        return any(found.get(topic) != topic_ids.get(topic) for topic in topics)
+
+    def _truncated(self, begins: Offsets, ends: Offsets, shorter: list[TopicPartition]) -> Offsets:
         if shorter:
             self._data_loss.truncated({p: begins[p] for p in shorter}, ends)
         # as in Spark's Kafka source, what follows the present end is new
@@ -190,9 +205,7 @@ class LogEndOffsets:
         try:
             return {**begins, **self._lookup.latest(existing)}
         except BrokerError as error:
-            deleted = self._lookup.missing(existing) if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else []
-            if not deleted:
-                raise
+            deleted = self._lookup.missing_after(error, existing)
         self.add_deleted(deleted, is_reported=False)
         return self._fetch_existing(begins)
 

@@ -113,6 +113,21 @@ class OffsetLookup:
             found = [p for p in found if p not in view.partitions_of(p.topic)]
         return found
 
+    def missing_after(self, error: BrokerError, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Returns those of the partitions whose deletion made a lookup fail, sorted.
+
+        Raises: `error` if it has another cause; a retriable error if all of them exist again.
+        """
+        if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise error
+        found = list(partitions)
+        deleted = self.missing(found)
+        if not deleted:
+            names = bounded_names(sorted(found))
+            hint = "A topic was deleted and created again."
+            raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, f"Offset lookup of {names}", hint) from error
+        return deleted
+
     def topic_ids(self, topics: Iterable[str], *, refresh: bool = False) -> dict[str, str]:
         """Returns topic -> id as text, without deleted topics and without brokers that have no topic ids."""
         view = self._cluster.metadata(set(topics), refresh=refresh)
