@@ -129,6 +129,7 @@ class StreamSession:
             cluster, self._lock, self._clock, entity=entity, max_outage_ms=options.max_outage_ms
         )
         self._draining = threading.Event()
+        self._closing = threading.Event()
         self.drained = threading.Event()
         self.reader = ""
         self._checkpoint_cluster_id = ""
@@ -153,9 +154,9 @@ class StreamSession:
             self._clock,
             transactions=self._transactions,
             poll_group=lambda current: (
-                self._poll_group(current, is_available_now=False) is FollowResult.SETTLED
+                self._poll_group(current, self._closing, is_available_now=False) is FollowResult.SETTLED
             ),
-            is_draining=self._draining.is_set,
+            is_closing=self._closing.is_set,
             entity=lambda: self._entity,
         )
         # of a query that writes exactly once: what the transaction of the batch in flight commits, and has committed
@@ -284,6 +285,7 @@ class StreamSession:
     def close(self, reason: str) -> None:
         """Leaves the group and closes the connections."""
         self._draining.set()
+        self._closing.set()
         self._ownership.leave(reason)
         self._cluster.close()
 
@@ -559,7 +561,8 @@ class StreamSession:
             return FollowResult.SETTLED
         if self._assignment is not None and self._ownership.rejoin_needed:
             self._reports.lag_before(self._lags(start))
-        result = self._poll_group(self._assignment, is_available_now=self._planner.is_available_now)
+        is_available_now = self._planner.is_available_now
+        result = self._poll_group(self._assignment, self._draining, is_available_now=is_available_now)
         if result in (FollowResult.SETTLED, FollowResult.REBALANCING):
             assignment = self._ownership.snapshot()
             if assignment != self._assignment or self._start_positions.has_found_absent():
@@ -567,18 +570,21 @@ class StreamSession:
             self._assignment = assignment
         return result
 
-    def _poll_group(self, current: GroupSnapshot | None, *, is_available_now: bool) -> FollowResult:
+    def _poll_group(
+        self, current: GroupSnapshot | None, ended: threading.Event, *, is_available_now: bool
+    ) -> FollowResult:
         """Polls until the assignment is stable or retained partitions may be read.
 
         Args:
             current: the assignment whose partitions are read now, None before the first.
+            ended: ends the poll.
         """
         if current is None:
             self._co_readers.join_not_started()
         while True:
             is_settled = self._ownership.poll(_POLL_MS)
             is_yielding = self._co_readers.should_yield(is_settled, is_available_now)
-            if self._draining.is_set():
+            if ended.is_set():
                 return FollowResult.DRAINING
             if is_yielding:
                 return FollowResult.YIELDED

@@ -405,11 +405,24 @@ def test_replay_requests_other_sources_of_the_query_to_join_before_its_tasks_are
     assert group.calls == ["request", "poll"]
 
 
-def test_drain_ends_the_wait_of_a_replay():
-    query = Query(RESTART, group=FakeGroup(assigned={P0: 0}))
+def test_drain_waits_for_a_replay():
+    """What another member owns is neither read again nor left out."""
+    group = OtherOwner(assigned={P0: 0})
+    group.steps = (6, 6, 7, 8)
+    query = Query(RESTART, group=group)
     query.session.request_drain(None)
-    tasks = query.session.input_partitions(RESTART, TWO_PARTITIONS)
-    assert {r.topic_partition for task in tasks for r in task.ranges} == {P0, P1}
+    (task,) = query.session.input_partitions(RESTART, TWO_PARTITIONS)
+    assert task.ranges == (OffsetRange(P0, 7, 9),) and group.steps == ()
+    query.start = TWO_PARTITIONS
+    query.trigger()
+    assert query.session.drained.is_set() and query.committed() == {P0: 9, P1: 8}
+
+
+def test_close_ends_the_wait_of_a_replay():
+    query = Query(RESTART, group=FakeGroup(assigned={P0: 0}))
+    query.session.close("the query was stopped")
+    query.session.input_partitions(RESTART, TWO_PARTITIONS)
+    assert query.clock.now_ms() < 1_000
 
 
 def test_replay_begins_where_other_members_have_committed(caplog):

@@ -54,6 +54,7 @@ class BatchReplay:
         transactions: of a query that writes exactly once.
         poll_group: polls the group with the assignment whose partitions are read now, None before the first one;
             returns whether the assignment is stable.
+        is_closing: whether the reader ends without the batch; a drain waits for it.
         entity: returns the start of log lines.
     """
 
@@ -68,7 +69,7 @@ class BatchReplay:
         *,
         transactions: TransactionalCommits | None,
         poll_group: Callable[[GroupSnapshot | None], bool],
-        is_draining: Callable[[], bool],
+        is_closing: Callable[[], bool],
         entity: Callable[[], str],
     ) -> None:
         self._cluster = cluster
@@ -79,7 +80,7 @@ class BatchReplay:
         self._clock = clock
         self._transactions = transactions
         self._poll_group = poll_group
-        self._is_draining = is_draining
+        self._is_closing = is_closing
         self._entity = entity
 
     def ranges(self, start: SourceOffset, end: SourceOffset) -> list[OffsetRange]:
@@ -172,7 +173,7 @@ class BatchReplay:
         shared = {p for p in logged.keys() - self._lookup.missing(logged) if self._is_shared(p)}
         wait = ReplayWait(settings.session_timeout_ms, settings.rebalance_timeout_ms, self._cluster.rng)
         current: GroupSnapshot | None = None
-        while not self._is_draining():
+        while not self._is_closing():
             is_settled = False
             if wait.is_member:
                 is_settled = self._poll_group(current)
