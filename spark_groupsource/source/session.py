@@ -613,6 +613,7 @@ class StreamSession:
 
     def _apply_assignment(self, owned: frozenset[TopicPartition], start: SourceOffset) -> None:
         resolved = self._start_positions.resolve(owned, start, self._positions)
+        self._epochs.use_topics(resolved.positions.topic_ids)
         self._epochs.restore(resolved.commits, retained=self._positions.owned)
         self._positions = resolved.positions
         self._held_commits = resolved.followed_resets
@@ -632,6 +633,7 @@ class StreamSession:
         readable = None
         while readable is None:
             self._positions = self._start_positions.check_topics(self._positions, start)
+            self._epochs.use_topics(self._positions.topic_ids)
             begins = self._positions.begins(start)
             ids, is_available_now = self._positions.topic_ids, self._planner.is_available_now
             readable = self._log_ends.readable(begins, ids, is_available_now=is_available_now)

@@ -60,6 +60,19 @@ def test_change_of_leader_without_truncation_is_no_data_loss() -> None:
     assert query.trigger() == {P0: (10, 15)}
 
 
+def test_epochs_of_a_recreated_topic_start_again() -> None:
+    """In the former topic, epoch 3 began at offset 9; the commit of offset 5 must not have the epoch before it."""
+    fake = FakeCluster(logs={P0: (0, 10)}, topic_id="old", leader_epoch=3, epoch_ends={2: EpochEndOffset(2, 9)})
+    query = Query(cluster=fake, group=FakeGroup({P0: 0}), startingOffsets="earliest", failOnDataLoss="false")
+    query.trigger()
+    assert query.trigger() is None and query.group.commits[P0].leader_epoch == 3
+    fake.topic_id, fake.logs[P0] = "new", (0, 5)
+    fake.epoch_ends = {2: EpochEndOffset(2, 1), 3: EpochEndOffset(3, 2)}
+    query.clock.advance_ms(1_000)
+    assert query.trigger() == {P0: (0, 5)}
+    assert query.trigger() is None and query.group.commits[P0] == (5, query.group.commits[P0].metadata, 3)
+
+
 @pytest.mark.parametrize(
     ("ends", "expected"),
     [

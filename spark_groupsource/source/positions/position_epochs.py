@@ -34,6 +34,17 @@ class PositionEpochs:
         self._known: dict[TopicPartition, _EpochAtOffset] = {}
         # (partition, epoch) -> the epoch before it and the offset where it starts
         self._starts: dict[tuple[TopicPartition, int], EpochEndOffset] = {}
+        self._topic_ids: Mapping[str, str] = {}
+
+    def use_topics(self, topic_ids: Mapping[str, str]) -> None:
+        """Drops what is known of topics that were recreated since the last call: their epochs start again."""
+        if topic_ids is self._topic_ids:
+            return
+        known, self._topic_ids = self._topic_ids, topic_ids
+        recreated = {topic for topic, topic_id in topic_ids.items() if known.get(topic, topic_id) != topic_id}
+        if recreated:
+            self._known = {p: each for p, each in self._known.items() if p.topic not in recreated}
+            self._starts = {at: each for at, each in self._starts.items() if at[0].topic not in recreated}
 
     def restore(
         self, commits: Mapping[TopicPartition, OffsetAndMetadata | None], retained: Iterable[TopicPartition]
