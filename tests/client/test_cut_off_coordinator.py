@@ -112,6 +112,14 @@ def test_first_heartbeat_of_a_task_is_not_fenced_by_a_former_coordinator(cluster
         task(client).check_now()
 
 
+def test_client_without_metadata_asks_another_broker(cluster: Cluster) -> None:
+    """The first bootstrap address is that of the former coordinator, which names itself."""
+    cluster.move(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    with open_cluster(",".join(str(broker.address) for broker in cluster.brokers), **SETTINGS) as client:
+        client.commit(GROUP, {T0: OffsetAndMetadata(5)})
+    assert cluster.sent(0, "FindCoordinator") == cluster.sent(1, "OffsetCommit") == 1
+
+
 @pytest.mark.parametrize("named", [[0, 0, 0], [0, 1, 1]])
 @pytest.mark.parametrize("retains", [True, False])
 def test_task_that_every_coordinator_rejects_is_fenced(

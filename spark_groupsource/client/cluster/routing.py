@@ -628,8 +628,10 @@ class Router:
             known = list(self._known_brokers)
         self.rng.shuffle(nodes)
         self.rng.shuffle(known)
-        nodes.sort(key=lambda address: address == self._responded_last)
-        return self.pool.reachable_first([*nodes, *known, *self._bootstrap])
+        # also where there are no metadata: the first bootstrap address may be that of a broker that is cut off
+        last = self._responded_last
+        sources = [sorted(each, key=lambda address: address == last) for each in (nodes, known, self._bootstrap)]
+        return self.pool.reachable_first([address for source in sources for address in source])
 
     def connection_lost(self, address: Address) -> None:
         """Closes the idle connections to a broker and prefers other brokers.
