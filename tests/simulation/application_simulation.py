@@ -16,12 +16,13 @@ import os
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Callable, NamedTuple, Sequence
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from simulation.applications.application_run import ApplicationRun  # noqa: E402
+from simulation.applications.application_run import FEATURES, ApplicationRun  # noqa: E402
 
 _PER_CALL = 100
 
@@ -34,16 +35,19 @@ class Result(NamedTuple):
 
 
 def simulate(
-    seeds: Sequence[int], faults: Sequence[str] | None = None, trace: Callable[[str], None] | None = None
+    seeds: Sequence[int],
+    faults: Sequence[str] | None = None,
+    trace: Callable[[str], None] | None = None,
+    features: Sequence[str] = (),
 ) -> Result:
-    """Runs the schedules of the seeds; `faults`: the kinds of faults, in place of random ones."""
+    """Runs the schedules of the seeds; `faults` and `features`: see `ApplicationRun`."""
     logger = logging.getLogger("spark_groupsource")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     result = Result({}, Counter())
     try:
         for seed in seeds:
-            run = ApplicationRun(seed, trace, faults)
+            run = ApplicationRun(seed, trace, faults, features)
             try:
                 run.run()
             except Exception as error:
@@ -60,16 +64,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--schedules", type=int, default=1_000)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--features", nargs="*", default=(), choices=[*FEATURES, "all"], help="of extended schedules")
     parser.add_argument("--trace", action="store_true", help="print what happens; for one schedule")
     options = parser.parse_args(arguments)
     seeds = range(options.seed, options.seed + options.schedules)
+    features = FEATURES if "all" in options.features else tuple(options.features)
     if options.trace:
-        results = [simulate(seeds, trace=print)]
+        results = [simulate(seeds, trace=print, features=features)]
     else:
         parts = [seeds[at : at + _PER_CALL] for at in range(0, len(seeds), _PER_CALL)]
         with ProcessPoolExecutor(options.processes) as pool:
             results = []
-            for result in pool.map(simulate, parts):
+            for result in pool.map(partial(simulate, features=features), parts):
                 results.append(result)
                 for seed, violation in result.violations.items():
                     print(f"seed {seed}: {violation}", flush=True)

@@ -9,14 +9,17 @@ import os
 
 import pytest
 from simulation.application_simulation import main, simulate
-from simulation.applications.application_run import ApplicationRun
+from simulation.applications.application_run import FEATURES, ApplicationRun
 from simulation.applications.planted_defects import PLANTED, PlantedDefect
 from support.examples import scaled
 
 SEED = int(os.environ.get("APPLICATION_SEED", "20260"))
 SCHEDULES = int(os.environ.get("APPLICATION_SCHEDULES", scaled(3_000, least=200)))
 PARTS = 8
+EXTENDED_SCHEDULES = int(os.environ.get("APPLICATION_SCHEDULES", scaled(1_500, least=100)))
 EXERCISED = ("replay", "report", "drain", "kill", "removed", "set back", "late commit", "outage", "isolate", "restore")
+
+EXTENDED = ("recreate", "leaders", "published", "published before", "graceful restart", "drain of a replay")
 
 pytestmark = pytest.mark.slow
 
@@ -27,9 +30,17 @@ def test_contract_holds(part: int) -> None:
     assert not result.violations, result.violations
 
 
+@pytest.mark.parametrize("part", range(PARTS))
+def test_contract_of_extended_schedules_holds(part: int) -> None:
+    result = simulate(range(SEED + part, SEED + EXTENDED_SCHEDULES, PARTS), features=FEATURES)
+    assert not result.violations, result.violations
+
+
 def test_schedules_contain_every_kind_of_fault() -> None:
     events = simulate(range(SEED, SEED + 40)).events
     assert not [event for event in EXERCISED if events[event] < 2], events
+    extended = simulate(range(SEED, SEED + 80), features=FEATURES).events
+    assert not [event for event in EXTENDED if not extended[event]], extended
 
 
 def test_a_schedule_is_repeated_by_its_seed() -> None:
@@ -46,7 +57,7 @@ def test_planted_defect_is_found(defect: PlantedDefect) -> None:
     found: list[str] = []
     with defect.planted():
         for seed in defect.seeds:
-            found += simulate([seed], defect.faults).violations.values()
+            found += simulate([seed], defect.faults, features=defect.features).violations.values()
             if found:
                 break
     # any other error would be one of the plant

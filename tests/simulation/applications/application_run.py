@@ -12,21 +12,24 @@ import logging
 from collections import Counter
 from dataclasses import replace
 from random import Random
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Collection, Iterable, Sequence
 from unittest import mock
 
 from simulation.applications.simulated_application import MAX_POLL_MS, SESSION_MS, Application, Workload
-from simulation.applications.simulated_cluster import (
-    NODES,
-    Coordinator,
-    SimulatedCluster,
-    SimulatedOffsetsTopic,
-)
+from simulation.applications.simulated_cluster import Coordinator, SimulatedCluster, SimulatedOffsetsTopic
+from simulation.applications.simulated_topic import NODES, TOPIC
+from simulation.applications.simulated_transactions import Publishing
 from simulation.applications.virtual_kernel import Kernel, Process, replaced_threads
 
 from spark_groupsource.broker.group import GroupConfig
 from spark_groupsource.client.membership import commit_history, offsets_topic
-from spark_groupsource.errors import ConfigurationError, GenerationMismatchError, GroupSourceError
+from spark_groupsource.errors import (
+    ConfigurationError,
+    DataLossError,
+    GenerationMismatchError,
+    GroupSourceError,
+    TransactionAbortedError,
+)
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.source.group import start_positions
 from spark_groupsource.source.positions.offset_json import decode_offset
@@ -60,6 +63,10 @@ FAULTS = (
 )
 
 
+FEATURES = ("static", "recreate", "leaders", "transactions", "drain")
+"""Dimensions of the extended schedules; those without them are as their seeds have always been."""
+
+
 class Violation(AssertionError):
     """The contract is violated."""
 
@@ -68,10 +75,20 @@ class ApplicationRun:
     """Two or three applications until everything produced is delivered and all have drained."""
 
     def __init__(
-        self, seed: int, trace: Callable[[str], None] | None = None, faults: Sequence[str] | None = None
+        self,
+        seed: int,
+        trace: Callable[[str], None] | None = None,
+        faults: Sequence[str] | None = None,
+        features: Sequence[str] = (),
     ) -> None:
-        """`faults`: the kinds of faults, in place of random ones."""
+        """Draws a schedule.
+
+        Args:
+            faults: the kinds of faults, in place of random ones.
+            features: of which some are drawn; a single one is taken.
+        """
         self.seed = seed
+        self.features = _drawn(features, Random(f"features of {seed}"))
         self._kinds = faults
         self.random = random = Random(seed)
         self.events: Counter[str] = Counter()
@@ -82,6 +99,7 @@ class ApplicationRun:
         count = random.choice([2, 3, 4])
         self.cluster = SimulatedCluster(self.kernel, random, config, count, self._committed, self._members_changed)
         self.cluster.on_fenced = self._commit_rejected
+        self.cluster.on_published = self._published
         self.is_ending = False
         self._produce_ms = random.choice([7_000, 7_000, 40_000])
         self.has_long_batches = random.random() < 0.25
@@ -111,6 +129,13 @@ class ApplicationRun:
         options = {"kafka.partition.assignment.strategy": strategy}
         if random.random() < 0.1:
             options["onGroupAhead"] = random.choice(["ignore", "fail"])
+        if "static" in self.features and random.random() < 0.8:
+            options["kafka.group.instance.id"] = name
+        if "recreate" in self.features and random.random() < 0.7:
+            options["failOnDataLoss"] = "false"
+        if "transactions" in self.features:
+            options["kafka.transactional.id"] = f"tx-{name}"
+            options.pop("onGroupAhead", None)
         return Workload(
             members=random.choice([1, 1, 2]),
             trigger_ms=random.choice([500, 2_000, 5_000, 15_000]),
@@ -176,11 +201,20 @@ class ApplicationRun:
         """Returns the faults of this run; few kinds in one run, so that each has its effect alone, too."""
         random = self.random
         self._kinds = self._kinds or random.sample(FAULTS, random.choice([0, 1, 2, 2, 3, 4]))
+        if "transactions" in self.features:
+            # a checkpoint that is behind its transactions is an error
+            self._kinds = [kind for kind in self._kinds if kind != "restore"]
         methods = [getattr(self, f"_{kind}") for kind in self._kinds]
         faults = [(random.randrange(2_000, _END_MS), random.choice(methods)) for _ in range(6 if methods else 0)]
+        for feature, count in (("recreate", 2), ("leaders", 6), ("drain", 4)):
+            if feature in self.features:
+                method = getattr(self, f"_{feature}")
+                faults += [(random.randrange(2_000, _END_MS), method) for _ in range(count)]
         return faults + [(at_ms, self._produce) for at_ms in range(3_000, _END_MS, self._produce_ms)]
 
     def _produce(self) -> None:
+        if not self.cluster.topic.exists:
+            return
         for p in self.cluster.ends:
             self.cluster.ends[p] += self.random.choice([0, 0, 1, 3, 10])
 
@@ -218,6 +252,8 @@ class ApplicationRun:
         if not application.is_running and not application.is_drained:
             self.trace(f"{application.name} starts from {application.start.get('t')}, logged {application.logged}")
             application.launch()
+            if "drain" in self.features and not self.is_ending and self.random.random() < 0.4:
+                self.kernel.call_in(self.random.randrange(20_000), application.request_drain)
             if "crash" in (self._kinds or ()) and self.random.random() < 0.5:
                 # commits that are lost shortly before a rebalance
                 self.kernel.call_in(self.random.randrange(1_500), self._crash)
@@ -226,6 +262,43 @@ class ApplicationRun:
         """The query of an application has failed; its user starts it again."""
         self._interrupted(application, "failed")
         self.kernel.call_in(self.random.choice([1_000, 15_000]), self._relaunch, application)
+
+    def _drain(self) -> None:
+        application = self._one()
+        if application is not None:
+            application.request_drain()
+
+    def _leaders(self) -> None:
+        """Other nodes become the leaders of some partitions, perhaps after a time without one."""
+        self.events["leaders"] += 1
+        partitions = [p for p in self.cluster.ends if self.random.random() < 0.6]
+        without_ms = self.random.choice([0, 0, 1_000, 20_000])
+        self.trace(f"leaders of {[str(p) for p in partitions]} move, without one for {without_ms} ms")
+        self.cluster.topic.move_leaders(partitions, without_ms)
+
+    def _recreate(self) -> None:
+        """Deletes the topic and creates it again; what was not delivered of the former one is lost."""
+        if not self.cluster.topic.exists:
+            return
+        self.events["recreate"] += 1
+        without_ms = self.random.choice([1, 500, 5_000, 30_000])
+        self.trace(f"the topic is deleted, for {without_ms} ms")
+        self._fault("*", without_ms)
+        self.cluster.delete_topic()
+        for p in self.delivered:
+            self.delivered[p] = {}
+        self.excused.clear()
+        self._excused_own.clear()
+        self._reset.clear()
+        self._set_back.clear()
+        for pending in self.pending.values():
+            pending.clear()
+        self.kernel.call_in(without_ms, self._created)
+
+    def _created(self) -> None:
+        self.trace("the topic is created")
+        self.cluster.topic.create()
+        self._produce()
 
     def _restore(self) -> None:
         """Kills an application, whose checkpoint is then replaced by an earlier one."""
@@ -275,7 +348,7 @@ class ApplicationRun:
     def _crash(self, *, is_drain: bool = False) -> None:
         self.events["crash"] += 1
         lost = self.random.choice([0, 0, 1, 3])
-        if self.is_ending and not is_drain:
+        if "transactions" in self.features or self.is_ending and not is_drain:
             # no application repeats the commit of an application that has drained
             lost = 0
         self._fault("*", _LOAD_MS)
@@ -299,7 +372,8 @@ class ApplicationRun:
         duration_ms = self.random.choice([15_000, 60_000, 120_000])
         is_ignorant = self.random.random() < 0.5
         self.trace(f"node {node} is isolated for {duration_ms} ms, ignorant: {is_ignorant}")
-        self.cluster.isolate(node, is_ignorant=is_ignorant, load_ms=_LOAD_MS)
+        moves_leaders = "leaders" in self.features
+        self.cluster.isolate(node, is_ignorant=is_ignorant, load_ms=_LOAD_MS, moves_leaders=moves_leaders)
         if self.cluster.stale.get(node) is not None:
             self._fault("*", duration_ms)
         self.kernel.call_in(duration_ms, self.cluster.rejoin, node)
@@ -378,6 +452,8 @@ class ApplicationRun:
             self.trace(f"the commit of {p} by {member_id} goes back from {former} to {offset}")
             application = self._application(member_id)
             is_repeated = application is not None and application.is_running and not _ignores_group(application)
+            # a member that has known the former topic reads the new one from its start
+            is_repeated = is_repeated and "recreate" not in self.features
             self._went_back(p, offset, is_repeated=is_repeated)
         elif offset > former:
             self._set_back.pop(p, None)
@@ -408,7 +484,8 @@ class ApplicationRun:
 
     def _application(self, member_id: str) -> Application | None:
         """Returns the application whose present run has a member."""
-        name, _, rest = member_id.partition(".")
+        # the id of a static member has its group instance id
+        name, _, rest = self.cluster.client_ids.get(member_id, member_id).partition(".")
         application = self._by_name.get(name)
         is_present = application is not None and rest.partition("-")[0] == str(application.number)
         return application if is_present else None
@@ -437,7 +514,11 @@ class ApplicationRun:
     def _member_removed(self, member_id: str, kind: str, rebalancing_since_ms: int | None) -> None:
         self._removed[member_id] = self.kernel.now_ms
         application = self._application(member_id)
-        if application is None or not application.is_running or application.is_leaving:
+        if application is None or not application.is_running:
+            return
+        if application.is_leaving:
+            if kind != "request" and self.has_fault(application.name):
+                self._interrupted(application, "removed")
             return
         if application.is_replaying and kind == "request":
             return
@@ -490,13 +571,38 @@ class ApplicationRun:
         if removed_ms is not None and removed_ms < checked_ms and not self.has_fault("*", SESSION_MS):
             raise Violation(f"a task of {application.name} ends although its member was removed at {removed_ms}")
 
-    def deliver(self, application: Application, tasks: Iterable[GroupInputPartition]) -> None:
+    def deliver(
+        self, application: Application, tasks: Iterable[GroupInputPartition], skipped: Collection[TopicPartition]
+    ) -> None:
+        """The batch of these tasks is in the commit log; `skipped`: partitions of a topic that was deleted."""
         for task in tasks:
             member = task.membership
             is_fenced = member is not None and member.member_id not in self._members
+            is_present = task.topic_ids.get(TOPIC) == str(self.cluster.topic.present.topic_id)
             for p, begin, stop in task.ranges:
-                if stop > begin:
+                if application.is_transactional:
+                    self._check_published(application, p, begin, stop)
+                elif stop > begin and is_present and p not in skipped:
                     self._deliver(application, p, begin, stop, is_fenced)
+
+    def _published(self, published: list[Publishing]) -> None:
+        """A transaction is committed: each record is in the output once, and the group's offsets are its end."""
+        self._progressed_ms = self.kernel.now_ms
+        for name, (p, begin, stop) in published:
+            self.trace(f"{name} publishes {p} [{begin}, {stop})")
+            known = self.delivered[p].keys() & range(begin, stop)
+            if known:
+                raise Violation(f"{p} {min(known)} is published by {name} after {self.delivered[p][min(known)]}")
+            self.delivered[p].update({offset: [name] for offset in range(begin, stop)})
+        for p, _, _ in (each.range for each in published):
+            stored = self.cluster.coordinator.stored(p)
+            if self.cluster.coordinator.is_loaded and self.delivered[p].keys() != set(range(stored)):
+                raise Violation(f"the committed offset of {p} is {stored}, the output has {len(self.delivered[p])}")
+
+    def _check_published(self, application: Application, p: TopicPartition, begin: int, stop: int) -> None:
+        missing = set(range(begin, stop)) - self.delivered[p].keys()
+        if missing:
+            raise Violation(f"{application.name} has ended a batch, of which {p} {min(missing)} is not in the output")
 
     def _deliver(self, application: Application, p: TopicPartition, begin: int, stop: int, is_fenced: bool) -> None:
         self._progressed_ms = self.kernel.now_ms
@@ -515,10 +621,16 @@ class ApplicationRun:
 
     def planned(self, application: Application, start: dict[str, Any], end: dict[str, Any]) -> None:
         """Checks which records the first batch of a run leaves out."""
+        if "recreate" in self.features and decode_offset(start).topic_ids != decode_offset(end).topic_ids:
+            # a committed offset may be of the former topic, so the new one is read from its start
+            for p in decode_offset(end).positions:
+                self._excuse(p, 0, self.cluster.ends[p], is_own=True)
         if application.has_planned or not end or application.first_owned is None:
             return
         application.has_planned = True
         before, after = decode_offset(start), decode_offset(end)
+        if before.topic_ids != after.topic_ids:
+            return
         reaction = application.workload.options.get("onGroupAhead", "follow")
         for p, stop in after.positions.items():
             known = before.positions.get(p, before.delivered.get(p))
@@ -541,12 +653,21 @@ class ApplicationRun:
         if isinstance(error, ConfigurationError) and "onGroupAhead=fail" in str(error):
             # the user accepts what the group has read
             self.events["onGroupAhead=fail"] += 1
-            application.workload = _accepting(application.workload)
+            application.workload = _accepting(application.workload, "onGroupAhead", "follow")
             return
-        is_removed = isinstance(error, GenerationMismatchError) and any(
+        if isinstance(error, DataLossError) and "recreate" in self.events:
+            # the user accepts the loss of the former topic
+            application.workload = _accepting(application.workload, "failOnDataLoss", "false")
+            return
+        is_missing = isinstance(error, ConfigurationError) and "does not exist at" in str(error)
+        if is_missing and self.has_fault("*"):
+            return
+        is_removed = isinstance(error, (GenerationMismatchError, TransactionAbortedError)) and any(
             self._application(member_id) is application for member_id in self._removed
         )
         is_starting = not application.has_planned and self.has_fault(application.name)
+        # delivery.timeout.ms bounds the transaction of a batch
+        is_starting = is_starting or (application.is_transactional and self.has_fault(application.name))
         if not is_removed and not is_starting:
             raise Violation(f"the query of {application.name} ends: {type(error).__name__}: {error}")
 
@@ -554,6 +675,8 @@ class ApplicationRun:
         self._progressed_ms = self.kernel.now_ms
         self.trace(f"{application.name} has drained")
         self.events["drain"] += 1
+        if application.is_restarting:
+            self.kernel.call_in(self.random.choice([500, 20_000]), self._relaunch, application)
         pending = self.pending[application.name]
         if pending and not self.has_fault(application.name):
             raise Violation(f"{application.name} has drained without committing {pending}")
@@ -592,5 +715,14 @@ def _ignores_group(application: Application) -> bool:
     return application.workload.options.get("onGroupAhead") == "ignore"
 
 
-def _accepting(workload: Workload) -> Workload:
-    return replace(workload, options={**workload.options, "onGroupAhead": "follow"})
+def _accepting(workload: Workload, option: str, value: str) -> Workload:
+    return replace(workload, options={**workload.options, option: value})
+
+
+def _drawn(features: Sequence[str], random: Random) -> frozenset[str]:
+    """Returns some of the features; not every two of them."""
+    drawn = set(random.sample(features, random.choice([1, 1, 2, 3]))) if len(features) > 2 else set(features)
+    if "transactions" in drawn:
+        # TxnOffsetCommit names the topic, so an offset of the former one may be committed for the new one
+        drawn.discard("recreate")
+    return frozenset(drawn)

@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Callable, Iterator, Mapping, NamedTuple
 from unittest import mock
 
+from spark_groupsource.client.cluster import cluster_client
+from spark_groupsource.client.cluster.error_rules import Action, ErrorRules
 from spark_groupsource.client.cluster.routing import Router
 from spark_groupsource.client.membership.commit_repetition import CommitRepetition
 from spark_groupsource.client.membership.group_client import GroupClient
@@ -24,26 +26,32 @@ from spark_groupsource.source.group.batch_replay import BatchReplay
 from spark_groupsource.source.group.ownership import GroupSnapshot
 from spark_groupsource.source.group.replay_wait import ReplayStep, ReplayWait
 from spark_groupsource.source.group.start_positions import StartPositions
+from spark_groupsource.source.positions.log_end_offsets import LogEndOffsets
 from spark_groupsource.source.positions.offset_lookup import OffsetLookup
+from spark_groupsource.source.positions.position_epochs import PositionEpochs
 from spark_groupsource.source.positions.stream_positions import StreamPositions
 from spark_groupsource.source.session import FollowResult, StreamSession
+from spark_groupsource.source.sink import publisher
 
-Replacements = Mapping[tuple[type, str], Any]
+# class or module, and attribute
+Replacements = Mapping[tuple[Any, str], Any]
 
 
 class PlantedDefect(NamedTuple):
     """A defect.
 
     Attributes:
-        replacements: class and attribute -> what replaces it.
+        replacements: class or module, and attribute -> what replaces it.
         faults: the kinds of faults that show it; None for any.
         first: the first seed that finds it.
+        features: dimensions of extended schedules.
     """
 
     name: str
     replacements: Replacements
     faults: tuple[str, ...] | None = None
     first: int = 0
+    features: tuple[str, ...] = ()
 
     @property
     def seeds(self) -> range:
@@ -139,10 +147,22 @@ def _assigned_without_delivered(
     return _assigned(self, owned, acquired, commits, {})
 
 
+def _missing_or_raise(self: OffsetLookup, error: Any, partitions: Any) -> Any:
+    deleted = self.missing(partitions)
+    if not deleted:
+        raise error
+    return deleted
+
+
+def _drain_ends_the_wait(self: StreamSession, proof: Any) -> bool:
+    self._closing.set()
+    return _request_drain(self, proof)
+
+
 _poll, _run_once, _to_commit = GroupClient.poll, MemberThread.run_once, StreamPositions.to_commit
 _follow_group, _next_step, _create_wait = StreamSession._follow_group, ReplayWait.next_step, ReplayWait.__init__
 _plan, _check_now, _assigned = StreamSession._plan, TaskHeartbeat.check_now, StreamPositions.assigned
-_missing = OffsetLookup.missing
+_missing, _request_drain = OffsetLookup.missing, StreamSession.request_drain
 _nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
 
 PLANTED: tuple[PlantedDefect, ...] = (
@@ -252,5 +272,55 @@ PLANTED: tuple[PlantedDefect, ...] = (
         {(StreamPositions, "assigned"): _assigned_without_delivered},
         ("cut", "pause"),
         first=16,
+    ),
+    PlantedDefect(
+        "members of one application have one group instance id",
+        {(GroupSettings, "instance_id"): lambda self, index: self.group_instance_id},
+        features=("static",),
+    ),
+    PlantedDefect(
+        "a shorter log of a recreated topic is a truncated one",
+        {(LogEndOffsets, "_is_other_topic"): lambda self, topics, topic_ids: False},
+        first=90,
+        features=("recreate",),
+    ),
+    PlantedDefect(
+        "a recreated topic is read from the position in the former one",
+        {(StartPositions, "recreated"): lambda self, positions, start: {}},
+        features=("recreate",),
+    ),
+    PlantedDefect(
+        "a topic that exists again during a lookup ends the query",
+        {(OffsetLookup, "missing_after"): _missing_or_raise},
+        features=("recreate",),
+    ),
+    PlantedDefect(
+        "leader epochs of a recreated topic are those of the former one",
+        {(PositionEpochs, "use_topics"): _nothing},
+        first=70,
+        features=("recreate", "leaders"),
+    ),
+    PlantedDefect(
+        "an error of a former leader is taken for a log without records",
+        {(cluster_client, "LIST_OFFSETS"): ErrorRules({}, others=Action.NO_RESULT)},
+        features=("leaders",),
+    ),
+    PlantedDefect(
+        "a transaction has the output without the offsets",
+        {(StreamSession, "_ends_in_flight"): lambda self, *_: {}},
+        features=("transactions",),
+    ),
+    PlantedDefect(
+        "a published batch is published again",
+        {(publisher, "_is_published"): lambda known, batch, sources: False},
+        ("kill_one",),
+        first=60,
+        features=("transactions",),
+    ),
+    PlantedDefect(
+        "a drain ends the wait of a replay",
+        {(StreamSession, "request_drain"): _drain_ends_the_wait},
+        ("kill_one",),
+        features=("drain",),
     ),
 )

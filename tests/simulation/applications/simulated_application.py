@@ -1,6 +1,7 @@
 """Simulated Spark application around the real session, members and heartbeats.
 
-A batch is delivered when its `commits/N` is written. The processes of the driver, the reader and the executor are
+A batch is delivered when its `commits/N` is written, or, where the query writes exactly once, when its transaction is
+committed. The processes of the driver, the reader and the executor are
 killed together; the driver alone may be suspended.
 """
 
@@ -13,18 +14,31 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
+from uuid import UUID
 
-from simulation.applications.simulated_cluster import BOOTSTRAP, GROUP, TOPIC
+from simulation.applications.simulated_cluster import BOOTSTRAP, GROUP
+from simulation.applications.simulated_topic import OUTPUT, TOPIC
+from simulation.applications.simulated_transactions import Publishing
 from simulation.applications.virtual_kernel import Process, VirtualClock, VirtualThread
 
 from spark_groupsource.client.network.outage import Outage
-from spark_groupsource.errors import BrokerError, GroupSourceError, NetworkError
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.client.records.transactions import can_begin_again
+from spark_groupsource.errors import (
+    BrokerError,
+    DataLossError,
+    ErrorCode,
+    GroupSourceError,
+    NetworkError,
+    TransactionAbortedError,
+)
+from spark_groupsource.model import OffsetRange, ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.source.group.ownership import GroupPartitions
 from spark_groupsource.source.options.option_parser import parse_options
 from spark_groupsource.source.options.source_options import SourceOptions
 from spark_groupsource.source.positions.batch_planner import Limits
+from spark_groupsource.source.positions.published_progress import WriterProgress
 from spark_groupsource.source.session import StreamSession
+from spark_groupsource.source.sink.publisher import JoinedOffsets, Publication, publish
 from spark_groupsource.source.tasks.task_partition import GroupInputPartition
 from spark_groupsource.source.tasks.task_reader import open_heartbeat
 from spark_groupsource.wire.messages import FetchRequest
@@ -36,6 +50,7 @@ SESSION_MS = 10_000
 MAX_POLL_MS = 30_000
 # the control socket's thread of a reader acts as often
 _CONTROL_MS = 700
+_PUBLISH_MS = 120_000
 
 
 @lru_cache(maxsize=64)
@@ -112,6 +127,13 @@ class Application:
         self._reports: deque[dict[str, Any]] = deque()
         self._in_batch = False
         self._drain_requested = False
+        # requested before everything is read: the application starts again
+        self.is_restarting = False
+        self._batches = 0
+
+    @property
+    def is_transactional(self) -> bool:
+        return "kafka.transactional.id" in self.workload.options
 
     @property
     def client_id(self) -> str:
@@ -128,6 +150,7 @@ class Application:
         self.is_leaving = self._drain_requested = self.has_planned = self._in_batch = False
         self.is_running = True
         self.session = self.first_owned = None
+        self.is_restarting = self.is_replaying = False
         self.warnings = []
         self._reports.clear()
         self.driver, self.reader, self.executor = map(self._process, ("driver", "reader", "executor"))
@@ -181,6 +204,7 @@ class Application:
             for member in ownership._group.shared.members:
                 member.assignors = {name: PhantomAssignor(each) for name, each in member.assignors.items()}
         settings = options.task_settings(cluster.settings)
+        self.sink_client = self.run.cluster.client(self.driver, cluster.settings)
         self.task_client = self.run.cluster.client(self.executor, settings)
         session = StreamSession(cluster, options, ownership, clock, None, ownership.reports)
         positions = session._start_positions
@@ -228,13 +252,20 @@ class Application:
             left_ms = started_ms + run.trigger_ms(self) - kernel.now_ms
             kernel.sleep_ms(max(left_ms, 20 if end != self.start else 200))
 
+    def request_drain(self) -> None:
+        """Stops the query gracefully before everything is read."""
+        if self.is_running and not self.is_leaving:
+            self.run.events["drain of a replay" if self.is_replaying else "graceful restart"] += 1
+            self.run.trace(f"{self.name} is stopped gracefully")
+            self._drain_requested = self.is_leaving = self.is_restarting = True
+
     def _limits(self) -> Limits:
         return Limits(max_offsets=None if self.run.is_ending else self.workload.max_offsets)
 
     def _drained(self) -> None:
-        if self.is_drained:
+        if self.is_drained or not self.is_running:
             return
-        self.is_drained = True
+        self.is_drained = not self.is_restarting
         self.run.drained(self)
         self._end()
 
@@ -243,10 +274,11 @@ class Application:
     def _run_batch(self, tasks: list[GroupInputPartition], end: dict[str, Any]) -> None:
         kernel, run = self.kernel, self.run
         errors: list[GroupSourceError] = []
+        skipped: set[TopicPartition] = set()
         waiting: list[VirtualThread] = []
         batch_ms = run.batch_ms(self)
         for task in tasks:
-            target = partial(self._run_task, task, batch_ms, errors)
+            target = partial(self._run_task, task, batch_ms, errors, skipped)
             waiting.append(self.executor.start(f"task of {self.client_id}", target))
         for thread in waiting:
             if not thread.is_ended:
@@ -254,15 +286,24 @@ class Application:
         if errors:
             raise errors[0]
         kernel.sleep_ms(run.sink_ms(self))
+        if self.is_transactional:
+            self._publish(tasks)
         # commits/N
-        run.deliver(self, tasks)
+        run.deliver(self, tasks, skipped)
+        self._batches += 1
         self.start, self.logged = _copy(end), None
         self.finished.append(self.start)
         if self.workload.is_registered:
             self._reports.append(self.start)
         kernel.sleep_ms(self.random.randrange(20))
 
-    def _run_task(self, task: GroupInputPartition, batch_ms: int, errors: list[GroupSourceError]) -> None:
+    def _run_task(
+        self,
+        task: GroupInputPartition,
+        batch_ms: int,
+        errors: list[GroupSourceError],
+        skipped: set[TopicPartition],
+    ) -> None:
         kernel, client = self.kernel, self.task_client
         clock = VirtualClock(self.executor)
         client.add_known_brokers(task.known_brokers)
@@ -270,9 +311,10 @@ class Application:
         outage = Outage("task", clock, limit_ms=task.max_outage_ms, report_after_ms=longest_ms)
         try:
             with open_heartbeat(client, task.membership, outage) as heartbeat:
-                for part in range(len(task.ranges)):
+                for part in task.ranges:
                     kernel.sleep_ms(batch_ms // len(task.ranges))
-                    self._fetch(task.ranges[part].topic_partition)
+                    if not self._fetch(part, task):
+                        skipped.add(part.topic_partition)
                     heartbeat.check()
                 started_ms = kernel.now_ms
                 heartbeat.check_now()
@@ -280,18 +322,69 @@ class Application:
         except GroupSourceError as error:
             errors.append(error)
 
-    def _fetch(self, p: TopicPartition) -> None:
-        """Fetches from the leader until it responds, as the fetcher does."""
-        retry = self.task_client.retry()
+    def _fetch(self, part: OffsetRange, task: GroupInputPartition) -> bool:
+        """Fetches from the leader until it responds, as the fetcher does; returns False for a lost range."""
+        p, client = part.topic_partition, self.task_client
+        topic_class = FetchRequest.FetchTopic
+        topic_id = UUID(task.topic_ids[p.topic])
+        retry = client.retry()
         while True:
             try:
-                leader = self.task_client.metadata([p.topic], refresh=retry.attempt > 0).leader(p)
-                self.task_client.call_node(leader.node_id, FetchRequest(topics=[]))
-                return
+                view = client.metadata([p.topic], refresh=retry.attempt > 0)
+                code = ErrorCode.UNKNOWN_TOPIC_ID
+                known = view.topics.get(p.topic)
+                if known is not None and known.topic_id == topic_id:
+                    row = topic_class.FetchPartition(
+                        partition=p.partition, current_leader_epoch=view.leader_epoch(p), fetch_offset=part.end
+                    )
+                    request = FetchRequest(topics=[topic_class(topic_id=topic_id, partitions=[row])])
+                    response = client.call_node(view.leader(p).node_id, request)
+                    code = ErrorCode(response.responses[0].partitions[0].error_code)
+                    if code is ErrorCode.NONE:
+                        return True
+                if code is ErrorCode.UNKNOWN_TOPIC_ID and not self._is_current(topic_id):
+                    if task.fail_on_data_loss:
+                        raise DataLossError("TOPIC_PARTITIONS_DELETED", f"{p} was deleted.", "")
+                    return False
             except (NetworkError, BrokerError) as error:
                 if isinstance(error, BrokerError) and not error.retriable:
                     raise
-                self.kernel.sleep_ms(500)
+            retry.attempt += 1
+            self.kernel.sleep_ms(500)
+
+    def _is_current(self, topic_id: UUID) -> bool:
+        """Returns whether most nodes have this topic, as the fetcher finds out."""
+        views = self.run.cluster.topic.views.values()
+        return 2 * sum(view.topic_id == topic_id for view in views) > len(views)
+
+    # -- the sink of a query that writes exactly once ---------------------------------------------------------------
+
+    def _publish(self, tasks: list[GroupInputPartition]) -> None:
+        ranges = [each for task in tasks for each in task.ranges if each.end > each.start]
+        publication = Publication(
+            transactional_id=self.workload.options["kafka.transactional.id"],
+            batches=[Publishing(self.name, each).encoded() for each in ranges],
+            writer=f"query {self.name}",
+            number=self._batches,
+            topic=OUTPUT,
+        )
+        is_new = publish(self.sink_client, publication, self, _PUBLISH_MS)
+        self.run.events["published" if is_new else "published before"] += 1
+
+    def ends(self) -> Mapping[str, str]:
+        """As `ReaderSources`: the reader replies over its control socket."""
+        return self.join(ProducerIdAndEpoch(-1, -1), None).ends
+
+    def join(self, producer: ProducerIdAndEpoch, known: WriterProgress | None) -> JoinedOffsets:
+        session = self.session
+        assert session is not None
+        with self._inside(self.reader):
+            try:
+                joined = session.join_transaction(producer, self._batches) if producer.producer_id >= 0 else []
+            except GroupSourceError as error:
+                kind = NetworkError if can_begin_again(error) else TransactionAbortedError
+                raise kind(str(error)) from error
+            return JoinedOffsets(session.end_in_flight(), min(joined, default=None))
 
     # -- control socket ----------------------------------------------------------------------------------------------
 
@@ -316,11 +409,9 @@ class Application:
                 self.run.events["control error"] += 1
 
     def _drained_by_control(self) -> None:
-        if not self.is_drained:
-            self.is_drained = True
-            self.run.drained(self)
+        if not self.is_drained and self.is_running:
             self.driver.kill()
-            self._end()
+            self._drained()
 
 
 def _copy(offset: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Simulated brokers: three nodes, one topic, the pure group coordinator.
+"""Simulated brokers: three nodes, one topic, the pure coordinators.
 
 A node that is cut off from the controller keeps its metadata, and the groups that it coordinated.
 """
@@ -9,36 +9,43 @@ from random import Random
 from typing import Any, Callable, Iterator
 from uuid import UUID
 
+from simulation.applications.simulated_topic import NODES, TOPIC, SimulatedTopic
+from simulation.applications.simulated_transactions import Publishing, SimulatedTransactions
 from simulation.applications.virtual_kernel import Kernel, Process, VirtualClock
 from simulation.applications.virtual_network import Connection, Link, NetworkClient, Respond
 from simulation.broker import Broker, Entry
 
 from spark_groupsource.broker.group import GroupConfig, error_response
+from spark_groupsource.client.cluster.group_offsets import BY_ID
 from spark_groupsource.client.membership.offsets_topic import OffsetsTopicReader, OffsetsTopicRecord
 from spark_groupsource.common.net import Address
 from spark_groupsource.errors import FENCING_ERRORS, ErrorCode
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.wire.group_records import OffsetKey, decode_key, decode_offset_value
 from spark_groupsource.wire.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
     DescribeGroupsRequest,
+    EndTxnRequest,
     FetchRequest,
-    FetchResponse,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
     HeartbeatRequest,
+    InitProducerIdRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
     ListOffsetsRequest,
-    ListOffsetsResponse,
     MetadataRequest,
     MetadataResponse,
     OffsetCommitRequest,
     OffsetFetchRequest,
+    OffsetForLeaderEpochRequest,
+    ProduceRequest,
     SyncGroupRequest,
+    TxnOffsetCommitRequest,
 )
 
-GROUP, TOPIC, TOPIC_ID = "g", "t", UUID(int=7)
-NODES = (1, 2, 3)
+GROUP = "g"
 BOOTSTRAP = ",".join(f"node{number}:9092" for number in NODES)
 _FOREVER_MS = 2**60
 # called with the partition, the offset, the former one and the id of the member
@@ -51,6 +58,13 @@ _GROUP_REQUESTS = (
     OffsetCommitRequest,
     OffsetFetchRequest,
     DescribeGroupsRequest,
+    TxnOffsetCommitRequest,
+)
+_TRANSACTION_REQUESTS = (
+    InitProducerIdRequest,
+    AddPartitionsToTxnRequest,
+    AddOffsetsToTxnRequest,
+    EndTxnRequest,
 )
 
 
@@ -70,7 +84,8 @@ class Observer:
 
     def appending(self, cause: Any, key: bytes, value: bytes | None, producer_id: int) -> None:
         decoded = decode_key(key)
-        if isinstance(decoded, OffsetKey) and value is not None:
+        # the offsets of a transaction are committed by its end
+        if isinstance(decoded, OffsetKey) and value is not None and producer_id < 0:
             p = TopicPartition(decoded.topic, decoded.partition)
             member_id = getattr(cause.request, "member_id", "")
             self._on_commit(p, decode_offset_value(value).offset, self._broker.stored(p), member_id)
@@ -115,7 +130,8 @@ class SimulatedCluster:
     """Three nodes.
 
     Attributes:
-        ends: log end offset of each partition.
+        topic, ends: the topic, and the log end offset of each partition.
+        transactions: the transaction coordinator, and the output.
         coordinator, coordinator_node: the present one.
         stale: nodes that are cut off from the controller, with the coordinator that each one keeps, if any.
         ignorant: stale nodes that have not received the topic yet.
@@ -132,13 +148,18 @@ class SimulatedCluster:
     ) -> None:
         self.kernel = kernel
         self.random = random
-        self.ends = {TopicPartition(TOPIC, number): 0 for number in range(partitions)}
+        self.topic = SimulatedTopic(kernel, random, partitions)
+        self.ends = self.topic.ends
+        self.transactions = SimulatedTransactions(kernel, self._end_transaction)
+        self.on_published: Callable[[list[Publishing]], None] = lambda published: None
         self._new_coordinator = lambda: Coordinator(kernel, config, on_commit, on_members)
         self.coordinator = self._new_coordinator()
         self.coordinator_node = random.choice(NODES)
         self.stale: dict[int, Coordinator | None] = {}
         self._stale_coordinator_node: dict[int, int] = {}
         self.ignorant: set[int] = set()
+        # member id -> client id; the member id of a static member has its group instance id
+        self.client_ids: dict[str, str] = {}
         # called with the id of a member whose commit was rejected
         self.on_fenced: Callable[[str], None] = lambda member_id: None
         self._links: dict[tuple[str, int], Link] = {}
@@ -180,7 +201,8 @@ class SimulatedCluster:
         The loss of a repeated commit changes nothing.
         """
         log, former = self.coordinator.log, _logged_offsets(self.coordinator.log)
-        while lost and log and isinstance(decode_key(log[-1].key or b""), OffsetKey):
+        # not the tombstones of a topic that was deleted
+        while lost and log and log[-1].value and isinstance(decode_key(log[-1].key or b""), OffsetKey):
             del log[-1]
             lost -= 1
         left = _logged_offsets(log)
@@ -189,16 +211,30 @@ class SimulatedCluster:
         self._break_connections(self.coordinator_node)
         return gone
 
+    def delete_topic(self) -> None:
+        """Deletes the topic; the coordinator deletes its offsets."""
+        self.topic.delete(self.coordinator_node)
+        self.coordinator.drop_partitions(sorted(self.ends))
+
+    def _end_transaction(self, producer_id: int, is_committed: bool, published: list[Publishing]) -> None:
+        self.coordinator.end_transaction(producer_id, is_committed)
+        if is_committed:
+            self.on_published(published)
+
     def move_coordinator(self, load_ms: int) -> None:
         others = [number for number in NODES if number != self.coordinator_node and number not in self.stale]
         if others:
             self.coordinator_node = self.random.choice(others)
             self.coordinator.move(load_ms)
 
-    def isolate(self, node: int, *, is_ignorant: bool, load_ms: int) -> None:
-        """Cuts a node off from the controller; another one takes its groups over."""
+    def isolate(self, node: int, *, is_ignorant: bool, load_ms: int, moves_leaders: bool = False) -> None:
+        """Cuts a node off from the controller; another one takes its groups over, and its partitions."""
         if self.stale:
             return
+        self.topic.cut_off.add(node)
+        self.transactions.leave(node)
+        if moves_leaders:
+            self.topic.move_leaders(self.topic.led_by(node))
         self.stale[node] = None
         self._stale_coordinator_node[node] = self.coordinator_node
         if is_ignorant:
@@ -214,6 +250,7 @@ class SimulatedCluster:
         """Ends the isolation of a node."""
         former = self.stale.pop(node, None)
         self.ignorant.discard(node)
+        self.topic.rejoin(node)
         if former is not None:
             former.incarnation += 1
             self._break_connections(node)
@@ -229,9 +266,15 @@ class SimulatedCluster:
         elif isinstance(request, FindCoordinatorRequest):
             respond(self._found_coordinator(node, request))
         elif isinstance(request, ListOffsetsRequest):
-            respond(self._offsets(request))
+            respond(self.topic.list_offsets(node, request))
+        elif isinstance(request, OffsetForLeaderEpochRequest):
+            respond(self.topic.epoch_ends(node, request))
         elif isinstance(request, FetchRequest):
-            respond(FetchResponse(responses=[]))
+            respond(self.topic.fetch(node, request))
+        elif isinstance(request, _TRANSACTION_REQUESTS):
+            respond(self.transactions.handle(node, request))
+        elif isinstance(request, ProduceRequest):
+            respond(self.transactions.produce(request))
         else:
             raise AssertionError(f"unexpected request {request}")
 
@@ -242,15 +285,30 @@ class SimulatedCluster:
         if coordinator is None:
             respond(error_response(request, ErrorCode.NOT_COORDINATOR, version))
             return
+        topic_id, error = self.topic.views[node].topic_id, ErrorCode.NONE
         if isinstance(request, OffsetCommitRequest):
-            _set_names(request.topics)
+            error = _set_names(request.topics, topic_id, version)
             respond = self._noticing_fences(request.member_id, respond)
-        if isinstance(request, OffsetFetchRequest):
+        elif isinstance(request, OffsetFetchRequest):
             for group in request.groups or ():
-                _set_names(group.topics or ())
-            coordinator.receive(request, version, client_id, lambda response: respond(_with_ids(response)))
+                error = error or _set_names(group.topics or (), topic_id, version)
+        elif isinstance(request, TxnOffsetCommitRequest):
+            error = self.transactions.verify_offsets(request)
+        elif isinstance(request, JoinGroupRequest):
+            respond = self._noticing_member(client_id, respond)
+        if error:
+            respond(error_response(request, error, version))
+        elif isinstance(request, OffsetFetchRequest):
+            coordinator.receive(request, version, client_id, lambda response: respond(_with_ids(response, topic_id)))
         else:
             coordinator.receive(request, version, client_id, respond)
+
+    def _noticing_member(self, client_id: str, respond: Respond) -> Respond:
+        def noticed(response: Any) -> None:
+            self.client_ids[response.member_id] = client_id
+            respond(response)
+
+        return noticed
 
     def _noticing_fences(self, member_id: str, respond: Respond) -> Respond:
         def noticed(response: Any) -> None:
@@ -265,45 +323,18 @@ class SimulatedCluster:
             MetadataResponse.MetadataResponseBroker(node_id=number, host=f"node{number}", port=9092, rack=None)
             for number in NODES
         ]
-        topic_class = MetadataResponse.MetadataResponseTopic
         names = [TOPIC] if request.topics is None else [topic.name or "" for topic in request.topics]
-        topics = [
-            topic_class(
-                error_code=0,
-                name=name,
-                topic_id=TOPIC_ID,
-                is_internal=False,
-                partitions=[
-                    topic_class.MetadataResponsePartition(
-                        error_code=0,
-                        partition_index=p.partition,
-                        leader_id=_leader(p),
-                        leader_epoch=0,
-                        replica_nodes=list(NODES),
-                        isr_nodes=list(NODES),
-                        offline_replicas=[],
-                    )
-                    for p in self.ends
-                ],
-            )
-            if name == TOPIC and node not in self.ignorant
-            else topic_class(
-                error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
-                name=name,
-                topic_id=UUID(int=0),
-                is_internal=False,
-                partitions=[],
-            )
-            for name in names
-        ]
+        topics = self.topic.metadata(node, names, is_ignorant=node in self.ignorant)
         return MetadataResponse(
             throttle_time_ms=0, brokers=brokers, cluster_id="simulated", controller_id=1, topics=topics, error_code=0
         )
 
     def _found_coordinator(self, node: int, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
         found = self._stale_coordinator_node[node] if node in self.stale else self.coordinator_node
+        if request.key_type == 1:
+            found = self.transactions.node
         row = FindCoordinatorResponse.Coordinator(
-            key=GROUP, node_id=found, host=f"node{found}", port=9092, error_code=0, error_message=None
+            key=request.key or GROUP, node_id=found, host=f"node{found}", port=9092, error_code=0, error_message=None
         )
         return FindCoordinatorResponse(
             throttle_time_ms=0,
@@ -314,25 +345,6 @@ class SimulatedCluster:
             port=9092,
             coordinators=[row],
         )
-
-    def _offsets(self, request: ListOffsetsRequest) -> ListOffsetsResponse:
-        topic_class = ListOffsetsResponse.ListOffsetsTopicResponse
-        topics = []
-        for topic in request.topics:
-            rows = []
-            for p in topic.partitions:
-                end = self.ends.get(TopicPartition(topic.name, p.partition_index))
-                rows.append(
-                    topic_class.ListOffsetsPartitionResponse(
-                        partition_index=p.partition_index,
-                        error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) if end is None else 0,
-                        timestamp=-1,
-                        offset=-1 if end is None else (end if p.timestamp == -1 else 0),
-                        leader_epoch=0,
-                    )
-                )
-            topics.append(topic_class(name=topic.name, partitions=rows))
-        return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
 
 
 class SimulatedOffsetsTopic(OffsetsTopicReader):
@@ -354,9 +366,18 @@ class SimulatedOffsetsTopic(OffsetsTopicReader):
             yield OffsetRange(partition, 0, end)
 
     def records(self, window: OffsetRange) -> Iterator[OffsetsTopicRecord]:
+        # the reader gets the records of committed transactions alone
+        pending: dict[int, list[Entry]] = {}
         for entry in self._log()[window.start : window.end]:
-            if entry.key is not None:
-                yield OffsetsTopicRecord(decode_key(entry.key), entry.value)
+            found = [entry]
+            if entry.key is None:
+                found = pending.pop(entry.producer_id, []) if entry.committed else []
+            elif entry.producer_id >= 0:
+                pending.setdefault(entry.producer_id, []).append(entry)
+                found = []
+            for each in found:
+                if each.key is not None:
+                    yield OffsetsTopicRecord(decode_key(each.key), each.value)
 
 
 def _logged_offsets(log: list[Entry]) -> dict[TopicPartition, int]:
@@ -368,21 +389,21 @@ def _logged_offsets(log: list[Entry]) -> dict[TopicPartition, int]:
     return offsets
 
 
-def _set_names(topics: Any) -> None:
-    """Adds the names of topics, as the broker does before it calls the coordinator."""
+def _set_names(topics: Any, topic_id: UUID | None, version: int) -> ErrorCode:
+    """Sets the names of topics, as the broker does before it calls the coordinator; returns the error of an id."""
     for topic in topics:
-        topic.name = topic.name or TOPIC
+        if version >= BY_ID:
+            if topic.topic_id != topic_id:
+                return ErrorCode.UNKNOWN_TOPIC_ID
+            topic.name = TOPIC
+    return ErrorCode.NONE
 
 
-def _with_ids(response: Any) -> Any:
+def _with_ids(response: Any, topic_id: UUID | None) -> Any:
     for group in response.groups or ():
         for topic in group.topics:
-            topic.topic_id = TOPIC_ID
+            topic.topic_id = topic_id
     return response
-
-
-def _leader(p: TopicPartition) -> int:
-    return NODES[p.partition % len(NODES)]
 
 
 def _number(address: Address) -> int:
