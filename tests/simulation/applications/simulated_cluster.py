@@ -383,7 +383,8 @@ class SimulatedOffsetsTopic(OffsetsTopicReader):
 def _logged_offsets(log: list[Entry]) -> dict[TopicPartition, int]:
     offsets = {}
     for entry in log:
-        key = decode_key(entry.key or b"")
+        # the marker of a transaction has no key
+        key = None if entry.key is None else decode_key(entry.key)
         if isinstance(key, OffsetKey) and entry.value is not None:
             offsets[TopicPartition(key.topic, key.partition)] = decode_offset_value(entry.value).offset
     return offsets
