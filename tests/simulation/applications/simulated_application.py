@@ -50,7 +50,6 @@ SESSION_MS = 10_000
 MAX_POLL_MS = 30_000
 # the control socket's thread of a reader acts as often
 _CONTROL_MS = 700
-_PUBLISH_MS = 120_000
 
 
 @lru_cache(maxsize=64)
@@ -368,7 +367,7 @@ class Application:
             number=self._batches,
             topic=OUTPUT,
         )
-        is_new = publish(self.sink_client, publication, self, _PUBLISH_MS)
+        is_new = publish(self.sink_client, publication, self)
         self.run.events["published" if is_new else "published before"] += 1
 
     def ends(self) -> Mapping[str, str]:

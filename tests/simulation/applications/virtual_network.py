@@ -63,6 +63,8 @@ class Connection:
 
     availability = None
     is_expired = False
+    # brokers before Kafka 4.4, which do not check who is meant
+    api_versions: dict[int, tuple[int, int]] = {}
 
     def __init__(
         self, cluster: SimulatedCluster, process: Process, address: Address, client_id: str, settings: Any
