@@ -138,8 +138,6 @@ def start_session(log_level: str) -> SparkSession:
     settings: dict[str, Any] = {
         "spark.log.level": log_level,
         "spark.ui.showConsoleProgress": "false",
-        # saves about 45 ms of each micro-batch; Spark's daemon then logs a broken pipe for a worker it no longer needs
-        "spark.python.unix.domain.socket.enabled": "true",
     }
     return SparkSession.builder.config(map=settings).getOrCreate()
 

@@ -14,11 +14,13 @@ from typing import Any
 
 from spark_groupsource.cli.compile_pyspark import is_compiled
 from spark_groupsource.cli.doctor_findings import Check, CheckResult, Facts, Status
+from spark_groupsource.common.net import CAN_ACKNOWLEDGE_NOW
 from spark_groupsource.errors import GroupSourceError
 
 _TIMEOUT_S = 30
 _OLDEST_SPARK, _OLDEST_JAVA = (4, 0), 17
 _UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
+_SOCKET_DIRECTORY = "spark.python.unix.domain.socket.dir"
 # run by the interpreter of the workers, as Spark starts it
 _WORKER_SCRIPT = """
 import json, sys
@@ -135,12 +137,25 @@ def evaluate_sockets(defaults: str | None) -> Iterable[CheckResult]:
     if defaults is None:
         yield CheckResult(Status.GOOD, f"This Spark has no {_UNIX_SOCKETS} (since 4.1).")
         return
-    values = re.findall(rf"^(?!\s*#).*{re.escape(_UNIX_SOCKETS)}[\s=]+(\w+)", defaults, re.MULTILINE)
-    if values and values[-1].lower() == "true":
-        yield CheckResult(Status.GOOD, f"{_UNIX_SOCKETS} is true.")
+    if (_value(_UNIX_SOCKETS, defaults) or "").lower() == "true":
+        if _value("spark.master", defaults) == "yarn" and _value(_SOCKET_DIRECTORY, defaults) is None:
+            fact = f"{_UNIX_SOCKETS} is true, and java.io.tmpdir of a YARN container is too long for a socket."
+            yield CheckResult(Status.BAD, fact, f"Set {_SOCKET_DIRECTORY} to a short directory of every node, as /tmp.")
+        else:
+            yield CheckResult(Status.GOOD, f"{_UNIX_SOCKETS} is true.")
+    elif CAN_ACKNOWLEDGE_NOW:
+        yield CheckResult(Status.GOOD, f"{_UNIX_SOCKETS} is not needed on Linux.")
     else:
         fix = "Set it to true when the session is created: Spark then sends tasks to Python without TCP."
         yield CheckResult(Status.UNKNOWN, f"{_UNIX_SOCKETS} is not true in spark-defaults.conf.", fix)
+
+
+def _value(name: str, defaults: str) -> str | None:
+    """Returns the last value of a setting; a master is an option of its own for spark-submit."""
+    found = re.findall(rf"^(?!\s*#).*?{re.escape(name)}[\s=]+([^\s'\"]+)", defaults, re.MULTILINE)
+    if name == "spark.master":
+        found += re.findall(r"--master[\s=]+([^\s'\"]+)", defaults)
+    return found[-1] if found else None
 
 
 def _read_archive(_: None, facts: Facts) -> bool | None:

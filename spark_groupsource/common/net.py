@@ -518,9 +518,13 @@ def send_without_delay(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
+CAN_ACKNOWLEDGE_NOW = hasattr(socket, "TCP_QUICKACK")
+"""Whether `acknowledge_now` has an effect: on Linux."""
+
+
 def acknowledge_now(connection: socket.socket) -> None:
     """Acknowledges what this side has received, which the kernel does 40 ms later otherwise (Linux; see tcp(7))."""
-    if hasattr(socket, "TCP_QUICKACK"):
+    if CAN_ACKNOWLEDGE_NOW:
         # not permanent: the kernel returns to delayed acknowledgments
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 

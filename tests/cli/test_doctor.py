@@ -315,12 +315,36 @@ def test_clock_of_a_broker(latest_ms: int | None, status: str) -> None:
         (doctor_machine.evaluate_archive, True, "good"),
         (doctor_machine.evaluate_archive, None, "good"),
         (doctor_machine.evaluate_archive, False, "unknown"),
-        (doctor_machine.evaluate_sockets, "#spark.python.unix.domain.socket.enabled true", "unknown"),
     ],
 )
 def test_machine(evaluate: Any, facts: Any, status: str) -> None:
     (result,) = evaluate(facts)
     assert result.status.value == status and (status == "good" or result.fix)
+
+
+@pytest.mark.parametrize(
+    ("settings", "on_linux", "elsewhere"),
+    [
+        ("#ENABLED true", "good", "unknown"),
+        ("ENABLED false", "good", "unknown"),
+        ("spark.master yarn\nENABLED  true", "bad", "bad"),
+        ("--master yarn --conf ENABLED=true --name x", "bad", "bad"),
+        ("spark.master yarn\n# short\nspark.python.unix.domain.socket.dir /tmp\nENABLED true", "good", "good"),
+        ("spark.master yarn", "good", "unknown"),
+        ("spark.master local\nENABLED true", "good", "good"),
+    ],
+)
+def test_unix_sockets_are_needed_off_linux_and_in_a_short_directory_on_yarn(
+    settings: str, on_linux: str, elsewhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for is_linux in (True, False):
+        monkeypatch.setattr(doctor_machine, "CAN_ACKNOWLEDGE_NOW", is_linux)
+        defaults = settings.replace("ENABLED", "spark.python.unix.domain.socket.enabled")
+        (result,) = doctor_machine.evaluate_sockets(defaults)
+        assert result.status is Status.GOOD or "Set " in result.fix
+        found.append(result.status.value)
+    assert found == [on_linux, elsewhere]
 
 
 def test_spark_without_admission_control_is_named() -> None:

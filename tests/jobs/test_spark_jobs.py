@@ -72,9 +72,12 @@ def arguments(servers: str, topic: str, group: str, directory: Path) -> list[str
 
 
 def submit(job: str, options: list[str], log: Path) -> subprocess.Popen[str]:
-    """Starts a job with spark-submit in a process group of its own."""
+    """Starts a job with spark-submit in a process group of its own, with long paths as in a container of YARN."""
+    temporary = log.parent / ("temporary" * 12)
+    temporary.mkdir(exist_ok=True)
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     command = [str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]"]
+    command += ["--driver-java-options", f"-Djava.io.tmpdir={temporary}"]
     command += ["--conf", "spark.sql.shuffle.partitions=2", str(JOBS / job), *options]
     with open(log, "a") as out:
         return start_process(command, out, subprocess.STDOUT, {**environment, "SPARK_LOCAL_IP": "127.0.0.1"})
