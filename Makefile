@@ -9,6 +9,7 @@
 #             run; SEED=N repeats one
 # make bench  every benchmark beside its rivals, written into benchmarks/figures.md: 13 minutes; QUICK=1 3, FULL=1 40
 # make bench-compare BASE=commit   processor time of this checkout beside that of another commit, as ratios
+# make test-yarn   applications on HDFS and YARN with one node, from Hadoop's jars: docs/yarn.md; 4 GB of memory
 # make lint   style, types, layers, conflict markers
 #             PYTEST_ARGS='-n 0 -k word' passes arguments to pytest: here, the tests with that word, in one process
 # make docs   writes the generated pages of docs/, and builds the site in build/site
@@ -29,7 +30,7 @@ ifndef SEED
 SEED := $(shell date +%s)
 endif
 
-.PHONY: run check quick-tests test test-matrix soak bench bench-compare lint docs docs-diagrams docs-options notebook-screenshots conformance
+.PHONY: run check quick-tests test test-matrix test-yarn soak bench bench-compare lint docs docs-diagrams docs-options notebook-screenshots conformance
 .PHONY: python-there java-there clean
 .DELETE_ON_ERROR:
 
@@ -85,6 +86,9 @@ bench-compare: $(VENV)/.ready-test
 
 test: java-there lint
 	$(BIN)/python tests/support/run_tests.py --rerun $(PYTEST_ARGS)
+
+test-yarn: java-there $(VENV)/.ready-test
+	$(BIN)/python -m pytest --yarn -n 0 -s tests/yarn $(PYTEST_ARGS)
 
 test-matrix: java-there python-there
 	$(PYTHON) tests/support/run_matrix.py $(MATRIX_ARGS)

@@ -50,17 +50,22 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run also the long variants; Spark tests run on both clusters")
+    parser.addoption("--yarn", action="store_true", help="run also the tests that start HDFS and YARN")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the long variants to ``--soak``, and runs long files first.
+    """Leaves the long variants to ``--soak`` and YARN to ``--yarn``, and runs long files first.
 
     The order of the other files is random.
     """
+    left = set()
     if not config.getoption("soak"):
-        left = [item for item in items if is_for_soak(item)]
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in set(left)]
+        left = {item for item in items if is_for_soak(item)}
+    if not config.getoption("yarn"):
+        left |= {item for item in items if item.get_closest_marker("yarn")}
+    if left:
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
     items.sort(key=place)
 
 
