@@ -24,7 +24,7 @@ def submit_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the environment and its archive."""
     directory = tmp_path_factory.mktemp("submit")
     make_environment(directory / "environment")
-    subprocess.run(["sh", "-ec", page_command("tar -czf")], cwd=directory, check=True, timeout=300)
+    subprocess.run(["sh", "-ec", page_command("tar -czf")], cwd=directory, check=True, timeout=900)
     return directory
 
 
