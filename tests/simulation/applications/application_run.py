@@ -204,6 +204,9 @@ class ApplicationRun:
         if "transactions" in self.features:
             # a checkpoint that is behind its transactions is an error
             self._kinds = [kind for kind in self._kinds if kind != "restore"]
+        if "recreate" in self.features:
+            # ListOffsets has no topic id: a node that is cut off names an end of the former log, which ends the query
+            self._kinds = [kind for kind in self._kinds if kind != "isolate"]
         methods = [getattr(self, f"_{kind}") for kind in self._kinds]
         faults = [(random.randrange(2_000, _END_MS), random.choice(methods)) for _ in range(6 if methods else 0)]
         for feature, count in (("recreate", 2), ("leaders", 6), ("drain", 4)):
@@ -428,6 +431,8 @@ class ApplicationRun:
             may_drain = self.random.random() < 0.2
         else:
             may_drain = not self.missing() and not self._behind()
+        # records that are produced after a deletion would be read by none
+        may_drain = may_drain and self.cluster.topic.exists
         if may_drain and "crash" in (self._kinds or ()) and self.random.random() < 0.5:
             self._crash(is_drain=True)
         return may_drain
