@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -40,15 +41,15 @@ class Broker(Protocol):
 
 
 class EmbeddedBrokerProcess:
-    """The embedded broker in a process of its own."""
+    """The embedded broker in a process of its own; `script` runs the command line instead of ``groupsource``."""
 
-    def __init__(self, directory: Path, proxy: Proxy) -> None:
+    def __init__(self, directory: Path, proxy: Proxy, script: Sequence[str] = ()) -> None:
         self._proxy = proxy
         # the proxy's address is advertised, so the broker's own port must be known before the start
         with listen(Address("127.0.0.1", 0)) as probe:
             self._address = f"127.0.0.1:{probe.getsockname()[1]}"
         self._log = directory / "broker.log"
-        self._command = [str(Path(sys.executable).parent / "groupsource"), "broker"]
+        self._command = [*(script or [str(Path(sys.executable).parent / "groupsource")]), "broker"]
         self._command += ["--data-dir", str(directory / "broker")]
         config = {**CONFIG, "advertised.listeners": proxy.address}
         self._command += [part for key, value in config.items() for part in ("--config", f"{key}={value}")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count
 from typing import Any, Protocol
 
@@ -86,6 +87,7 @@ class LibrdkafkaWriter:
             self._settings["transaction.timeout.ms"] = TRANSACTION_TIMEOUT_MS
         self._producer: Producer | None = None
         self._started = 0
+        self._error = ""
 
     def step(self) -> None:
         if self._producer is None:
@@ -99,18 +101,23 @@ class LibrdkafkaWriter:
             self._producer = producer
         offsets: dict[int, int] = {}
         failed: set[int] = set()
-        sent = self._recorder.sent(self._draw, 1 if self._transactional_id is None else 4)
-        if self._transactional_id is None:
+        self._error = ""
+        is_transaction = self._transactional_id is not None
+        sent = self._recorder.sent(self._draw, 4 if is_transaction else 1)
+        if is_transaction:
+            outcome = self._transaction(self._producer, sent, offsets, failed)
+        else:
             self._produce(self._producer, sent, offsets, failed)
             self._producer.flush(_TIMEOUT_S)
             outcome = Outcome.OK if len(offsets) == len(sent) else Outcome.UNKNOWN
-        else:
-            outcome = self._transaction(self._producer, sent, offsets, failed)
         if outcome is Outcome.UNKNOWN:
             # the next operation is of a process of its own, whose writes are not ordered after these
             self._producer = None
         known = tuple(each._replace(offset=offsets.get(each.value)) for each in sent)
-        self._recorder.add(Operation(f"{self._name}.{self._started}", outcome, sent=known))
+        name = f"{self._name}.{self._started}"
+        self._recorder.add(
+            Operation(name, outcome, sent=known, is_transaction=is_transaction, error=self._error)
+        )
 
     def _transaction(
         self, producer: Producer, sent: list[Sent], offsets: dict[int, int], failed: set[int]
@@ -128,12 +135,14 @@ class LibrdkafkaWriter:
             producer.abort_transaction(_TIMEOUT_S)
             return Outcome.FAILED
         except KafkaException as error:
+            self._error = error.args[0].name()
             if not error.args[0].txn_requires_abort():
                 return Outcome.UNKNOWN
         try:
             producer.abort_transaction(_TIMEOUT_S)
             return Outcome.UNKNOWN if is_committing else Outcome.FAILED
-        except KafkaException:
+        except KafkaException as error:
+            self._error = error.args[0].name()
             return Outcome.UNKNOWN
 
     def _produce(
@@ -145,6 +154,7 @@ class LibrdkafkaWriter:
                     offsets[value] = message.offset()
                 else:
                     failed.add(value)
+                    self._error = error.name()
 
             return on_delivery
 
@@ -170,7 +180,7 @@ class OwnWriter:
 
     def step(self) -> None:
         sent = self._recorder.sent(self._draw, 4)
-        known, outcome = tuple(sent), Outcome.FAILED
+        known, outcome, error = tuple(sent), Outcome.FAILED, ""
         try:
             transactions = Transactions(self._cluster, self._transactional_id)
             transactions.init(TRANSACTION_TIMEOUT_MS)
@@ -193,10 +203,10 @@ class OwnWriter:
             outcome = Outcome.FAILED if is_aborted else Outcome.UNKNOWN
             transactions.end(is_committed=not is_aborted)
             outcome = Outcome.FAILED if is_aborted else Outcome.OK
-        except GroupSourceError:
+        except GroupSourceError as found:
             # before EndTxn nothing can be committed: the next transaction, or its timeout, aborts it
-            pass
-        self._recorder.add(Operation(self._name, outcome, sent=known))
+            error = type(found).__name__
+        self._recorder.add(Operation(self._name, outcome, sent=known, is_transaction=True, error=error))
 
     def close(self) -> None:
         """Has no connection of its own."""
@@ -216,6 +226,7 @@ class KafkaPythonWriter:
             "delivery_timeout_ms": TRANSACTION_TIMEOUT_MS,
             "request_timeout_ms": 2_000,
             "max_block_ms": int(_TIMEOUT_S * 1000),
+            "reconnect_backoff_max_ms": 200,
         }
         self._producer: KafkaProducer | None = None
         self._started = 0
@@ -230,7 +241,7 @@ class KafkaPythonWriter:
             self._discard()
             return
         sent = self._recorder.sent(self._draw, 4)
-        known, outcome = tuple(sent), Outcome.FAILED
+        known, outcome, error = tuple(sent), Outcome.FAILED, ""
         try:
             self._producer.begin_transaction()
             futures = [
@@ -246,15 +257,20 @@ class KafkaPythonWriter:
             else:
                 self._producer.commit_transaction()
                 outcome = Outcome.OK
-        except KafkaPythonError:
+        except KafkaPythonError as found:
             # the next transaction, or its timeout, aborts what was not committed
+            error = type(found).__name__
             self._discard()
-        self._recorder.add(Operation(f"{self._name}.{self._started}", outcome, sent=known))
+        name = f"{self._name}.{self._started}"
+        self._recorder.add(Operation(name, outcome, sent=known, is_transaction=True, error=error))
 
     def _discard(self) -> None:
-        if self._producer is not None:
-            self._producer.close(timeout=0)
-            self._producer = None
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            # private, because close(0) raises before it ends the thread if there are records that were not sent
+            producer._sender.force_close()
+            with suppress(KafkaPythonError):
+                producer.close(timeout=1)
 
     def close(self) -> None:
         self._discard()

@@ -39,6 +39,8 @@ class Operation:
         process: the client; its operations do not overlap.
         sent, polled: in order.
         is_reassigned: the client has other partitions or positions than in its operation before.
+        is_transaction: the values were sent in one transaction.
+        error: the error that ended it; empty if there was none.
     """
 
     process: str
@@ -46,6 +48,8 @@ class Operation:
     sent: tuple[Sent, ...] = ()
     polled: tuple[Polled, ...] = ()
     is_reassigned: bool = False
+    is_transaction: bool = False
+    error: str = ""
 
 
 History = list[Operation]

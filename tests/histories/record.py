@@ -1,121 +1,177 @@
-"""Records histories of clients of a broker with faults.
+"""Records histories of clients of a cluster with faults.
 
-    PYTHONPATH=jobs:tests python tests/histories/record.py --histories 1000 --seed 7 [--kafka]
+    PYTHONPATH=jobs:tests python tests/histories/record.py --histories 1000 --seed 7 [--kafka | --three-brokers]
 
-One broker serves all histories of a run, each with a topic of its own. A history with anomalies is printed, and ends
-the run with status 1.
+Several processes record beside each other, because clients of a broker with a fault mostly wait. A process starts a
+cluster for each part of 20 histories, and each history has a topic of its own. A history with anomalies is printed, and
+ends the run with status 1. A table has the faults, and what became of the operations.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import signal
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from uuid import uuid4
 
-from chaos.brokers import Broker, EmbeddedBrokerProcess, RealKafkaBroker
-from chaos.proxy import Proxy
 from support.clients import open_cluster
 from support.topics import create_topic
 
 from histories.checker import Anomaly, find_anomalies
 from histories.clients import Client, LibrdkafkaReader, Recorder, clients
-from histories.history import History
+from histories.faulty_clusters import FaultyCluster, OneBroker, ThreeBrokers
+from histories.history import History, Outcome
 from spark_groupsource.client.records.transactions import Transactions
 
 PARTITIONS = 2
-_FAULTS = ("none", "kill", "freeze", "cut", "hold")
+_PART = 20
+# operations before a fault, and from its end on: a number, so that histories of a busy machine have them, too
+_BEFORE, _AFTER = (5, 40), (20, 40)
+_OPERATIONS_S = 20.0
 _END_S = 90.0
+_COUNTED = ("histories", "operations", "committed", "aborted", "unknown", "sends", "polls", "values", "errors")
+
+Seconds = Counter[str]
+"""Time by phase of a history"""
+Counts = Counter[tuple[str, str]]
+"""What happened, by fault and column of the table"""
 
 
-class Faults:
-    """Faults of one broker; one is injected while the clients run."""
+class Stopwatch:
+    """Adds the time since the last call to a phase."""
 
-    def __init__(self, broker: Broker, proxy: Proxy) -> None:
-        self._broker, self._proxy = broker, proxy
+    def __init__(self) -> None:
+        self.seconds: Seconds = Counter()
+        self._began_s = time.monotonic()
 
-    def inject(self, fault: str, draw: random.Random) -> None:
-        if fault == "kill":
-            self._broker.kill()
-            self._broker.start()
-        elif fault == "freeze":
-            self._broker.signal(signal.SIGSTOP)
-            time.sleep(draw.uniform(0.1, 1.5))
-            self._broker.signal(signal.SIGCONT)
-        elif fault == "cut":
-            self._proxy.drop(draw.uniform(0.3, 1.0), draw)
-        elif fault == "hold":
-            self._proxy.hold()
-            time.sleep(draw.uniform(0.1, 1.5))
-            self._proxy.release()
+    def end(self, phase: str) -> None:
+        now_s = time.monotonic()
+        self.seconds[phase] += now_s - self._began_s  # type: ignore[assignment]
+        self._began_s = now_s
 
 
-def record(faults: Faults, bootstrap_servers: str, seed: int, duration_s: float = 1.5) -> tuple[str, History]:
-    """Records one history; returns the fault that was injected, and the history.
+def record(cluster: FaultyCluster, seed: int) -> tuple[str, History, Seconds]:
+    """Records one history; returns the fault that was injected, the history, and the time of its phases.
 
-    Raises: AssertionError if the logs cannot be read to their ends.
+    Raises: AssertionError if a client fails, or if the logs cannot be read to their ends.
     """
-    draw = random.Random(seed)
+    draw, watch = random.Random(seed), Stopwatch()
+    bootstrap_servers = cluster.bootstrap_servers
     recorder = Recorder(f"h{uuid4().hex[:10]}", PARTITIONS)
     create_topic(bootstrap_servers, recorder.topic, PARTITIONS)
-    fault = draw.choice(_FAULTS)
-    with open_cluster(bootstrap_servers, default_api_timeout_ms="6000", request_timeout_ms="2000") as cluster:
-        running = list(clients(recorder, bootstrap_servers, cluster, seed))
-        ended = threading.Event()
-        threads = [threading.Thread(target=_run, args=(client, ended), daemon=True) for client in running]
+    fault = draw.choice(cluster.faults)
+    with open_cluster(bootstrap_servers, default_api_timeout_ms="6000", request_timeout_ms="2000") as own:
+        running = list(clients(recorder, bootstrap_servers, own, seed))
+        ended, errors = threading.Event(), list[BaseException]()
+        threads = [threading.Thread(target=_run, args=(client, ended, errors), daemon=True) for client in running]
         for thread in threads:
             thread.start()
-        time.sleep(duration_s * draw.uniform(0.2, 0.6))
-        faults.inject(fault, draw)
-        time.sleep(duration_s * 0.5)
+        watch.end("start")
+        _wait_for(recorder, draw.randint(*_BEFORE))
+        watch.end("before the fault")
+        cluster.inject(fault, draw)
+        watch.end("fault")
+        _wait_for(recorder, draw.randint(*_AFTER))
+        watch.end("after it")
         ended.set()
         for thread in threads:
             thread.join(_END_S)
             assert not thread.is_alive(), "a client did not end"
-    with open_cluster(bootstrap_servers) as cluster:
+        assert not errors, f"a client failed: {errors}"
+        watch.end("last operations")
+    with open_cluster(bootstrap_servers) as own:
         # a transaction that is open hides what comes after it
         for name in "abc":
-            Transactions(cluster, f"{recorder.topic}-{name}").init(1_000)
+            Transactions(own, f"{recorder.topic}-{name}").init(1_000)
     last = LibrdkafkaReader(recorder, bootstrap_servers, "end")
     deadline_s = time.monotonic() + _END_S
     is_complete = last.read_to_end(lambda: time.monotonic() > deadline_s)
+    watch.end("read to the end")
     for client in [*running, last]:
         client.close()
+    watch.end("close")
     assert is_complete, "the logs could not be read to their ends"
-    return fault, recorder.history
+    return fault, recorder.history, watch.seconds
 
 
-def _run(client: Client, ended: threading.Event) -> None:
-    while not ended.is_set():
-        client.step()
+def _wait_for(recorder: Recorder, count: int) -> None:
+    """Waits until the clients have performed `count` more operations, for at most 20 s."""
+    expected, deadline_s = len(recorder.history) + count, time.monotonic() + _OPERATIONS_S
+    while len(recorder.history) < expected and time.monotonic() < deadline_s:
+        time.sleep(0.01)
 
 
-def run(directory: Path, *, histories: int, seed: int, kafka: bool = False) -> int:
-    """Records and checks histories; returns the number of operations.
+def _run(client: Client, ended: threading.Event, errors: list[BaseException]) -> None:
+    try:
+        while not ended.is_set():
+            client.step()
+    except BaseException as error:
+        errors.append(error)
+
+
+def counted(fault: str, history: History) -> Counts:
+    """Returns what happened in a history."""
+    found = Counter({(fault, "histories"): 1, (fault, "operations"): len(history)})
+    outcomes = {Outcome.OK: "committed", Outcome.FAILED: "aborted", Outcome.UNKNOWN: "unknown"}
+    for operation in history:
+        if operation.is_transaction:
+            found[fault, outcomes[operation.outcome]] += 1
+        elif operation.sent:
+            found[fault, "sends"] += 1
+        found[fault, "polls"] += bool(operation.polled)
+        found[fault, "values"] += len(operation.polled)
+        found[fault, "errors"] += bool(operation.error)
+    return found
+
+
+def run_part(seeds: Sequence[int], start: Callable[[Path], FaultyCluster] = OneBroker) -> tuple[Counts, Seconds]:
+    """Records and checks histories one after another on one cluster.
 
     Raises: AssertionError with the anomalies of the first history that has some.
     """
-    proxy = Proxy()
-    broker: Broker = (RealKafkaBroker if kafka else EmbeddedBrokerProcess)(directory, proxy)
-    broker.start()
-    faults, total = Faults(broker, proxy), 0
-    try:
-        for number in range(seed, seed + histories):
-            fault, history = record(faults, proxy.address, number)
-            anomalies = find_anomalies(history)
-            total += len(history)
-            assert not anomalies, _report(number, fault, anomalies, history)
-            if number % 50 == 0 or histories < 50:
-                print(f"history {number}: {fault}, {len(history)} operations", flush=True)
-    finally:
-        broker.stop()
-        proxy.close()
-    return total
+    counts: Counts = Counter()
+    seconds: Seconds = Counter()
+    with tempfile.TemporaryDirectory() as directory:
+        cluster = start(Path(directory))
+        try:
+            for seed in seeds:
+                fault, history, spent = record(cluster, seed)
+                anomalies = find_anomalies(history)
+                counts += counted(fault, history)
+                seconds += spent
+                assert not anomalies, _report(seed, fault, anomalies, history)
+        finally:
+            cluster.stop()
+    return counts, seconds
+
+
+def run(
+    histories: int, seed: int, processes: int = 1, start: Callable[[Path], FaultyCluster] = OneBroker
+) -> tuple[Counts, Seconds]:
+    """Records and checks histories in parts; returns what happened, and the time of the phases.
+
+    Raises: AssertionError with the anomalies of the first history that has some.
+    """
+    counts: Counts = Counter()
+    seconds: Seconds = Counter()
+    end, began_s = seed + histories, time.monotonic()
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        parts = [range(first, min(first + _PART, end)) for first in range(seed, end, _PART)]
+        for done in as_completed([pool.submit(run_part, part, start) for part in parts]):
+            of_part, spent = done.result()
+            counts += of_part
+            seconds += spent
+            print(f"after {time.monotonic() - began_s:.0f} s:", *table(counts, seconds), sep="\n", flush=True)
+    return counts, seconds
 
 
 def _report(seed: int, fault: str, anomalies: list[Anomaly], history: History) -> str:
@@ -125,19 +181,35 @@ def _report(seed: int, fault: str, anomalies: list[Anomaly], history: History) -
     return "\n".join(lines)
 
 
+def table(counts: Counts, seconds: Seconds) -> Iterable[str]:
+    """Yields lines with what happened by fault, and with the mean time of each phase of a history."""
+    faults = sorted({fault for fault, _ in counts})
+    yield f"{'fault':<8}" + "".join(f"{name:>11}" for name in _COUNTED)
+    for fault in faults:
+        yield f"{fault:<8}" + "".join(f"{counts[fault, name]:>11,}" for name in _COUNTED)
+    yield f"{'all':<8}" + "".join(f"{sum(counts[f, name] for f in faults):>11,}" for name in _COUNTED)
+    histories = sum(counts[fault, "histories"] for fault in faults)
+    yield "seconds of a history: " + ", ".join(f"{name} {spent / histories:.1f}" for name, spent in seconds.items())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--histories", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kafka", action="store_true")
+    parser.add_argument("--processes", type=int, help="default: 8, and 1 with a real Kafka")
+    parser.add_argument("--kafka", action="store_true", help="a real Apache Kafka of one broker")
+    parser.add_argument("--three-brokers", action="store_true", help="a real Apache Kafka of three brokers")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        try:
-            total = run(Path(directory), histories=options.histories, seed=options.seed, kafka=options.kafka)
-        except AssertionError as error:
-            print(error)
-            return 1
-    print(f"{options.histories} histories with {total} operations, no anomaly")
+    start: Callable[[Path], FaultyCluster] = partial(OneBroker, kafka=options.kafka)
+    if options.three_brokers:
+        start = ThreeBrokers
+    processes = options.processes or (1 if options.kafka or options.three_brokers else 8)
+    try:
+        counts, _ = run(options.histories, options.seed, processes, start)
+    except AssertionError as error:
+        print(error)
+        return 1
+    print(f"{sum(n for (_, name), n in counts.items() if name == 'histories')} histories, no anomaly")
     return 0
 
 

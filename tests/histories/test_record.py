@@ -2,28 +2,80 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, Message
 
-from histories.clients import LibrdkafkaReader
-from histories.record import run
+from histories import clients
+from histories.faulty_clusters import OneBroker, ThreeBrokers
+from histories.planted_broker import DEFECTS
+from histories.record import run_part
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+_SCRIPT = Path(__file__).with_name("planted_broker.py")
 
 
-def test_histories_with_faults_have_no_anomaly(tmp_path: Path) -> None:
+def test_histories_with_faults_have_no_anomaly() -> None:
     # the faults: kill, none, kill
-    assert run(tmp_path, histories=3, seed=1) > 0
+    counts, _ = run_part(range(1, 4))
+    assert counts["kill", "histories"] == 2 and counts["none", "histories"] == 1
+    for what in ("committed", "aborted", "sends", "polls"):
+        assert counts["kill", what] > 0, what
 
 
-def test_readers_of_uncommitted_records_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LibrdkafkaReader, "isolation_level", "read_uncommitted")
+SHOWN = {
+    "commit_is_dropped": "(lost write|unseen)",
+    "aborted_records_are_read": "aborted read",
+    "commit_is_torn": "torn transaction",
+    "batch_is_stored_twice": "duplicate",
+    "acknowledged_batch_is_not_stored": "inconsistent offset",
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_of_the_broker_is_found(defect: str) -> None:
+    start = partial(OneBroker, script=(sys.executable, str(_SCRIPT), defect))
+    with pytest.raises(AssertionError, match=rf"\n  {SHOWN[defect]}: "):
+        run_part(range(10, 20), start)
+
+
+def _repeated(messages: list[Message]) -> list[Message]:
+    return messages + messages[-1:]
+
+
+def _without_one(messages: list[Message]) -> list[Message]:
+    return [each for number, each in enumerate(messages) if number != 1 or each.error() is not None]
+
+
+@pytest.mark.parametrize(
+    ("defect", "kind"), [(_repeated, "nonmonotonic poll"), (_without_one, "(skipped poll|lost write|unseen)")]
+)
+def test_a_defect_of_a_consumer_is_found(
+    defect: Callable[[list[Message]], list[Message]], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Planted(Consumer):
+        def consume(self, *given: Any) -> list[Message]:
+            return defect(super().consume(*given))
+
+    monkeypatch.setattr(clients, "Consumer", Planted)
+    with pytest.raises(AssertionError, match=rf"\n  {kind}: "):
+        run_part(range(10, 20))
+
+
+def test_readers_of_uncommitted_records_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients.LibrdkafkaReader, "isolation_level", "read_uncommitted")
     with pytest.raises(AssertionError, match="aborted read"):
-        run(tmp_path, histories=3, seed=10)
+        run_part(range(10, 20))
 
 
 @pytest.mark.kafka
 @pytest.mark.soak
-def test_histories_of_a_real_kafka_have_no_anomaly(tmp_path: Path) -> None:
-    assert run(tmp_path, histories=20, seed=100, kafka=True) > 0
+@pytest.mark.parametrize("start", [partial(OneBroker, kafka=True), ThreeBrokers])
+def test_histories_of_a_real_kafka_have_no_anomaly(start: Callable[[Path], Any]) -> None:
+    assert run_part(range(100, 115), start)[0]
