@@ -72,9 +72,9 @@ def output(topic: str) -> str:
 
 
 @pytest.fixture
-def filled(embedded: Any, topic: str, output: str) -> Cluster:
-    """A broker whose topic has records, and an empty topic for the output."""
-    return fill(Cluster("embedded", embedded.bootstrap_servers), topic, output)
+def filled(cluster: Cluster, topic: str, output: str) -> Cluster:
+    """A cluster whose topic has records, and an empty topic for the output."""
+    return fill(cluster, topic, output)
 
 
 @pytest.mark.usefixtures("separate_drivers")

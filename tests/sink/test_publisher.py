@@ -1,4 +1,4 @@
-"""Transactions that publish a batch, on the embedded broker."""
+"""Transactions that publish a batch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from uuid import uuid4
 
 import pytest
 from support.clients import open_cluster
+from support.sink_application import stable_end
 from support.topics import create_topic
 
-from spark_groupsource.client.cluster.cluster_client import LATEST, ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import CommittingMember
 from spark_groupsource.client.records import transactions as transactions_module
 from spark_groupsource.client.records.producer_settings import ProducerSettings
@@ -56,15 +57,15 @@ class FakeSources:
 
 
 @pytest.fixture(scope="module")
-def client(embedded) -> Iterator[ClusterClient]:
-    settings = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "5", "default_api_timeout_ms": "5000"}
-    with open_cluster(embedded.bootstrap_servers, **settings) as opened:
+def client(cluster) -> Iterator[ClusterClient]:
+    settings = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "5", "default_api_timeout_ms": "20000"}
+    with open_cluster(cluster.bootstrap_servers, **settings) as opened:
         yield opened
 
 
 @pytest.fixture
-def output(embedded, topic: str) -> TopicPartition:
-    create_topic(embedded.bootstrap_servers, topic)
+def output(cluster, topic: str) -> TopicPartition:
+    create_topic(cluster.bootstrap_servers, topic)
     return TopicPartition(topic, 0)
 
 
@@ -82,8 +83,8 @@ def batch(
 
 
 def end(client: ClusterClient, output: TopicPartition) -> int:
-    """Returns the end of what a read_committed consumer may read."""
-    return client.list_offsets({output: LATEST}, read_committed=True)[output].offset
+    """Returns the end of what a read_committed consumer may read, once no transaction is open."""
+    return stable_end(client, output)
 
 
 def progress(client: ClusterClient, transactional_id: str) -> list[WriterProgress]:

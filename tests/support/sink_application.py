@@ -19,7 +19,9 @@ from support.clusters import Cluster
 from support.read_back import messages_to_end
 from support.source_process import SourceProcess
 from support.topics import create_topic, produce
+from support.waiting import wait_until
 
+from spark_groupsource.client.cluster.cluster_client import LATEST, ClusterClient
 from spark_groupsource.client.records.transactions import Transactions
 from spark_groupsource.errors import RequestTimeoutError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
@@ -79,6 +81,8 @@ class SinkApplication:
         }
         self.offsets: list[Mapping[str, Any]] = []
         self.commits = 0
+        self.tasks = 1
+        """Number of record batches of a partition, as of tasks that write to it."""
         self.kill_at: str | None = None
         self.state: dict[str, int] = {}
         """Sum of the records of each input partition, as a stateful query keeps it; rebuilt from the last batch."""
@@ -151,8 +155,10 @@ class SinkApplication:
         for partition, _, value in rows:
             by_partition[partition].append(Record(value.encode(), value.encode(), 0))
         batches = [
-            EncodedBatch(TopicPartition(self._output, partition), encode_batch(records), len(records))
+            EncodedBatch(TopicPartition(self._output, partition), encode_batch(part), len(part))
             for partition, records in sorted(by_partition.items())
+            for task in range(self.tasks)
+            if (part := records[task :: self.tasks])
         ]
         cluster_id = self.cluster.metadata(()).cluster_id or ""
         request = TransactionRequest(self.transactional_id, -1, -1, self.query_id, cluster_id, self.commits)
@@ -179,8 +185,26 @@ class SinkApplication:
             setattr(publisher, "Transactions", Transactions)
 
 
+def stable_end(client: ClusterClient, topic_partition: TopicPartition) -> int:
+    """Returns the end offset of a partition without an open transaction: Kafka writes markers after EndTxn."""
+
+    def end() -> tuple[int] | None:
+        stable, high = (
+            client.list_offsets({topic_partition: LATEST}, read_committed=committed)[topic_partition].offset
+            for committed in (True, False)
+        )
+        return (stable,) if stable == high else None
+
+    found = wait_until(end, f"no transaction of {topic_partition} is open", 60)
+    assert found is not None
+    return found[0]
+
+
 def read_output(cluster: Cluster, topic: str) -> list[str]:
-    """Returns the values that a read_committed consumer sees, up to the last stable offsets."""
+    """Returns the values that a read_committed consumer sees, once no transaction is open."""
+    with open_cluster(cluster.bootstrap_servers) as client:
+        for number in range(PARTITIONS):
+            stable_end(client, TopicPartition(topic, number))
     messages = messages_to_end(cluster.bootstrap_servers, topic, PARTITIONS)
     return [(message.value() or b"").decode() for message in messages]
 
