@@ -71,6 +71,8 @@ soak: java-there $(VENV)/.ready-test
 	$(BIN)/python tests/chaos/copies.py --seed $(SEED) --events 20 --kafka
 	$(BIN)/python tests/histories/record.py --seed $(SEED) --histories 1000
 	$(BIN)/python tests/histories/record.py --seed $(SEED) --histories 100 --kafka
+	$(BIN)/python tests/histories/record.py --seed $(SEED) --histories 30 --three-brokers
+	$(BIN)/python tests/histories/record.py --seed $(SEED) --histories 20 --spark
 	$(BIN)/python tests/chaos/coordinator_moves.py --seed $(SEED) --moves 20
 	$(BIN)/python tests/chaos/coordinator_moves.py --seed $(SEED) --moves 10 --kafka --spark
 	$(BIN)/python tests/chaos/database_kills.py --seed $(SEED) --kills 10

@@ -1,7 +1,8 @@
 """Spark application that copies or counts a topic exactly once.
 
-Each has a group, a checkpoint and a transactional id of its own. SIGTERM drains it. It restarts a failed query from its
-checkpoint, as a supervisor would.
+Each has a group, a checkpoint and a transactional id of its own. A copy is in the partition of the same number, with
+the offset of its record as key. SIGTERM drains it. It restarts a failed query from its checkpoint, as a supervisor
+would.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def main() -> int:
             rows = read(spark, options, f"{options.group}-counts", f"counts-{name}")
             rows = rows.groupBy("partition").count().selectExpr("string(partition) as key", "string(count) as value")
             return write(rows, options, f"{options.topic}-counts", f"counts-{name}", "complete")
-        rows = read(spark, options, options.group, f"copy-{name}").selectExpr("key", "value")
+        rows = read(spark, options, options.group, f"copy-{name}")
+        rows = rows.selectExpr("string(offset) as key", "value", "partition")
         return write(rows, options, f"{options.topic}-copy", f"copy-{name}")
 
     return run(start, options.directory)

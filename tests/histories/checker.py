@@ -33,7 +33,7 @@ class Observations:
         offsets: log -> value -> its offsets.
         polled: log -> the values that some client has received.
         ends: log -> the largest offset that was received.
-        writers: value -> the operation that sent it.
+        writers: log and value -> the operation that sent it.
     """
 
     history: History
@@ -41,14 +41,14 @@ class Observations:
     offsets: dict[str, dict[int, set[int]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
     polled: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     ends: dict[str, int] = field(default_factory=dict)
-    writers: dict[int, Operation] = field(default_factory=dict)
+    writers: dict[tuple[str, int], Operation] = field(default_factory=dict)
 
     @classmethod
     def of(cls, history: History) -> Observations:
         found = cls(history)
         for operation in history:
             for sent in operation.sent:
-                found.writers[sent.value] = operation
+                found.writers[sent.log, sent.value] = operation
                 if sent.offset is not None and operation.outcome is not Outcome.FAILED:
                     found._see(sent.log, sent.offset, sent.value)
             for log, offset, value in operation.polled:
@@ -124,7 +124,7 @@ def _unseen(seen: Observations) -> Iterator[Anomaly]:
 def _aborted_reads(seen: Observations) -> Iterator[Anomaly]:
     for operation in seen.history:
         for log, offset, value in operation.polled:
-            writer = seen.writers.get(value)
+            writer = seen.writers.get((log, value))
             if writer is not None and writer.outcome is Outcome.FAILED:
                 yield Anomaly("aborted read", f"{operation.process} read {value} of {log} at {offset}, which failed")
 
@@ -200,7 +200,7 @@ def _graph(seen: Observations) -> list[list[int]]:
             edges[previous[operation.process]].append(number)
         previous[operation.process] = number
         for polled in operation.polled:
-            writer = seen.writers.get(polled.value)
+            writer = seen.writers.get((polled.log, polled.value))
             if writer is not None and writer is not operation:
                 edges[numbers[id(writer)]].append(number)
     return edges

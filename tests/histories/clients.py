@@ -284,6 +284,8 @@ class LibrdkafkaReader:
     def __init__(self, recorder: Recorder, bootstrap_servers: str, name: str, group: str | None = None) -> None:
         self._recorder, self._name = recorder, name
         self._is_reassigned = True
+        self.keys: dict[int, int] = {}
+        """Key by value, of records that have one."""
         self._consumer = Consumer(
             {
                 **_LIBRDKAFKA,
@@ -314,6 +316,8 @@ class LibrdkafkaReader:
             if error is None:
                 self._ended.discard(message.partition())
                 value = int(message.value() or b"")
+                if key := message.key():
+                    self.keys[value] = int(key)
                 polled.append(Polled(self._recorder.log(message.partition() or 0), message.offset() or 0, value))
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._ended.add(message.partition())

@@ -1,10 +1,11 @@
 """Records histories of clients of a cluster with faults.
 
-    PYTHONPATH=jobs:tests python tests/histories/record.py --histories 1000 --seed 7 [--kafka | --three-brokers]
+    PYTHONPATH=jobs:tests python tests/histories/record.py --histories 1000 --seed 7 [--kafka] [--spark]
 
 Several processes record beside each other, because clients of a broker with a fault mostly wait. A process starts a
-cluster for each part of 20 histories, and each history has a topic of its own. A history with anomalies is printed, and
-ends the run with status 1. A table has the faults, and what became of the operations.
+cluster for each part of 10 histories, and each history has a topic of its own. With --spark, a Spark query that copies
+the topic exactly once is one of the clients, and a history has several faults, also of its processes. A history with
+anomalies is printed, and ends the run with status 1. A table has the faults, and what became of the operations.
 """
 
 from __future__ import annotations
@@ -30,15 +31,19 @@ from histories.checker import Anomaly, find_anomalies
 from histories.clients import Client, LibrdkafkaReader, Recorder, clients
 from histories.faulty_clusters import FaultyCluster, OneBroker, ThreeBrokers
 from histories.history import History, Outcome
+from histories.spark_copies import SparkCopies
 from spark_groupsource.client.records.transactions import Transactions
 
 PARTITIONS = 2
-_PART = 20
+_PART = 10
 # operations before a fault, and from its end on: a number, so that histories of a busy machine have them, too
 _BEFORE, _AFTER = (5, 40), (20, 40)
 _OPERATIONS_S = 20.0
+# the start of a Spark application takes longer than a fault
+_SPARK_FAULTS = 8
 _END_S = 90.0
-_COUNTED = ("histories", "operations", "committed", "aborted", "unknown", "sends", "polls", "values", "errors")
+_TRANSACTIONS = ("committed", "aborted", "unknown")
+_COUNTED = ("histories", "faults", "operations", *_TRANSACTIONS, "sends", "batches", "polls", "values", "errors")
 
 Seconds = Counter[str]
 """Time by phase of a history"""
@@ -59,48 +64,64 @@ class Stopwatch:
         self._began_s = now_s
 
 
-def record(cluster: FaultyCluster, seed: int) -> tuple[str, History, Seconds]:
-    """Records one history; returns the fault that was injected, the history, and the time of its phases.
+def record(cluster: FaultyCluster, seed: int, spark: Path | None = None) -> tuple[list[str], History, Seconds]:
+    """Records one history; returns the faults that were injected, the history, and the time of its phases.
 
+    Args:
+        spark: a directory for a Spark application, which takes part.
     Raises: AssertionError if a client fails, or if the logs cannot be read to their ends.
     """
     draw, watch = random.Random(seed), Stopwatch()
     bootstrap_servers = cluster.bootstrap_servers
     recorder = Recorder(f"h{uuid4().hex[:10]}", PARTITIONS)
     create_topic(bootstrap_servers, recorder.topic, PARTITIONS)
-    fault = draw.choice(cluster.faults)
-    with open_cluster(bootstrap_servers, default_api_timeout_ms="6000", request_timeout_ms="2000") as own:
-        running = list(clients(recorder, bootstrap_servers, own, seed))
-        ended, errors = threading.Event(), list[BaseException]()
-        threads = [threading.Thread(target=_run, args=(client, ended, errors), daemon=True) for client in running]
-        for thread in threads:
-            thread.start()
-        watch.end("start")
-        _wait_for(recorder, draw.randint(*_BEFORE))
-        watch.end("before the fault")
-        cluster.inject(fault, draw)
-        watch.end("fault")
-        _wait_for(recorder, draw.randint(*_AFTER))
-        watch.end("after it")
-        ended.set()
-        for thread in threads:
-            thread.join(_END_S)
-            assert not thread.is_alive(), "a client did not end"
-        assert not errors, f"a client failed: {errors}"
-        watch.end("last operations")
-    with open_cluster(bootstrap_servers) as own:
-        # a transaction that is open hides what comes after it
-        for name in "abc":
-            Transactions(own, f"{recorder.topic}-{name}").init(1_000)
-    last = LibrdkafkaReader(recorder, bootstrap_servers, "end")
-    deadline_s = time.monotonic() + _END_S
-    is_complete = last.read_to_end(lambda: time.monotonic() > deadline_s)
-    watch.end("read to the end")
-    for client in [*running, last]:
-        client.close()
-    watch.end("close")
-    assert is_complete, "the logs could not be read to their ends"
-    return fault, recorder.history, watch.seconds
+    copies = None if spark is None else SparkCopies(spark, bootstrap_servers, recorder)
+    try:
+        if copies is None:
+            faults = [draw.choice(cluster.faults)]
+        else:
+            faults = draw.choices([*cluster.faults, *SparkCopies.faults], k=_SPARK_FAULTS)
+            copies.wait_ready()
+        with open_cluster(bootstrap_servers, default_api_timeout_ms="6000", request_timeout_ms="2000") as own:
+            running = list(clients(recorder, bootstrap_servers, own, seed))
+            ended, errors = threading.Event(), list[BaseException]()
+            threads = [threading.Thread(target=_run, args=(client, ended, errors), daemon=True) for client in running]
+            for thread in threads:
+                thread.start()
+            watch.end("start")
+            for fault in faults:
+                _wait_for(recorder, draw.randint(*_BEFORE))
+                watch.end("before the fault")
+                if copies is not None and fault in SparkCopies.faults:
+                    copies.inject(fault)
+                else:
+                    cluster.inject(fault, draw)
+                watch.end("fault")
+            _wait_for(recorder, draw.randint(*_AFTER))
+            watch.end("after it")
+            ended.set()
+            for thread in threads:
+                thread.join(_END_S)
+                assert not thread.is_alive(), "a client did not end"
+            assert not errors, f"a client failed: {errors}"
+            watch.end("last operations")
+        with open_cluster(bootstrap_servers) as own:
+            # a transaction that is open hides what comes after it
+            for name in "abc":
+                Transactions(own, f"{recorder.topic}-{name}").init(1_000)
+        last = LibrdkafkaReader(recorder, bootstrap_servers, "end")
+        deadline_s = time.monotonic() + _END_S
+        assert last.read_to_end(lambda: time.monotonic() > deadline_s), "the logs could not be read to their ends"
+        watch.end("read to the end")
+        for client in [*running, last]:
+            client.close()
+        watch.end("close")
+        copied = [] if copies is None else copies.operations()
+        watch.end("copies")
+    finally:
+        if copies is not None:
+            copies.close()
+    return faults, recorder.history + copied, watch.seconds
 
 
 def _wait_for(recorder: Recorder, count: int) -> None:
@@ -118,22 +139,31 @@ def _run(client: Client, ended: threading.Event, errors: list[BaseException]) ->
         errors.append(error)
 
 
-def counted(fault: str, history: History) -> Counts:
+def counted(faults: Sequence[str], history: History) -> Counts:
     """Returns what happened in a history."""
-    found = Counter({(fault, "histories"): 1, (fault, "operations"): len(history)})
+    name = faults[0] if len(faults) == 1 else "several"
+    found = Counter({(name, "histories"): 1, (name, "operations"): len(history)})
+    if len(faults) > 1:
+        found.update((fault, "faults") for fault in faults)
+    else:
+        found[name, "faults"] = 1
     outcomes = {Outcome.OK: "committed", Outcome.FAILED: "aborted", Outcome.UNKNOWN: "unknown"}
     for operation in history:
-        if operation.is_transaction:
-            found[fault, outcomes[operation.outcome]] += 1
+        if operation.process == "spark":
+            found[name, "batches"] += 1
+        elif operation.is_transaction:
+            found[name, outcomes[operation.outcome]] += 1
         elif operation.sent:
-            found[fault, "sends"] += 1
-        found[fault, "polls"] += bool(operation.polled)
-        found[fault, "values"] += len(operation.polled)
-        found[fault, "errors"] += bool(operation.error)
+            found[name, "sends"] += 1
+        found[name, "polls"] += bool(operation.polled)
+        found[name, "values"] += len(operation.polled)
+        found[name, "errors"] += bool(operation.error)
     return found
 
 
-def run_part(seeds: Sequence[int], start: Callable[[Path], FaultyCluster] = OneBroker) -> tuple[Counts, Seconds]:
+def run_part(
+    seeds: Sequence[int], start: Callable[[Path], FaultyCluster] = OneBroker, has_spark: bool = False
+) -> tuple[Counts, Seconds]:
     """Records and checks histories one after another on one cluster.
 
     Raises: AssertionError with the anomalies of the first history that has some.
@@ -144,18 +174,22 @@ def run_part(seeds: Sequence[int], start: Callable[[Path], FaultyCluster] = OneB
         cluster = start(Path(directory))
         try:
             for seed in seeds:
-                fault, history, spent = record(cluster, seed)
+                faults, history, spent = record(cluster, seed, Path(directory) if has_spark else None)
                 anomalies = find_anomalies(history)
-                counts += counted(fault, history)
+                counts += counted(faults, history)
                 seconds += spent
-                assert not anomalies, _report(seed, fault, anomalies, history)
+                assert not anomalies, _report(seed, faults, anomalies, history)
         finally:
             cluster.stop()
     return counts, seconds
 
 
 def run(
-    histories: int, seed: int, processes: int = 1, start: Callable[[Path], FaultyCluster] = OneBroker
+    histories: int,
+    seed: int,
+    processes: int = 1,
+    start: Callable[[Path], FaultyCluster] = OneBroker,
+    has_spark: bool = False,
 ) -> tuple[Counts, Seconds]:
     """Records and checks histories in parts; returns what happened, and the time of the phases.
 
@@ -166,7 +200,7 @@ def run(
     end, began_s = seed + histories, time.monotonic()
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         parts = [range(first, min(first + _PART, end)) for first in range(seed, end, _PART)]
-        for done in as_completed([pool.submit(run_part, part, start) for part in parts]):
+        for done in as_completed([pool.submit(run_part, part, start, has_spark) for part in parts]):
             of_part, spent = done.result()
             counts += of_part
             seconds += spent
@@ -174,8 +208,8 @@ def run(
     return counts, seconds
 
 
-def _report(seed: int, fault: str, anomalies: list[Anomaly], history: History) -> str:
-    lines = [f"history {seed} ({fault}) has {len(anomalies)} anomalies:"]
+def _report(seed: int, faults: Sequence[str], anomalies: list[Anomaly], history: History) -> str:
+    lines = [f"history {seed} ({', '.join(faults)}) has {len(anomalies)} anomalies:"]
     lines += [f"  {kind}: {text}" for kind, text in anomalies[:20]]
     lines += [f"  {number}: {operation}" for number, operation in enumerate(history)]
     return "\n".join(lines)
@@ -184,10 +218,10 @@ def _report(seed: int, fault: str, anomalies: list[Anomaly], history: History) -
 def table(counts: Counts, seconds: Seconds) -> Iterable[str]:
     """Yields lines with what happened by fault, and with the mean time of each phase of a history."""
     faults = sorted({fault for fault, _ in counts})
-    yield f"{'fault':<8}" + "".join(f"{name:>11}" for name in _COUNTED)
+    yield f"{'fault':<12}" + "".join(f"{name:>11}" for name in _COUNTED)
     for fault in faults:
-        yield f"{fault:<8}" + "".join(f"{counts[fault, name]:>11,}" for name in _COUNTED)
-    yield f"{'all':<8}" + "".join(f"{sum(counts[f, name] for f in faults):>11,}" for name in _COUNTED)
+        yield f"{fault:<12}" + "".join(f"{counts[fault, name]:>11,}" for name in _COUNTED)
+    yield f"{'all':<12}" + "".join(f"{sum(counts[f, name] for f in faults):>11,}" for name in _COUNTED)
     histories = sum(counts[fault, "histories"] for fault in faults)
     yield "seconds of a history: " + ", ".join(f"{name} {spent / histories:.1f}" for name, spent in seconds.items())
 
@@ -196,16 +230,17 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--histories", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, help="default: 8, and 1 with a real Kafka")
+    parser.add_argument("--processes", type=int, help="default: 8, and 1 with a real Kafka or Spark")
     parser.add_argument("--kafka", action="store_true", help="a real Apache Kafka of one broker")
     parser.add_argument("--three-brokers", action="store_true", help="a real Apache Kafka of three brokers")
+    parser.add_argument("--spark", action="store_true", help="with a Spark query that writes exactly once")
     options = parser.parse_args()
     start: Callable[[Path], FaultyCluster] = partial(OneBroker, kafka=options.kafka)
     if options.three_brokers:
         start = ThreeBrokers
-    processes = options.processes or (1 if options.kafka or options.three_brokers else 8)
+    processes = options.processes or (1 if options.kafka or options.three_brokers or options.spark else 8)
     try:
-        counts, _ = run(options.histories, options.seed, processes, start)
+        counts, _ = run(options.histories, options.seed, processes, start, options.spark)
     except AssertionError as error:
         print(error)
         return 1

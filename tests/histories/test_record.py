@@ -74,6 +74,13 @@ def test_readers_of_uncommitted_records_are_found(monkeypatch: pytest.MonkeyPatc
         run_part(range(10, 20))
 
 
+@pytest.mark.spark
+@pytest.mark.soak
+def test_a_history_with_a_query_that_writes_exactly_once_has_no_anomaly() -> None:
+    counts, _ = run_part(range(1), has_spark=True)
+    assert counts["several", "batches"] > 0
+
+
 @pytest.mark.kafka
 @pytest.mark.soak
 @pytest.mark.parametrize("start", [partial(OneBroker, kafka=True), ThreeBrokers])
