@@ -16,7 +16,7 @@ from histories.clients import LibrdkafkaReader, Recorder
 from histories.history import History, Operation, Polled, Sent
 
 _SCRIPT = Path(chaos.copying_application.__file__)
-_MAX_OFFSETS = 40
+_MAX_OFFSETS = 300
 
 
 class SparkCopies:
@@ -59,11 +59,10 @@ class SparkCopies:
         for log, offset, _ in records:
             last[log] = max(last.get(log, -1), offset)
 
-        def is_copied() -> bool:
-            ends = self._ends()
-            return bool(ends) and all(ends[-1].get(log, 0) > offset for log, offset in last.items())
-
-        wait_until(is_copied, f"the query has copied {last}", WAIT_S, 0.2)
+        # while there is progress
+        while not _reaches(known := self._ends(), last):
+            what = f"another micro-batch, until {last} is copied"
+            wait_until(lambda: len(self._ends()) > len(known), what, WAIT_S, 0.2)
         reader = LibrdkafkaReader(self._copies, self._bootstrap_servers, "end of the copies")
         assert reader.read_to_end(lambda: False)
         reader.close()
@@ -97,3 +96,7 @@ class SparkCopies:
 
     def close(self) -> None:
         self._application.close()
+
+
+def _reaches(ends: list[dict[str, int]], last: dict[str, int]) -> bool:
+    return bool(ends) and all(ends[-1].get(log, 0) > offset for log, offset in last.items())
