@@ -36,8 +36,8 @@ class Row(NamedTuple):
 BUDGET: Mapping[str, Row] = {
     "batch-read-1": Row(8_000_000, Size(0.4, 3, 90), Size(0.0625, 1, 27), Size(1, 3, 240)),
     "batch-read-2": Row(8_000_000, Size(0.4, 3, 197), Size(0.0625, 1, 45), Size(1, 3, 465)),
-    "batch-write": Row(2_000_000, Size(0.5, 2, 100), Size(0.125, 1, 0), Size(1, 3, 300)),
-    "micro-batch-write": Row(0, Size(0.5, 2, 45), Size(0.25, 1, 0), Size(1, 3, 90)),
+    "batch-write": Row(2_000_000, Size(0.4, 2, 60), Size(0.125, 1, 0), Size(1, 3, 300)),
+    "micro-batch-write": Row(0, Size(0.5, 2, 0), Size(0.25, 1, 0), Size(1, 3, 90)),
     "parts": Row(1_200_000, Size(0.5, 1, 5), Size(0.125, 1, 2), Size(1, 1, 15)),
     "arrow-clients": Row(1_200_000, Size(0.25, 2, 10), Size(0.05, 1, 3), Size(1, 3, 80)),
     "availableNow": Row(8_000_000, Size(0.4, 3, 40), Size(0.0625, 1, 15), Size(1, 5, 160)),
