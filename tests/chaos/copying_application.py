@@ -28,6 +28,7 @@ def read(spark: SparkSession, options: argparse.Namespace, group: str, transacti
         .option("kafka.transactional.id", transactional_id)
         .option("kafka.session.timeout.ms", 6000)
         .option("kafka.heartbeat.interval.ms", 500)
+        .option("kafka.isolation.level", "read_committed")
         .option("subscribe", options.topic)
         .option("startingOffsets", "earliest")
         .option("members", 2)
