@@ -269,7 +269,9 @@ class StreamSession:
                 membership=group.members.get(task.member),
                 topic_ids=end.topic_ids,
                 leader_epochs=self._epochs.of_ranges(task.ranges),
-                known_brokers=self._cluster.known_brokers(),
+                known_brokers=self._cluster.task_brokers(
+                    (each.topic_partition for each in task.ranges), self._options.group_id
+                ),
                 max_outage_ms=self._options.max_outage_ms,
                 group_id=self._options.group_id,
             )

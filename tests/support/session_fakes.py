@@ -78,8 +78,8 @@ class FakeCluster:
     ) -> dict[TopicPartition, EpochEndOffset]:
         return {p: self.epoch_ends.get(e, EpochEndOffset(e, self.logs[p][1])) for p, e in epochs.items()}
 
-    def known_brokers(self) -> tuple[Address, ...]:
-        return (Address("h", 1),)
+    def task_brokers(self, partitions: Iterable[TopicPartition], group_id: str | None = None) -> tuple[Address, ...]:
+        return tuple(Address(f"h{p.partition}", 1) for p in partitions)
 
     def close(self) -> None:
         """Has no connections."""

@@ -62,6 +62,8 @@ _FIND_COORDINATORS_SINCE = 4
 _MIN_ATTEMPT_MS = 5_000
 # a heartbeat tries several generations; one lookup is enough
 _CONFIRMED_MS = 1_000
+# so that a task finds the rest of the cluster while two brokers are down
+_MIN_TASK_BROKERS = 3
 # a Fetch response exceeds fetch.max.bytes where its first batch does (KIP-74)
 _LARGEST_BATCH_BYTES = 128 * 1024 * 1024
 
@@ -151,6 +153,28 @@ class Router:
         """Returns the addresses of the brokers in the metadata, sorted; none before the first Metadata response."""
         with self._lock:
             return tuple(sorted(self.node_address(node) for node in self._nodes.values()))
+
+    def task_brokers(self, partitions: Iterable[TopicPartition], group_id: str | None = None) -> tuple[Address, ...]:
+        """Returns the addresses that a task with these partitions needs, sorted; sends no request.
+
+        They are those of the leaders and the group's coordinator in the cached metadata, and of other brokers if these
+        are fewer than three: a task finds the rest by itself, because each broker knows all.
+        """
+        with self._lock:
+            nodes, known = self._nodes, self._topics
+            found: set[Address] = set()
+            for p in partitions:
+                _, topic = known.get(p.topic, (0, 0))
+                info = topic.partitions.get(p.partition) if isinstance(topic, TopicInfo) else None
+                if info is not None and info.leader_id in nodes:
+                    found.add(self.node_address(nodes[info.leader_id]))
+            coordinator = self._coordinators.get(group_id) if group_id is not None else None
+            if coordinator is not None:
+                found.add(self.node_address(coordinator))
+            others = (self.node_address(node) for node in nodes.values())
+            while len(found) < _MIN_TASK_BROKERS and (other := next(others, None)) is not None:
+                found.add(other)
+        return tuple(sorted(found))
 
     def add_known_brokers(self, addresses: Iterable[Address]) -> None:
         """Adds addresses of this cluster from the metadata of another process.

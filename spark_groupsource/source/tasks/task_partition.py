@@ -38,7 +38,8 @@ class GroupInputPartition(InputPartition):
         membership: None for batch reads, option assign and replays.
         topic_ids: topic -> id of the topic for which the ranges were planned; a task reads no other topic of the name.
         leader_epochs: leader epoch in which each range was in the log (KIP-320); may lack partitions.
-        known_brokers: addresses of the brokers in the metadata of the reader process.
+        known_brokers: addresses of the leaders and the coordinator from the metadata of the reader process; see
+            `Router.task_brokers`.
         max_outage_ms: how long the task waits for the leaders of its partitions, and for the coordinator; None for no
             bound.
         is_batch: whether the task is of a batch read, not of a stream.
