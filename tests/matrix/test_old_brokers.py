@@ -116,7 +116,7 @@ def test_static_members_need_kafka_2_3(old: OldKafka, topic: str, group: str) ->
     create_topic(old.bootstrap_servers, topic, replication_factor=1)
     given = {"kafka.bootstrap.servers": old.bootstrap_servers, "subscribe": topic, "kafka.group.id": group}
     options = parse_options({**given, "kafka.group.instance.id": "app", "startingOffsets": "earliest"}, "stream")
-    reader = ReaderProcess(options, os.getpid(), 1)
+    reader = ReaderProcess(options, os.getpid())
     try:
         if old.release == "2.1.1":
             with pytest.raises(UnsupportedVersionError, match="newer broker, or remove kafka.group.instance.id"):

@@ -216,7 +216,7 @@ def test_reader_without_control_socket_reads_with_one_warning(
     monkeypatch.setattr(tempfile, "gettempdir", refuse)
     options = {"kafka.bootstrap.servers": embedded.bootstrap_servers, "subscribe": topic, "kafka.group.id": group}
     reader = reader_process.ReaderProcess(
-        parse_options({**options, "startingOffsets": "earliest"}, "stream"), os.getpid(), 1
+        parse_options({**options, "startingOffsets": "earliest"}, "stream"), os.getpid()
     )
     try:
         assert reader.latest_offset({}, Limits())[topic] == {"0": 1}

@@ -23,8 +23,8 @@ from spark_groupsource.source.process.reader_process import ReaderProcess
 from spark_groupsource.source.options.option_parser import parse_options
 
 SparkFiles._root_directory, SparkFiles._is_running_on_worker = sys.argv[3], True
-options = {"kafka.bootstrap.servers": sys.argv[1], "kafka.group.id": "g", "subscribe": "t"}
-reader = ReaderProcess(parse_options(options, "stream"), int(sys.argv[2]), 1)
+options = {"kafka.bootstrap.servers": sys.argv[1], "kafka.group.id": "g", "subscribe": "t", "members": "1"}
+reader = ReaderProcess(parse_options(options, "stream"), int(sys.argv[2]))
 print("waiting", flush=True)
 try:
     while True:

@@ -1,5 +1,6 @@
 """Micro-batch planning: positions, limits, read tasks."""
 
+from collections import Counter
 from itertools import accumulate
 
 import pytest
@@ -14,7 +15,7 @@ from spark_groupsource.source.positions.planning import (
     TaskPlan,
     limit_bytes,
     limit_ends,
-    pack_tasks,
+    plan_batch_tasks,
     plan_tasks,
     sample_offsets,
     should_plan_batch,
@@ -191,12 +192,42 @@ def test_splitting_reads_everything_once(sizes, parts, cap):
     assert joined == [r for r in ranges if r.end > r.start]
 
 
-@given(sizes, st.integers(1, 8))
-def test_packing_reads_everything_once(sizes, max_tasks):
+@given(sizes, st.integers(1, 8), st.none() | st.integers(1, 20))
+def test_batch_tasks_read_everything_once(sizes, parallelism, min_partitions):
     ranges = [OffsetRange(TopicPartition("t", n), n, n + size) for n, size in enumerate(sizes)]
-    tasks = pack_tasks(ranges, max_tasks)
-    assert len(tasks) == min(max_tasks, sum(1 for size in sizes if size))
-    assert sorted(r for task in tasks for r in task.ranges) == [r for r in ranges if r.end > r.start]
+    tasks = plan_batch_tasks(ranges, parallelism, min_partitions=min_partitions)
+    assert all(task.ranges for task in tasks)
+    read = Counter({r.topic_partition: 0 for r in ranges})
+    for r in (r for task in tasks for r in task.ranges):
+        read[r.topic_partition] += r.end - r.start
+    assert read == {r.topic_partition: r.end - r.start for r in ranges}
+    total = sum(sizes)
+    if min_partitions is None:
+        assert len(tasks) <= max(4 * parallelism, 1) and len(tasks) <= max(total // 1_000, 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parallelism", "options", "expected"),
+    [
+        ([], 8, {}, []),
+        # a small read is one task, whatever the number of partitions
+        ([5] * 100, 8, {}, [500]),
+        ([1_500] * 4, 8, {}, [1_500] * 4),
+        ([600] * 4, 8, {}, [1_200] * 2),
+        ([5_000] * 100, 2, {}, [60_000] * 4 + [65_000] * 4),
+        # two partitions for eight slots
+        ([150_000] * 2, 8, {}, [75_000] * 4),
+        ([400_000] * 2, 8, {}, [100_000] * 8),
+        ([4_000_000] * 2, 8, {}, [1_000_000] * 8),
+        ([99_999], 8, {}, [99_999]),
+        ([5] * 4, 8, {"min_partitions": 2}, [10, 10]),
+        ([5] * 4, 8, {"min_partitions": 4}, [5] * 4),
+        ([5] * 4, 8, {"max_records": 10}, [10, 10]),
+    ],
+)
+def test_number_of_batch_tasks(sizes, parallelism, options, expected):
+    ranges = [OffsetRange(TopicPartition("t", n), 0, size) for n, size in enumerate(sizes)]
+    assert sorted(task.offsets for task in plan_batch_tasks(ranges, parallelism, **options)) == expected
 
 
 def test_byte_limit_is_shared_by_backlog():

@@ -23,6 +23,7 @@ from spark_groupsource.client.settings import ClientSettings
 
 SPARK_HOME = Path(pyspark.__file__).parent
 JOB = Path(__file__).with_name("cluster_job.py")
+PARALLELISM_JOB = JOB.with_name("parallelism_job.py")
 CONNECT_CLIENT = JOB.with_name("connect_client.py")
 PARTITIONS, RECORDS = 4, 2_000
 # records of one batch: the job is stopped before the end of the topic
@@ -184,15 +185,76 @@ def test_workers_in_pid_namespaces_of_their_own_with_a_read_only_root(embedded, 
     assert "WARNING [" not in (tmp_path / "job.log").read_text()
 
 
-@pytest.mark.soak
-def test_each_worker_of_a_local_cluster_reads_for_a_member(embedded, topic, group, tmp_path):
-    # its workers write below SPARK_HOME, so it gets a SPARK_HOME of links to the installation
-    home = tmp_path / "spark"
+def linked_home(directory):
+    """Returns a SPARK_HOME of links to the installation: the workers of a local-cluster write below it."""
+    home = directory / "spark"
     home.mkdir()
     for entry in SPARK_HOME.iterdir():
         (home / entry.name).symlink_to(entry)
-    master = "local-cluster[2,1,1024]"
-    check_executors(run_drained(tmp_path, master, embedded.bootstrap_servers, topic, group, SPARK_HOME=str(home)))
+    return str(home)
+
+
+@pytest.mark.soak
+def test_each_worker_of_a_local_cluster_reads_for_a_member(embedded, topic, group, tmp_path):
+    master, home = "local-cluster[2,1,1024]", linked_home(tmp_path)
+    check_executors(run_drained(tmp_path, master, embedded.bootstrap_servers, topic, group, SPARK_HOME=home))
+
+
+def run_parallelism_job(directory, servers, topic, group, command, *arguments, **settings):
+    """Returns the numbers of tasks that the job prints, and the reason of the number of members in the log."""
+    create_topic(servers, topic, 8)
+    produce(servers, topic, [(n % 8, None, b"%d" % n) for n in range(80)])
+    command = [*command, PARALLELISM_JOB, servers, topic, group, directory, *arguments]
+    job = subprocess.run(
+        list(map(str, command)), env=environment(**settings), capture_output=True, text=True, timeout=400
+    )
+    assert job.returncode == 0, job.stderr[-3000:]
+    (reason,) = re.findall(r"INFO \[group=\S+ driver=\d+\] (\d+ members for 8 partitions: .*)", job.stderr) or [None]
+    return json.loads(job.stdout.splitlines()[-1]), reason
+
+
+def test_members_follow_the_parallelism_without_a_call(embedded, topic, group, tmp_path):
+    servers = embedded.bootstrap_servers
+    found, reason = run_parallelism_job(tmp_path, servers, topic, group, [sys.executable], "local[3]")
+    # the batch read is too small for more than one task
+    assert found == {"batch": 1, "stream": 3}
+    assert reason == "3 members for 8 partitions: spark.master=local[3]."
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("master", "settings", "expected", "reason"),
+    [
+        ("local-cluster[2,3,1024]", ["executor.memory=512m"], 6, "spark.master=local-cluster[2,3,1024]."),
+        ("standalone", ["cores.max=2", "executor.cores=1"], 2, "spark.cores.max=2, spark.executor.cores=1."),
+        ("standalone", [], 8, "spark.master={master} without a number of executors or cores, so one for each "),
+    ],
+)
+def test_members_follow_the_parallelism_of_a_cluster(
+    embedded, topic, group, tmp_path, master, settings, expected, reason
+):
+    command = [Path(sys.executable).parent / "spark-submit", "--driver-memory", "512m"]
+    for setting in ("ui.enabled=false", *settings):
+        command += ["--conf", f"spark.{setting}"]
+    servers, url = embedded.bootstrap_servers, master
+    if master == "standalone":
+        with standalone(tmp_path) as url:
+            found = run_parallelism_job(tmp_path, servers, topic, group, [*command, "--master", url])
+    else:
+        command += ["--master", master]
+        found = run_parallelism_job(tmp_path, servers, topic, group, command, SPARK_HOME=linked_home(tmp_path))
+    assert found[0] == {"batch": 1, "stream": expected}
+    assert found[1].startswith(f"{expected} members for 8 partitions: {reason.format(master=url)}")
+
+
+@pytest.mark.soak
+def test_members_follow_the_parallelism_of_a_connect_server(embedded, topic, group, tmp_path):
+    with connect_server(tmp_path) as remote:
+        servers, path = embedded.bootstrap_servers, os.pathsep.join(sys.path)
+        found = run_parallelism_job(tmp_path, servers, topic, group, [sys.executable], remote, PYTHONPATH=path)
+        log = (tmp_path / "server.log").read_text()
+    assert found == ({"batch": 1, "stream": 2}, None)
+    assert "2 members for 8 partitions: spark.master=local[2]." in log
 
 
 @contextmanager

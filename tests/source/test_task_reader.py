@@ -179,7 +179,7 @@ def test_task_of_a_batch_read_carries_what_the_planner_knows(monkeypatch, embedd
         p = TopicPartition(topic, 0)
         assert task.topic_ids == {topic: str(cluster.metadata([topic]).topics[topic].topic_id)}
         assert task.leader_epochs == cluster.cached_leader_epochs([p])
-        assert task.known_brokers == cluster.known_brokers() != ()
+        assert task.known_brokers == cluster.task_brokers([p]) != ()
     delete_topic(servers, topic)
     create_topic(servers, topic)
     produce(servers, topic, [(0, None, b"new")])

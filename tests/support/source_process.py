@@ -22,7 +22,7 @@ from spark_groupsource.source.spark.stream_reader import GroupStreamReader
 
 spark = dial_local(os.environ["PYTHON_WORKER_FACTORY_SOCK_PATH"], 10_000)
 columns = select_columns(spark_schema(False), False)
-reader = GroupStreamReader(parse_options(json.loads(sys.argv[1]), "stream"), columns, int(sys.argv[2]), 1)
+reader = GroupStreamReader(parse_options(json.loads(sys.argv[1]), "stream"), columns, int(sys.argv[2]))
 try:
     limit = reader.getDefaultReadLimit()
     while (line := spark.receive(600_000)) is not None:
@@ -47,7 +47,7 @@ class SourceProcess:
 
     def __init__(self, directory: Path, bootstrap_servers: str, topic: str, group: str, **options: str) -> None:
         given = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": topic, "kafka.group.id": group}
-        given |= {"startingOffsets": "earliest", "kafka.heartbeat.interval.ms": "200", **options}
+        given |= {"startingOffsets": "earliest", "members": "1", "kafka.heartbeat.interval.ms": "200", **options}
         given = {name: value for name, value in given.items() if value}
         listener = LocalListener(str(directory / "spark.sock"))
         self._log = directory / "reader.log"

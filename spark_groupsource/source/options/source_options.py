@@ -217,7 +217,8 @@ class SourceOptions(ClusterOptions):
     group_id: str | None = _parsed("group.id", "Another name of kafka.group.id.", parse_group_id)
     members: int | None = _parsed(
         "members",
-        "Number of group members of this query; auto (the default) is the number of tasks that Spark runs in parallel.",
+        "Number of group members of this query, at most one per partition; auto (the default) is the number of tasks "
+        "that Spark runs in parallel, by its settings.",
         parse_members,
         "members",
         queries=STREAM,

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from heapq import heapreplace
 from typing import Iterable, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.model import OffsetRange, TopicPartition
 
+# starting a task costs about 30 ms, so more tasks per slot, or smaller ones, are slower
+_MAX_TASKS_PER_SLOT = 4
+_MIN_TASK_OFFSETS = 1_000
+_MIN_SPLIT_OFFSETS = 100_000
 # assumed size of a record in a partition without samples
 _UNMEASURED_BYTES = 1024.0
 
@@ -234,13 +239,35 @@ def _split(task: TaskPlan, parts: int) -> list[TaskPlan]:
     return pieces
 
 
-def pack_tasks(ranges: Iterable[OffsetRange], max_tasks: int) -> list[TaskPlan]:
-    """Returns tasks of a batch read: one per partition, or `max_tasks` of similar size if there are more partitions."""
+def plan_batch_tasks(
+    ranges: Iterable[OffsetRange],
+    parallelism: int,
+    *,
+    min_partitions: int | None = None,
+    max_records: int | None = None,
+) -> list[TaskPlan]:
+    """Returns the tasks of a batch read, whose number follows what Spark runs in parallel and the number of offsets.
+
+    There is one task per partition, except that
+
+    * partitions share tasks if there are more than four times `parallelism` or fewer than 1,000 offsets for each task;
+    * large partitions are split if there are fewer than `parallelism`, into tasks of about 100,000 offsets or more;
+    * `min_partitions` and `max_records` split further; see `split_tasks`.
+    """
     chosen = sorted((r for r in ranges if r.end > r.start), key=lambda r: (r.start - r.end, r.topic_partition))
-    bins: list[list[OffsetRange]] = [[] for _ in range(min(max_tasks, len(chosen)))]
-    loads = [0] * len(bins)
-    for offset_range in chosen:
-        lightest = loads.index(min(loads))
+    total = sum(r.end - r.start for r in chosen)
+    most = max(min(_MAX_TASKS_PER_SLOT * parallelism, total // _MIN_TASK_OFFSETS), min_partitions or 1, 1)
+    packed = _pack(chosen, min(most, len(chosen)))
+    tasks = split_tasks(packed, min_partitions=min(parallelism, total // _MIN_SPLIT_OFFSETS))
+    return split_tasks(tasks, min_partitions=min_partitions, max_records=max_records)
+
+
+def _pack(ranges: Iterable[OffsetRange], count: int) -> list[TaskPlan]:
+    """Returns `count` tasks of similar size; the largest ranges must be first."""
+    bins: list[list[OffsetRange]] = [[] for _ in range(count)]
+    loads = [(0, index) for index in range(count)]
+    for offset_range in ranges:
+        load, lightest = loads[0]
         bins[lightest].append(offset_range)
-        loads[lightest] += offset_range.end - offset_range.start
+        heapreplace(loads, (load + offset_range.end - offset_range.start, lightest))
     return sorted((TaskPlan(-1, tuple(sorted(packed))) for packed in bins), key=lambda task: task.ranges)

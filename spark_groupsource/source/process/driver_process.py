@@ -78,9 +78,9 @@ def _stat(pid: int) -> tuple[str, list[str]]:
     return name, rest.split()
 
 
-def _ps(pid: int, columns: str) -> str:
+def _ps(pid: int, columns: str, *options: str) -> str:
     # macOS
-    command = ["ps", "-o", columns, "-p", str(pid)]
+    command = ["ps", *options, "-o", columns, "-p", str(pid)]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
@@ -94,11 +94,17 @@ def application_label(driver: int) -> str:
 
     It is empty if they do not.
     """
-    arguments = _command(driver)
-    return label_of_command(arguments, _command(_name_and_parent(driver)[1])) if arguments else ""
+    arguments = driver_command(driver)
+    return label_of_command(arguments, driver_command(_name_and_parent(driver)[1])) if arguments else ""
 
 
-def _command(pid: int) -> list[str]:
+def driver_command(pid: int) -> list[str]:
+    """Returns the words of the command of a process; none if it does not exist.
+
+    On macOS an argument with spaces is several words.
+    """
+    if not _HAS_PROC:
+        return _ps(pid, "args=", "-ww").split()
     try:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
     except OSError:

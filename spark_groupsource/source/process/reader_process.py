@@ -34,6 +34,7 @@ from spark_groupsource.source.process.driver_monitor import DriverMonitor, conte
 from spark_groupsource.source.process.driver_process import application_label
 from spark_groupsource.source.process.group_claims import ClaimedGroup, GroupClaim, claim_group, recorded_query
 from spark_groupsource.source.process.signal_flag import SignalFlag
+from spark_groupsource.source.process.spark_parallelism import Parallelism, driver_parallelism
 from spark_groupsource.wire.group_events import event_form
 
 if TYPE_CHECKING:
@@ -80,11 +81,10 @@ def can_use_unix_socket() -> bool:
 class ReaderProcess:
     """State of one reader beside its session; created by the first callback of Spark."""
 
-    def __init__(self, options: SourceOptions, driver: int, parallelism: int | None) -> None:
+    def __init__(self, options: SourceOptions, driver: int) -> None:
         self.options = options
         self._is_available_now = False
         self._driver = driver
-        self._parallelism = parallelism
         self._session: StreamSession | None = None
         self._bootstrap_servers: str | None = None
         # Spark's thread and the control socket's thread may both be the first to need the session
@@ -312,8 +312,7 @@ class ReaderProcess:
         else:
             partitions = OffsetLookup(cluster, options).partitions()
             self._claim_group(cluster.metadata(()).cluster_id or bootstrap_servers, {p.topic for p in partitions})
-            requested = options.members or self._parallelism or os.cpu_count() or 1
-            members = max(1, min(requested, len(partitions)))
+            members = self._member_count(len(partitions))
             application = application_label(self._driver)
             group = GroupPartitions(cluster, options, SystemClock(), members, application, self._recorded_query)
             ownership, self._reports = group, group.reports
@@ -322,6 +321,17 @@ class ReaderProcess:
         if self._is_available_now:
             session.prepare_available_now()
         return session
+
+    def _member_count(self, partitions: int) -> int:
+        """Returns the number of members, at least 1 and at most that of the partitions."""
+        requested = self.options.members
+        if requested is not None:
+            limit = Parallelism(requested, f"option members={requested}")
+        else:
+            limit = driver_parallelism(self._driver)
+        members = max(1, min(limit.tasks, partitions))
+        _log.info("%s %d members for %d partitions: %s.", self._entity, members, partitions, limit.reason)
+        return members
 
     def _claim_group(self, cluster_id: str, topics: set[str]) -> None:
         options = self.options

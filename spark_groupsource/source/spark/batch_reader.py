@@ -6,7 +6,6 @@ A batch query does not join a group.
 from __future__ import annotations
 
 import logging
-import os
 from typing import Iterator, Mapping, Sequence
 
 import pyarrow as pa
@@ -19,16 +18,14 @@ from spark_groupsource.source.options.position_spec import PositionSpec
 from spark_groupsource.source.options.source_options import EARLIEST, SourceOptions
 from spark_groupsource.source.positions.data_loss import DataLossPolicy
 from spark_groupsource.source.positions.offset_lookup import OffsetLookup, Offsets, check_listed
-from spark_groupsource.source.positions.planning import pack_tasks, split_tasks
+from spark_groupsource.source.positions.planning import plan_batch_tasks
 from spark_groupsource.source.positions.schema_changes import SchemaChanges
+from spark_groupsource.source.process.spark_parallelism import driver_parallelism
 from spark_groupsource.source.spark.worker_connection import PickledReader
 from spark_groupsource.source.tasks.task_partition import GroupInputPartition
 from spark_groupsource.source.tracebacks import without_traceback
 
 _log = logging.getLogger(__name__)
-
-# starting a task costs about 30 ms, so more tasks per processor are slower
-_TASKS_PER_PROCESSOR = 4
 
 
 class GroupBatchReader(PickledReader, DataSourceReader):
@@ -49,11 +46,13 @@ class GroupBatchReader(PickledReader, DataSourceReader):
             lookup.check_dead_letter_topic()
             topic_ids = lookup.topic_ids({r.topic_partition.topic for r in ranges})
             leader_epochs = cluster.cached_leader_epochs(r.topic_partition for r in ranges)
-            known_brokers = cluster.known_brokers()
-        tasks = pack_tasks(ranges, _TASKS_PER_PROCESSOR * (self._parallelism or os.cpu_count() or 1))
-        tasks = split_tasks(
-            tasks, min_partitions=options.min_partitions, max_records=options.max_records_per_partition
-        )
+            tasks = plan_batch_tasks(
+                ranges,
+                driver_parallelism(self._driver).tasks,
+                min_partitions=options.min_partitions,
+                max_records=options.max_records_per_partition,
+            )
+            known_brokers = [cluster.task_brokers(r.topic_partition for r in task.ranges) for task in tasks]
         return [
             GroupInputPartition(
                 ranges=task.ranges,
@@ -61,11 +60,11 @@ class GroupBatchReader(PickledReader, DataSourceReader):
                 fail_on_data_loss=options.fail_on_data_loss,
                 topic_ids=topic_ids,
                 leader_epochs=leader_epochs,
-                known_brokers=known_brokers,
+                known_brokers=addresses,
                 max_outage_ms=settings.default_api_timeout_ms,
                 is_batch=True,
             )
-            for task in tasks
+            for task, addresses in zip(tasks, known_brokers)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -6,8 +6,7 @@ Spark imports this module whenever any data source is looked up, so everything h
 from __future__ import annotations
 
 import gc
-import logging
-from typing import TYPE_CHECKING, Any, ClassVar, Mapping
+from typing import TYPE_CHECKING, Mapping
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from spark_groupsource.source.options.source_options import QueryKind, SourceOptions
     from spark_groupsource.source.options.table_options import TableOptions
     from spark_groupsource.values.registry.subjects import ReaderSchema
-
-_log = logging.getLogger(__name__)
 
 # options that only reads have
 _SUBSCRIPTIONS = frozenset({"table", "subscribe", "subscribepattern", "assign"})
@@ -57,9 +54,6 @@ class GroupDataSource(DataSource):
         ...     .load()
         ... )
     """
-
-    parallelism: ClassVar[int | None] = None
-    """Number of tasks Spark runs at a time; None unless the source was registered with `register`."""
 
     @without_traceback
     def __init__(self, options: dict[str, str]) -> None:
@@ -120,7 +114,7 @@ class GroupDataSource(DataSource):
         from spark_groupsource.source.spark.batch_reader import GroupBatchReader
 
         columns = select_columns(schema, options.include_headers, options.values)
-        return GroupBatchReader(options, columns, self._driver, self.parallelism)
+        return GroupBatchReader(options, columns, self._driver)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         _exempt_from_collection()
@@ -146,7 +140,7 @@ class GroupDataSource(DataSource):
         except ConfigurationError as error:
             # Spark replaces the message of an error raised here, but not that of an error in the first callback
             return InvalidStreamReader(error)
-        return stream_reader_class()(options, columns, self._driver, self.parallelism)
+        return stream_reader_class()(options, columns, self._driver)
 
     @without_traceback
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -274,13 +268,10 @@ def _exempt_from_collection() -> None:
 
 
 def register(spark: SparkSession) -> None:
-    """Registers the source with a Spark session, with the session's default parallelism for ``members=auto``.
+    """Registers the source with a Spark session; its streaming queries then commit a batch when it ends.
 
-    Its streaming queries then commit a batch when it ends instead of at the next trigger, and take part in rebalances
-    between two triggers.
-
-    ``format("groupsource")`` works without registration; then ``members=auto`` is the driver's number of processors.
-    A Spark that does not replace a data source of the environment (4.0) ignores the registration, with a warning.
+    Without it they commit at the next trigger. They also take part in rebalances between two triggers.
+    ``format("groupsource")`` works without registration.
 
     Raises: ConfigurationError for another object.
     """
@@ -295,19 +286,9 @@ def register(spark: SparkSession) -> None:
     from spark_groupsource.source.spark.batch_listener import report_finished_batches
 
     report_finished_batches(spark)
-    attributes: dict[str, Any] = {
-        "parallelism": spark.sparkContext.defaultParallelism,
-        "__doc__": GroupDataSource.__doc__,
-        # a class in __main__ is pickled with its attributes, an importable class by its name alone
-        "__module__": "__main__",
-    }
     try:
-        spark.dataSource.register(type("GroupDataSource", (GroupDataSource,), attributes))
+        spark.dataSource.register(GroupDataSource)
     except AnalysisException as error:
+        # Spark 4.0 does not replace a data source that it has found, which is this one
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
-        _log.warning(
-            "[source=groupsource] register has no effect: Spark does not replace a data source of its environment. "
-            "members=auto is the driver's number of processors; for the default parallelism of Spark, set members=%d.",
-            attributes["parallelism"],
-        )

@@ -112,7 +112,7 @@ class BaseStreamReader(PickledReader, DataSourceStreamReader):
         if self._process is None:
             from spark_groupsource.source.process.reader_process import ReaderProcess
 
-            self._process = ReaderProcess(self._options, self._driver, self._parallelism)
+            self._process = ReaderProcess(self._options, self._driver)
         return self._process
 
 
@@ -163,10 +163,8 @@ class GroupStreamReader(BaseStreamReader, SupportsTriggerAvailableNow):
 class InferringStreamReader(BaseStreamReader):
     """Reader for a Spark without admission control; see `InferredStart`."""
 
-    def __init__(
-        self, options: SourceOptions, columns: SelectedColumns, driver: int, parallelism: int | None = None
-    ) -> None:
-        super().__init__(options, columns, driver, parallelism)
+    def __init__(self, options: SourceOptions, columns: SelectedColumns, driver: int) -> None:
+        super().__init__(options, columns, driver)
         self._inferred = InferredStart()
         self._has_planned = False
         # Spark creates the readers of a query before it calls the first: co-readers must find each other, because

@@ -20,13 +20,10 @@ from spark_groupsource.source.options.source_options import SourceOptions
 class PickledReader:
     """Reader of records; Spark pickles it to the executors, where it acknowledges its task."""
 
-    def __init__(
-        self, options: SourceOptions, columns: SelectedColumns, driver: int, parallelism: int | None = None
-    ) -> None:
+    def __init__(self, options: SourceOptions, columns: SelectedColumns, driver: int) -> None:
         self._options = options
         self._columns = columns
         self._driver = driver
-        self._parallelism = parallelism
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         acknowledge_task()

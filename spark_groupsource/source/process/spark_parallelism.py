@@ -1,0 +1,176 @@
+"""Number of tasks that Spark runs in parallel, from the driver's command.
+
+Spark passes none of its settings to the planner of a batch read or to the reader process of a stream. Both descend from
+the driver JVM, whose command shows them: what a Python process sets before it starts a JVM is ``--conf``, a driver in a
+cluster (YARN, Kubernetes) has ``--properties-file``, and a server of Spark Connect is submitted as an application.
+Source: SparkSubmitArguments and ApplicationMasterArguments.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Callable, Mapping, NamedTuple, Sequence
+
+from spark_groupsource.common.processors import processor_count
+from spark_groupsource.common.properties_text import decode, parse_properties
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.source.process.driver_process import driver_command
+
+MAX_UNKNOWN_TASKS = 64
+"""Number of tasks that are assumed to run in parallel if the command of the driver does not show it."""
+# the default of Dataproc for the maximum of executors is 10,000, which says nothing about the cluster
+_MAX_DYNAMIC_TASKS = 1_000
+_MAIN_CLASSES = ("org.apache.spark.deploy.SparkSubmit", "org.apache.spark.deploy.yarn.ApplicationMaster")
+_SWITCHES = ("--verbose", "--supervise", "--load-spark-defaults")
+_OPTIONS = {
+    "--master": "spark.master",
+    "--executor-cores": "spark.executor.cores",
+    "--num-executors": "spark.executor.instances",
+    "--total-executor-cores": "spark.cores.max",
+}
+_LOCAL = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?")
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
+
+
+class Parallelism(NamedTuple):
+    """Number of tasks that run in parallel, at least 1, and the settings that decide it."""
+
+    tasks: int
+    reason: str
+
+
+def driver_parallelism(driver: int) -> Parallelism:
+    """Returns the number of tasks that the application of a driver process runs in parallel.
+
+    It is `MAX_UNKNOWN_TASKS` if the command of the driver does not show it.
+    """
+    arguments = driver_command(driver)
+    try:
+        settings = spark_settings(arguments, os.environ)
+    except (OSError, ValueError, ConfigurationError) as error:
+        return _unknown(f"the settings of Spark cannot be read ({str(error).rstrip('.')})")
+    if settings is None:
+        return _unknown("the command of the Spark driver shows no settings")
+    return parallelism_of(settings, processor_count)
+
+
+def spark_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, str] | None:
+    """Returns the settings in the command of a driver and in its files; None if it was not started by spark-submit.
+
+    What a program sets in its own code, after spark-submit has started it, is not among them.
+
+    Raises: OSError, ValueError, ConfigurationError for a file that cannot be read.
+    """
+    main = next((index for index, word in enumerate(arguments) if word in _MAIN_CLASSES), None)
+    if main is None:
+        return None
+    given: dict[str, str] = {}
+    options: dict[str, str] = {}
+    file = None
+    has_defaults = True
+    words = iter(arguments[main + 1 :])
+    for word in words:
+        if not word.startswith("--"):
+            # the application; its own arguments follow
+            break
+        if word in _SWITCHES:
+            continue
+        name, separator, value = word.partition("=")
+        value = value if separator else next(words, "")
+        if name == "--conf":
+            key, _, given[key] = value.partition("=")
+        elif name == "--properties-file":
+            file, has_defaults = value, "--load-spark-defaults" in arguments[main:]
+        elif name in _OPTIONS:
+            options[_OPTIONS[name]] = value
+    settings = dict(
+        word[2:].split("=", 1) for word in arguments[:main] if word.startswith("-Dspark.") and "=" in word
+    )
+    if has_defaults:
+        settings.update(_read(_defaults_file(environment), is_required=False))
+    if file is not None:
+        settings.update(_read(Path(file)))
+    # a Python process passes the settings of its code as --conf, and they take precedence in its SparkContext
+    later = (options, given) if "pyspark-shell" in arguments[main:] else (given, options)
+    return {**settings, **later[0], **later[1]}
+
+
+def _defaults_file(environment: Mapping[str, str]) -> Path:
+    directory = environment.get("SPARK_CONF_DIR")
+    return Path(directory or os.path.join(environment.get("SPARK_HOME", ""), "conf")) / "spark-defaults.conf"
+
+
+def _read(path: Path, is_required: bool = True) -> dict[str, str]:
+    if not is_required and not path.is_file():
+        return {}
+    return {name: value.strip() for name, value in parse_properties(decode(path.read_bytes())).items()}
+
+
+def parallelism_of(settings: Mapping[str, str], processors: Callable[[], int]) -> Parallelism:
+    """Returns the number of tasks that Spark with these settings runs in parallel.
+
+    Args:
+        processors: returns the number of processors of the driver, for ``local[*]``.
+    """
+    task_cpus = max(_number(settings, "spark.task.cpus") or 1, 1)
+    default = _number(settings, "spark.default.parallelism")
+    if default:
+        return Parallelism(default, f"spark.default.parallelism={default}")
+    master = settings.get("spark.master", "local[*]")
+    local = _LOCAL.fullmatch(master)
+    if local is not None:
+        cores = processors() if local[1] == "*" else int(local[1] or 1)
+        return Parallelism(max(cores // task_cpus, 1), f"spark.master={master}")
+    return _cluster_parallelism(settings, master, task_cpus)
+
+
+def _cluster_parallelism(settings: Mapping[str, str], master: str, task_cpus: int) -> Parallelism:
+    """Returns the tasks of all executors; the number of executors is not a guess.
+
+    Spark starts two without a number, but a program may have set one in its own code.
+    """
+    names = ["spark.executor.cores"]
+    cores = _number(settings, "spark.executor.cores")
+    is_standalone = master.startswith(("spark://", "local-cluster"))
+    if cores is None and not is_standalone:
+        # the default of YARN and Kubernetes
+        cores, names = 1, []
+    limits = []
+    if settings.get("spark.dynamicAllocation.enabled", "false").strip().lower() == "true":
+        maximum = _number(settings, "spark.dynamicAllocation.maxExecutors")
+        if maximum is not None and cores is not None and maximum * cores <= _MAX_DYNAMIC_TASKS * task_cpus:
+            limits.append((maximum * (cores // task_cpus), ["spark.dynamicAllocation.maxExecutors", *names]))
+    elif not is_standalone:
+        instances = _number(settings, "spark.executor.instances")
+        if instances is not None and cores is not None:
+            limits.append((instances * (cores // task_cpus), ["spark.executor.instances", *names]))
+    most_cores = _number(settings, "spark.cores.max")
+    if is_standalone and most_cores is not None:
+        if cores is None:
+            limits.append((most_cores // task_cpus, ["spark.cores.max"]))
+        else:
+            limits.append((most_cores // cores * (cores // task_cpus), ["spark.cores.max", *names]))
+    local_cluster = _LOCAL_CLUSTER.fullmatch(master)
+    if local_cluster is not None:
+        workers, worker_cores = int(local_cluster[1]), int(local_cluster[2])
+        each = min(cores or worker_cores, worker_cores)
+        limits.append((workers * (worker_cores // each) * (each // task_cpus), ["spark.master"]))
+    if not limits:
+        return _unknown(f"spark.master={master} without a number of executors or cores")
+    tasks, decisive = min(limits)
+    reason = ", ".join(f"{name}={settings[name]}" for name in decisive)
+    return Parallelism(max(tasks, 1), f"{reason} (spark.task.cpus={task_cpus})" if task_cpus > 1 else reason)
+
+
+def _number(settings: Mapping[str, str], name: str) -> int | None:
+    """Returns a positive number, None for anything else: Spark rejects it, or it is not a limit."""
+    text = settings.get(name, "").strip()
+    return int(text) if text.isdecimal() and int(text) else None
+
+
+def _unknown(cause: str) -> Parallelism:
+    return Parallelism(
+        MAX_UNKNOWN_TASKS, f"{cause}, so one for each partition, at most {MAX_UNKNOWN_TASKS}; option members sets it"
+    )

@@ -1,0 +1,123 @@
+"""The number of members and of tasks that follows from the settings of Spark."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from spark_groupsource.source.process.spark_parallelism import (
+    MAX_UNKNOWN_TASKS,
+    Parallelism,
+    driver_parallelism,
+    parallelism_of,
+    spark_settings,
+)
+
+SUBMIT = ["java", "-cp", "jars/*", "org.apache.spark.deploy.SparkSubmit"]
+MASTER = "spark.master"
+INSTANCES, CORES, MOST_CORES = "spark.executor.instances", "spark.executor.cores", "spark.cores.max"
+DYNAMIC, MAXIMUM = "spark.dynamicAllocation.enabled", "spark.dynamicAllocation.maxExecutors"
+STANDALONE = "spark://127.0.0.1:7077"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, Parallelism(6, "spark.master=local[*]")),
+        ({MASTER: "local"}, Parallelism(1, "spark.master=local")),
+        ({MASTER: "local[4]"}, Parallelism(4, "spark.master=local[4]")),
+        ({MASTER: "local[4, 3]"}, Parallelism(4, "spark.master=local[4, 3]")),
+        ({MASTER: "local[*,3]", "spark.task.cpus": "2"}, Parallelism(3, "spark.master=local[*,3]")),
+        ({MASTER: "local[4]", INSTANCES: "9"}, Parallelism(4, "spark.master=local[4]")),
+        ({MASTER: "yarn", "spark.default.parallelism": "40"}, Parallelism(40, "spark.default.parallelism=40")),
+        ({MASTER: "local-cluster[2,3,1024]"}, Parallelism(6, "spark.master=local-cluster[2,3,1024]")),
+        ({MASTER: "local-cluster[2,3,1024]", CORES: "2"}, Parallelism(4, "spark.master=local-cluster[2,3,1024]")),
+        ({MASTER: "local-cluster[2,3,1024]", MOST_CORES: "4"}, Parallelism(4, "spark.cores.max=4")),
+        ({MASTER: "yarn", INSTANCES: "100", CORES: "4"}, Parallelism(400, f"{INSTANCES}=100, {CORES}=4")),
+        ({MASTER: "yarn", INSTANCES: "100"}, Parallelism(100, f"{INSTANCES}=100")),
+        (
+            {MASTER: "k8s://https://h:443", INSTANCES: "3", CORES: "5", "spark.task.cpus": "2"},
+            Parallelism(6, f"{INSTANCES}=3, {CORES}=5 (spark.task.cpus=2)"),
+        ),
+        (
+            {MASTER: "yarn", DYNAMIC: "true", MAXIMUM: "20", INSTANCES: "2", CORES: "4"},
+            Parallelism(80, f"{MAXIMUM}=20, {CORES}=4"),
+        ),
+        ({MASTER: STANDALONE, MOST_CORES: "12"}, Parallelism(12, f"{MOST_CORES}=12")),
+        ({MASTER: STANDALONE, MOST_CORES: "11", CORES: "4"}, Parallelism(8, f"{MOST_CORES}=11, {CORES}=4")),
+        (
+            {MASTER: STANDALONE, MOST_CORES: "40", CORES: "4", DYNAMIC: "true", MAXIMUM: "5"},
+            Parallelism(20, f"{MAXIMUM}=5, {CORES}=4"),
+        ),
+    ],
+)
+def test_tasks_of_the_settings(settings: dict[str, str], expected: Parallelism) -> None:
+    assert parallelism_of(settings, lambda: 6) == expected
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {MASTER: "yarn"},
+        # the maximum of executors is infinite, or says nothing about the cluster
+        {MASTER: "yarn", DYNAMIC: "true", INSTANCES: "2"},
+        {MASTER: "yarn", DYNAMIC: "true", INSTANCES: "2", MAXIMUM: "10000"},
+        {MASTER: "yarn", INSTANCES: "many"},
+        {MASTER: STANDALONE},
+        {MASTER: STANDALONE, DYNAMIC: "true", MAXIMUM: "5"},
+    ],
+)
+def test_a_number_that_is_not_set_is_bounded(settings: dict[str, str]) -> None:
+    tasks, reason = parallelism_of(settings, lambda: 6)
+    assert tasks == MAX_UNKNOWN_TASKS
+    assert reason.startswith(f"spark.master={settings[MASTER]} without a number of executors or cores, so ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([*SUBMIT, "--conf", "spark.master=local[4]", "--conf", "spark.x=a b", "pyspark-shell"], "local[4]"),
+        ([*SUBMIT, "--master", "local[3]", "app.py"], "local[3]"),
+        ([*SUBMIT, "--verbose", "--master=local[3]", "app.py", "--master", "of the application"], "local[3]"),
+        ([*SUBMIT, "--master", "local[3]", "--conf", "spark.master=local[5]", "app.py"], "local[3]"),
+        # PYSPARK_SUBMIT_ARGS and a master in the code
+        ([*SUBMIT, "--master", "local[3]", "--conf", "spark.master=local[5]", "pyspark-shell"], "local[5]"),
+        (["java", "-Dspark.master=local[7]", SUBMIT[-1], "app.py"], "local[7]"),
+        ([*SUBMIT, "app.py"], None),
+    ],
+)
+def test_master_in_a_command(arguments: list[str], expected: str | None) -> None:
+    settings = spark_settings(arguments, {})
+    assert settings is not None and settings.get(MASTER) == expected
+
+
+def test_options_of_spark_submit_are_settings() -> None:
+    words = ["--executor-cores", "4", "--num-executors", "50", "--total-executor-cores", "8", "app.py"]
+    assert spark_settings([*SUBMIT, *words], {}) == {CORES: "4", INSTANCES: "50", MOST_CORES: "8"}
+
+
+def test_files_of_a_driver_in_a_cluster(tmp_path: Path) -> None:
+    """A driver on YARN or Kubernetes has its settings in a properties file, and no others unless they are requested."""
+    file = tmp_path / "spark.properties"
+    file.write_text("spark.master=yarn\nspark.executor.instances=50 \n")
+    (tmp_path / "spark-defaults.conf").write_text("# defaults\nspark.executor.cores   4\nspark.executor.instances 2\n")
+    environment = {"SPARK_CONF_DIR": str(tmp_path)}
+    master = ["java", "org.apache.spark.deploy.yarn.ApplicationMaster", "--class", "o.a.s.deploy.PythonRunner"]
+    words = ["--primary-py-file", "app.py", "--arg", "--conf", "--properties-file", str(file)]
+    assert spark_settings([*master, *words], environment) == {MASTER: "yarn", INSTANCES: "50"}
+    words = ["--load-spark-defaults", "--properties-file", str(file), "--conf", "spark.master=k8s://h", "local:///app.py"]
+    assert spark_settings([*SUBMIT, *words], environment) == {MASTER: "k8s://h", INSTANCES: "50", CORES: "4"}
+    assert spark_settings([*SUBMIT, "app.py"], {"SPARK_HOME": str(tmp_path)}) == {}
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "spark-defaults.conf").rename(tmp_path / "conf" / "spark-defaults.conf")
+    assert spark_settings([*SUBMIT, "app.py"], {"SPARK_HOME": str(tmp_path)}) == {CORES: "4", INSTANCES: "2"}
+    with pytest.raises(FileNotFoundError):
+        spark_settings([*SUBMIT, "--properties-file", str(tmp_path / "missing"), "app.py"], {})
+
+
+def test_a_driver_without_spark_submit_has_no_known_parallelism() -> None:
+    assert spark_settings(["java", "-jar", "other.jar"], {}) is None
+    tasks, reason = driver_parallelism(os.getpid())
+    assert tasks == MAX_UNKNOWN_TASKS and reason.startswith("the command of the Spark driver shows no settings")
