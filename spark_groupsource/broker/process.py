@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-import resource
 import signal
 import sys
 from functools import partial
@@ -20,6 +19,7 @@ from spark_groupsource.broker.network import event_loop
 from spark_groupsource.broker.report_writer import ReportWriter, WriteLines, log_report
 from spark_groupsource.broker.server import BrokerServer
 from spark_groupsource.common.clock import SystemClock
+from spark_groupsource.common.descriptors import raise_descriptor_limit
 from spark_groupsource.common.net import Address
 
 _GC_THRESHOLDS = (5_000, 1, 100_000)
@@ -31,9 +31,8 @@ _MMAP_THRESHOLD_BYTES, _TRIM_THRESHOLD_BYTES = 2_097_152, 8_388_608
 
 def _tune_process() -> Callable[[], object]:
     """Sets the limits of the process for one event loop; returns the function that trims the heap."""
-    # each client needs a file descriptor, and the usual soft limit of 1024 exists for programs that use select
-    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+    # each client needs a file descriptor
+    raise_descriptor_limit()
     trim_heap = _bound_allocator()
     # the event loop waits that long for the worker thread, after each system call
     sys.setswitchinterval(_THREAD_SWITCH_S)

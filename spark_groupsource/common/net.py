@@ -16,6 +16,7 @@ from typing import Any, Iterator, NamedTuple, Sequence
 from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.common.config_def import comma_list
 from spark_groupsource.common.deadlines import TransferDeadline
+from spark_groupsource.common.descriptors import describe_os_error, is_out_of_descriptors
 from spark_groupsource.common.tls import (
     CLIENT_CERTIFICATE,
     TlsSettings,
@@ -131,6 +132,8 @@ def _look_up(address: Address, timeout_ms: int) -> Sequence[tuple[Any, ...]]:
             f"Connecting to {address} failed: the host name was not resolved within {timeout_ms} ms. "
             "Check the name server."
         )
+    if isinstance(found[0], OSError) and is_out_of_descriptors(found[0]):
+        raise NetworkError(f"Connecting to {address} failed: {describe_os_error(found[0], '')}") from found[0]
     if isinstance(found[0], Exception):
         reason = getattr(found[0], "strerror", None) or found[0]
         raise UnresolvedNameError(
@@ -168,9 +171,8 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
             f"Connecting to {address} failed: no response within {timeout_ms} ms. Check the address and the firewall."
         ) from error
     except OSError as error:
-        raise NetworkError(
-            f"Connecting to {address} failed: {error.strerror or error}. Check that a broker listens there."
-        ) from error
+        reason = describe_os_error(error, "Check that a broker listens there.")
+        raise NetworkError(f"Connecting to {address} failed: {reason}") from error
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if context is None:
         return connection
@@ -417,7 +419,11 @@ class LocalListener:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            reason = describe_os_error(error, "Check the system.")
+            raise NetworkError(f"Listening on {path} failed: {reason}") from error
         try:
             with _socket_address(path) as address:
                 self._listener.bind(address)
@@ -437,6 +443,8 @@ class LocalListener:
         except (TimeoutError, socket.timeout):
             return None
         except OSError as error:
+            if is_out_of_descriptors(error):
+                raise NetworkError(f"Accepting on {self.path} failed: {describe_os_error(error, '')}") from error
             raise NetworkError(f"Accepting on {self.path} failed: the listener is closed.") from error
         return LocalChannel(connection)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 from typing import Callable
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
@@ -16,6 +15,7 @@ from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.security_config import ListenerSpec
 from spark_groupsource.common.clock import Clock
 from spark_groupsource.common.coroutines import next_turn
+from spark_groupsource.common.descriptors import descriptor_limit
 from spark_groupsource.common.net import Address, Socket, is_loopback, listen
 from spark_groupsource.log_text import describe_error
 from spark_groupsource.model import Node
@@ -149,11 +149,13 @@ class Listener:
         if not self.is_open:
             connection.close()
         config = self.broker.config
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        descriptors = descriptor_limit()
         limit = min(config.max_connections, descriptors * 3 // 4)  # the logs need the others
         exceeded = self._counts.add(connection.peer, limit, config.max_connections_per_ip, self._tls is not None)
         if exceeded and not self._is_rejecting:  # reported once, not for each of thousands
             text = f"[client={connection.peer}] Closing new connections: {exceeded} is reached."
+            if exceeded.startswith("max.connections") and limit < config.max_connections and "ip" not in exceeded:
+                text += f" It is {limit:,}, as the process has {descriptors:,} file descriptors: raise ulimit -n."
             self.broker.report(text, logging.INFO)
         self._is_rejecting = bool(exceeded)
         if exceeded:

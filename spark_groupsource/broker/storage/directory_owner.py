@@ -12,6 +12,7 @@ from typing import Mapping
 
 from spark_groupsource.broker.storage.files import replace_file
 from spark_groupsource.broker.storage.metadata_files import read_bytes
+from spark_groupsource.common.descriptors import describe_os_error
 from spark_groupsource.errors import StorageError
 
 META_PROPERTIES = "meta.properties"
@@ -35,7 +36,7 @@ class DirectoryLock:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise StorageError(f"{path} cannot be created: {error.strerror}. Check permissions.") from error
+            raise StorageError(f"{path} cannot be created: {describe_os_error(error, 'Check permissions.')}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kind of lock that Kafka uses
@@ -67,7 +68,8 @@ def prepare_directory(path: Path) -> bool:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         names = {entry.name for entry in path.iterdir()} - _NEUTRAL_NAMES
     except OSError as error:
-        raise StorageError(f"Data directory {path} cannot be used: {error.strerror}. Choose another.") from error
+        reason = describe_os_error(error, "Choose another.")
+        raise StorageError(f"Data directory {path} cannot be used: {reason}") from error
     if not names:
         return False
     if META_PROPERTIES not in names:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import resource
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Callable, Iterable
 
+from spark_groupsource.common.descriptors import describe_os_error, descriptor_limit, is_out_of_descriptors
 from spark_groupsource.errors import StorageError
 
 _MAX_OPEN_FILES = 256
@@ -27,8 +26,7 @@ class FileCache:
 
     def __init__(self, limit: int | None = None, read_only: bool = False) -> None:
         if limit is None:
-            soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            limit = min(_MAX_OPEN_FILES, soft_limit // _SHARE_OF_DESCRIPTORS) if soft_limit > 0 else _MAX_OPEN_FILES
+            limit = min(_MAX_OPEN_FILES, descriptor_limit() // _SHARE_OF_DESCRIPTORS)
         self._limit = max(limit, 1)
         self._flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
         self._open: OrderedDict[str, int] = OrderedDict()
@@ -55,7 +53,7 @@ class FileCache:
         try:
             return os.open(path, flags | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._open:
+            if not is_out_of_descriptors(error) or not self._open:
                 raise
             self._limit = max(len(self._open) // 2, 1)  # other parts of the process need descriptors, too
             self._close_oldest()
@@ -103,7 +101,8 @@ def read_exactly(descriptor: int, size: int, position: int, path: Path | str) ->
                 )
             data += more
     except OSError as error:
-        raise StorageError(f"{path} cannot be read at byte {position}: {error.strerror}. Check the disk.") from error
+        reason = describe_os_error(error, "Check the disk.")
+        raise StorageError(f"{path} cannot be read at byte {position}: {reason}") from error
     return data
 
 
@@ -136,7 +135,8 @@ def replace_file(path: Path, data: bytes, *, private: bool = False, durable: boo
             temporary.unlink(missing_ok=True)
         except OSError:
             pass  # the next call overwrites it
-        raise StorageError(f"{path} cannot be written: {error.strerror}. Check space and permissions.") from error
+        reason = describe_os_error(error, "Check space and permissions.")
+        raise StorageError(f"{path} cannot be written: {reason}") from error
 
 
 def _open_private(path: str, flags: int) -> int:
@@ -157,7 +157,7 @@ def sync_files(paths: Iterable[Path]) -> None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise StorageError(f"{path} cannot be flushed: {error.strerror}. Check the disk.") from error
+            raise StorageError(f"{path} cannot be flushed: {describe_os_error(error, 'Check the disk.')}") from error
 
 
 def sync_data(descriptor: int) -> None:
@@ -180,4 +180,4 @@ def sync_directory(path: Path) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise StorageError(f"{path} cannot be flushed: {error.strerror}. Check the disk.") from error
+        raise StorageError(f"{path} cannot be flushed: {describe_os_error(error, 'Check the disk.')}") from error

@@ -14,6 +14,7 @@ from typing import Any, Iterator
 
 from spark_groupsource.broker.storage.files import replace_file, sync_data, write_exactly
 from spark_groupsource.broker.storage.metadata_files import corrupt_file, read_bytes
+from spark_groupsource.common.descriptors import describe_os_error
 from spark_groupsource.errors import StorageError
 
 
@@ -62,7 +63,7 @@ class Journal:
         except OSError as error:
             self.has_failed = True
             raise StorageError(
-                f"{self._path} cannot be written: {error.strerror}. Check space and permissions."
+                f"{self._path} cannot be written: {describe_os_error(error, 'Check space and permissions.')}"
             ) from error
         self.size += len(line)
 

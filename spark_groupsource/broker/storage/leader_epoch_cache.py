@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from spark_groupsource.broker.storage.files import replace_file
 from spark_groupsource.broker.storage.metadata_files import corrupt_file
+from spark_groupsource.common.descriptors import describe_os_error
 from spark_groupsource.errors import StorageError
 
 _CHECKPOINT_NAME = "leader-epoch-checkpoint"
@@ -142,7 +143,7 @@ def _read(path: Path) -> list[tuple[int, int]]:
         lines = path.read_text().splitlines()[2:]
         starts = [(int(epoch), int(start)) for epoch, start in (line.split(" ") for line in lines)]
     except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror}. Restore it from a copy.") from error
+        raise StorageError(f"{path} cannot be read: {describe_os_error(error, 'Restore it from a copy.')}") from error
     except ValueError as error:
         raise corrupt_file(path, error) from error
     if not starts:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from spark_groupsource.common.descriptors import describe_os_error
 from spark_groupsource.errors import StorageError
 
 
@@ -14,7 +15,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror}. Restore it from a copy.") from error
+        raise StorageError(f"{path} cannot be read: {describe_os_error(error, 'Restore it from a copy.')}") from error
 
 
 def read_json(path: Path) -> Any:

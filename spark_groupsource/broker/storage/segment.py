@@ -25,6 +25,7 @@ from spark_groupsource.broker.storage.segment_scan import (
     scan_batches,
     scan_producer_batches,
 )
+from spark_groupsource.common.descriptors import describe_os_error
 from spark_groupsource.errors import CorruptRecordError, StorageError
 from spark_groupsource.records.header import check_crc, iter_batches
 
@@ -86,7 +87,8 @@ class LogSegment:
         try:
             return self._files.descriptor(self._file)
         except OSError as error:
-            raise StorageError(f"{self.path} cannot be opened: {error.strerror}. Check permissions.") from error
+            reason = describe_os_error(error, "Check permissions.")
+            raise StorageError(f"{self.path} cannot be opened: {reason}") from error
 
     def create(self) -> None:
         """Creates the empty files, which are not durable yet.
@@ -98,7 +100,7 @@ class LogSegment:
                 self._files.create(path)
         except OSError as error:
             raise StorageError(
-                f"{self.path} cannot be created: {error.strerror}. Check space and permissions."
+                f"{self.path} cannot be created: {describe_os_error(error, 'Check space and permissions.')}"
             ) from error
 
     def fits(self, batch_bytes: int, last_offset: int, segment_bytes: int) -> bool:
@@ -144,7 +146,7 @@ class LogSegment:
         try:
             return int(self.path.stat().st_mtime * 1000)
         except OSError as error:
-            raise StorageError(f"{self.path} cannot be read: {error.strerror}. Check the disk.") from error
+            raise StorageError(f"{self.path} cannot be read: {describe_os_error(error, 'Check the disk.')}") from error
 
     def append(
         self, batch: bytes | bytearray | memoryview, last_offset: int, max_timestamp: int, now_ms: int
@@ -158,7 +160,7 @@ class LogSegment:
         except OSError as error:
             self.truncate(self.size)
             raise StorageError(
-                f"{self.path} cannot be written: {error.strerror}. Free space or check the disk."
+                f"{self.path} cannot be written: {describe_os_error(error, 'Free space or check the disk.')}"
             ) from error
         position = self.size
         self.size += len(batch)
@@ -182,7 +184,7 @@ class LogSegment:
             os.ftruncate(self._descriptor, size)
         except OSError as error:
             raise StorageError(
-                f"{self.path} cannot be truncated to {size} bytes: {error.strerror}. Check the disk."
+                f"{self.path} cannot be truncated to {size} bytes: {describe_os_error(error, 'Check the disk.')}"
             ) from error
         self.size = size
         self._producers_start = min(self._producers_start, size)
@@ -195,7 +197,8 @@ class LogSegment:
         try:
             sync_data(self._descriptor)
         except OSError as error:
-            raise StorageError(f"{self.path} cannot be flushed: {error.strerror}. Check the disk.") from error
+            reason = describe_os_error(error, "Check the disk.")
+            raise StorageError(f"{self.path} cannot be flushed: {reason}") from error
 
     @property
     def paths(self) -> tuple[Path, ...]:

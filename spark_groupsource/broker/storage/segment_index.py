@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spark_groupsource.broker.storage.files import write_exactly
+from spark_groupsource.common.descriptors import describe_os_error
 from spark_groupsource.errors import StorageError
 
 _OFFSET_ENTRY = struct.Struct(">ii")
@@ -184,7 +185,7 @@ class SegmentIndex:
                     os.close(descriptor)
             except OSError as error:
                 raise StorageError(
-                    f"{path} cannot be written: {error.strerror}. Free space or check the disk."
+                    f"{path} cannot be written: {describe_os_error(error, 'Free space or check the disk.')}"
                 ) from error
             sizes[number] += len(entries)
             self._sizes = (sizes[0], sizes[1])
@@ -238,4 +239,5 @@ class SegmentIndex:
                 with open(path, "wb"):
                     pass
             except OSError as error:
-                raise StorageError(f"{path} cannot be written: {error.strerror}. Check permissions.") from error
+                reason = describe_os_error(error, "Check permissions.")
+                raise StorageError(f"{path} cannot be written: {reason}") from error

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 from spark_groupsource.broker.storage.files import read_exactly, replace_file, write_exactly
+from spark_groupsource.common.descriptors import describe_os_error
 from spark_groupsource.errors import CorruptRecordError, StorageError
 
 TXN_INDEX_SUFFIX = ".txnindex"
@@ -106,7 +107,8 @@ class TransactionIndex:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise StorageError(f"{path} cannot be written: {error.strerror}. Free space or check the disk.") from error
+            reason = describe_os_error(error, "Free space or check the disk.")
+            raise StorageError(f"{path} cannot be written: {reason}") from error
         self._set_count(base_offset, count + 1)
         return not count
 
@@ -126,7 +128,8 @@ class TransactionIndex:
             if known and not data:
                 path.unlink()
         except OSError as error:
-            raise StorageError(f"{path} cannot be replaced: {error.strerror}. Check permissions.") from error
+            reason = describe_os_error(error, "Check permissions.")
+            raise StorageError(f"{path} cannot be replaced: {reason}") from error
         if data and data != known:
             replace_file(path, data)
         self._set_count(base_offset, len(rows))
@@ -182,7 +185,8 @@ class TransactionIndex:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise StorageError(f"{path} cannot be opened: {error.strerror}. Restore it from a copy.") from error
+            reason = describe_os_error(error, "Restore it from a copy.")
+            raise StorageError(f"{path} cannot be opened: {reason}") from error
         try:
 
             def marker_at(number: int) -> int:
@@ -222,6 +226,6 @@ def _read_file(path: Path) -> list[AbortedTxn]:
     try:
         return decode_rows(path.read_bytes())
     except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror}. Restore it from a copy.") from error
+        raise StorageError(f"{path} cannot be read: {describe_os_error(error, 'Restore it from a copy.')}") from error
     except CorruptRecordError as error:
         raise CorruptRecordError(f"{path}: {error}") from error
