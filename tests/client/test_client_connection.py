@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients import advertise, client_settings, fake_broker, open_cluster
+from support.clients import ConnectionLostError, advertise, client_settings, fake_broker, open_cluster
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.client.cluster import routing
@@ -30,8 +30,10 @@ from spark_groupsource.errors import (
     RequestTimeoutError,
     UnsupportedVersionError,
 )
+from spark_groupsource.wire.frames import encode_response
 from spark_groupsource.wire.messages import (
     ApiVersionsResponse,
+    FindCoordinatorResponse,
     HeartbeatRequest,
     HeartbeatResponse,
     MetadataResponse,
@@ -383,3 +385,66 @@ def test_an_encrypted_key_needs_its_password(
     tls = TlsSettings(cert_file=str(path), key_file=str(path), key_password=password)
     with pytest.raises(error_class, match=message):
         dial(Address("127.0.0.1", 1), 1_000, tls)
+
+
+def test_requests_do_not_wait_for_the_responses_to_earlier_ones() -> None:
+    """The broker responds to three requests when it has received the third."""
+    waiting: list[int] = []
+
+    def respond(request: Any, version: int) -> bytes | None:
+        # correlation ids are consecutive; that of ApiVersions is 1
+        waiting.append(len(waiting) + 2)
+        if len(waiting) < 3:
+            return None
+        return b"".join(encode_response(HeartbeatResponse(error_code=n), version, n) for n in waiting)
+
+    with fake_broker(ApiVersions=serving(Heartbeat=(0, 4)), Heartbeat=respond) as broker:
+        received: list[Any] = []
+        with open_cluster(str(broker.address)) as client:
+            client.call_address_each(broker.address, [HEARTBEAT] * 3, received, 5_000)
+    assert [response.error_code for response in received] == [2, 3, 4]
+
+
+def test_few_bytes_are_sent_before_their_responses_are_received() -> None:
+    """More would fill the buffers of both sides, each of which would wait for the other."""
+    large = HeartbeatRequest(group_id="g" * 30_000, generation_id=1, member_id="m", group_instance_id=None)
+    most = waiting = 0
+
+    class Counted(BrokerConnection):
+        def send(self, *args: Any, **kwargs: Any) -> Any:
+            nonlocal most, waiting
+            waiting += 1
+            most = max(most, waiting)
+            return super().send(*args, **kwargs)
+
+        def receive(self, sent: Any) -> Any:
+            nonlocal waiting
+            waiting -= isinstance(sent.request, HeartbeatRequest)
+            return super().receive(sent)
+
+    with fake_broker(ApiVersions=serving(Heartbeat=(0, 4)), Heartbeat=respond_to_heartbeat) as broker:
+        connection = Counted(broker.address, client_id="c", security=SecuritySettings(), clock=SystemClock())
+        assert len(list(connection.call_each([large] * 10))) == 10
+        connection.close()
+    assert most == 3
+
+
+def test_requests_without_a_response_are_sent_again_and_no_others() -> None:
+    lost: list[int] = []
+    members = [HeartbeatRequest(group_id="g", generation_id=1, member_id=m, group_instance_id=None) for m in "abc"]
+
+    def respond(request: Any, version: int) -> Any:
+        if request.member_id == "b" and not lost:
+            raise ConnectionLostError
+        return HeartbeatResponse(error_code=0)
+
+    with fake_broker(Heartbeat=respond) as broker:
+        row = FindCoordinatorResponse.Coordinator
+        found = row(key="g", node_id=0, host="127.0.0.1", port=broker.address.port, error_code=0, error_message=None)
+        broker.responses["FindCoordinator"] = lambda r, v: FindCoordinatorResponse(coordinators=[found])
+        broker.responses["ApiVersions"] = serving(Heartbeat=(0, 4), FindCoordinator=(4, 4))
+        with open_cluster(str(broker.address)) as client:
+            outcomes = client.call_coordinator_each("g", members, on_lost=lost.append)
+        sent = [request.member_id for name, _, request in broker.requests if name == "Heartbeat"]
+    assert [outcome.error_code for outcome in outcomes if isinstance(outcome, HeartbeatResponse)] == [0, 0, 0]
+    assert lost == [1, 2] and sent == ["a", "b", "b", "c"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from random import Random
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 from uuid import UUID
 
 from spark_groupsource.assign import Assignor
@@ -349,12 +349,20 @@ class ScriptedCluster(ClusterClient):
         """Whether the coordinator of the group is cached."""
         return group_id in self._coordinators
 
-    def call_address(
-        self, address: Address, request: Any, timeout_ms: int | None = None, min_version: int = 0, **versions: Any
-    ) -> Any:
+    def call_address_each(
+        self,
+        address: Address,
+        requests: Iterable[Any],
+        received: list[Any],
+        timeout_ms: int | None = None,
+        *,
+        max_version: int | None = None,
+        min_version: int = 0,
+    ) -> None:
         if min_version >= BY_ID and not self.script.serves_topic_ids:
             raise UnsupportedVersionError("The coordinator does not support topic ids.")
-        return self.script.respond(request, timeout_ms)
+        for request in requests:
+            received.append(self.script.respond(request, timeout_ms))
 
     def connect(self, address: Address, *, client_id: str | None = None) -> Any:
         return ScriptedConnection(self.script)

@@ -285,30 +285,56 @@ class ClusterClient(Router):
         topic_ids: TopicIds = NO_IDS,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
-        """Commits offsets, as a member in its generation, or as a simple consumer without one.
+        """Commits offsets, as a member in its generation, or as a simple consumer without one; see `commit_each`.
 
         Args:
-            topic_ids: ids of the topics to which the offsets belong: a topic of the same name that was created later
-                fails with UNKNOWN_TOPIC_ID. Where the broker does not serve version 10, its metadata are compared.
             on_lost: called after each request without a response, which the coordinator may receive after later ones.
         Raises: BrokerError; at once with a code of `FENCING_ERRORS`, or with REBALANCE_IN_PROGRESS while the group
             waits for its leader's assignment. NetworkError. Retriable errors after the timeout.
         """
-        if not offsets:
-            return
-        ids = ids_of(offsets, topic_ids)
-        request = offset_commit_request(group_id, offsets, member, ids or {})
+        if offsets:
+            (failure,) = self.commit_each(
+                group_id,
+                [(member, offsets)],
+                timeout_ms=timeout_ms,
+                topic_ids=topic_ids,
+                on_lost=lambda _: None if on_lost is None else on_lost(),
+            )
+            if failure is not None:
+                raise failure
+
+    def commit_each(
+        self,
+        group_id: str,
+        commits: Sequence[tuple[CommittingMember, Mapping[TopicPartition, OffsetAndMetadata]]],
+        *,
+        timeout_ms: int | None = None,
+        topic_ids: TopicIds = NO_IDS,
+        on_lost: Callable[[int], None] = lambda index: None,
+    ) -> list[GroupSourceError | None]:
+        """Commits offsets of several members, whose requests do not wait for each other.
+
+        Args:
+            topic_ids: ids of the topics to which the offsets belong: a topic of the same name that was created later
+                fails with UNKNOWN_TOPIC_ID. Where the broker does not serve version 10, its metadata are compared.
+            on_lost: called with the index of a commit after each request of it without a response.
+        Returns: the error of each commit, as `commit` raises it, or None.
+        """
+        ids = ids_of({tp for _, offsets in commits for tp in offsets}, topic_ids)
+        requests = [offset_commit_request(group_id, offsets, member, ids or {}) for member, offsets in commits]
         retry = self.retry(timeout_ms)
         # KIP-345: group.instance.id exists since version 7
-        min_version = 7 if member.group_instance_id is not None else 0
-        while True:
+        min_version = 7 if any(member.group_instance_id is not None for member, _ in commits) else 0
+        found: list[GroupSourceError | None] = [None] * len(commits)
+        pending = list(range(len(commits)))
+        while pending:
             try:
-                response = self.call_coordinator(
+                outcomes = self.call_coordinator_each(
                     group_id,
-                    request,
+                    [requests[index] for index in pending],
                     retry.remaining_ms,
                     errors=commit_errors,
-                    on_lost=on_lost,
+                    on_lost=lambda place, sent=pending: on_lost(sent[place]),  # type: ignore[misc]
                     min_version=min_version if ids is None else BY_ID,
                 )
             except UnsupportedVersionError:
@@ -317,16 +343,31 @@ class ClusterClient(Router):
                 self._check_topic_ids(group_id, ids, retry.remaining_ms)
                 ids = None
                 continue
-            failure = first_commit_error(response, ids or {})
-            if failure is None:
-                return
-            tp, code = failure
-            has_members = code == ErrorCode.UNKNOWN_MEMBER_ID and member == NO_MEMBER
-            hint = "The group has active members, and only they may commit. Stop them first." if has_members else ""
-            error = BrokerError(code, f"Commit of {tp} by group '{group_id}'", hint)
-            if OFFSET_COMMIT.action(code) is Action.RAISE:
-                raise error
-            _backoff_or_raise(retry, error)
+            repeated: dict[int, BrokerError] = {}
+            for index, outcome in zip(pending, outcomes):
+                if isinstance(outcome, GroupSourceError):
+                    found[index] = outcome
+                    continue
+                failure = first_commit_error(outcome, ids or {})
+                if failure is None:
+                    continue
+                tp, code = failure
+                has_members = code == ErrorCode.UNKNOWN_MEMBER_ID and commits[index][0] == NO_MEMBER
+                hint = "The group has active members, and only they may commit. Stop them first." if has_members else ""
+                error = BrokerError(code, f"Commit of {tp} by group '{group_id}'", hint)
+                if OFFSET_COMMIT.action(code) is Action.RAISE:
+                    found[index] = error
+                else:
+                    repeated[index] = error
+            pending = list(repeated)
+            if repeated:
+                try:
+                    _backoff_or_raise(retry, next(iter(repeated.values())))
+                except GroupSourceError as error:
+                    for index in pending:
+                        found[index] = error
+                    break
+        return found
 
     def _check_topic_ids(self, group_id: str, ids: Mapping[str, UUID], timeout_ms: int) -> None:
         """Raises BrokerError if the metadata have another id for one of the topics."""

@@ -256,9 +256,31 @@ class Router:
         min_version: int = 0,
     ) -> R:
         """Sends one request to one address over a pooled connection, without retries."""
+        received: list[R] = []
+        self.call_address_each(
+            address, [request], received, timeout_ms, max_version=max_version, min_version=min_version
+        )
+        return received[0]
+
+    def call_address_each(
+        self,
+        address: Address,
+        requests: Iterable[Request[R]],
+        received: list[R],
+        timeout_ms: int | None = None,
+        *,
+        max_version: int | None = None,
+        min_version: int = 0,
+    ) -> None:
+        """Sends requests to one address over one pooled connection, without waiting for each response.
+
+        Args: `received` gets the responses in the order of the requests, also those before an error.
+        """
         connection = self.pool.acquire(address)
         try:
-            response = connection.call(request, timeout_ms, max_version=max_version, min_version=min_version)
+            received.extend(
+                connection.call_each(requests, timeout_ms, max_version=max_version, min_version=min_version)
+            )
         except NetworkError:
             self.connection_lost(address)
             raise
@@ -269,7 +291,6 @@ class Router:
             self.settings.checks_cluster
             and connection.api_versions.get(ApiKey.API_VERSIONS, (0, 0))[1] >= CHECKS_BROKER_SINCE
         )
-        return response
 
     def call_any(
         self,
@@ -370,48 +391,104 @@ class Router:
         max_version: int | None = None,
         min_version: int = 0,
     ) -> R:
-        """Sends a request to the coordinator of a group or of a transactional id.
-
-        Retries while the coordinator moves, loads or is unreachable.
-        A coordinator that is cut off from its controller does not know that another one has the group since. So a
-        request that it rejects because of the member is sent to the coordinator that the other brokers name, if any.
+        """Sends a request to the coordinator of a group or of a transactional id; see `call_coordinator_each`.
 
         Args:
-            errors: returns the error codes of a response; the caller handles codes other than the coordinator's.
             on_lost: called after each request without a response.
         Raises: BrokerError or NetworkError after `timeout_ms` (default: default.api.timeout.ms).
         """
+        (outcome,) = self.call_coordinator_each(
+            key,
+            [request],
+            timeout_ms,
+            errors=errors,
+            on_lost=lambda _: None if on_lost is None else on_lost(),
+            max_version=max_version,
+            min_version=min_version,
+        )
+        if isinstance(outcome, GroupSourceError):
+            raise outcome
+        return outcome
+
+    def call_coordinator_each(
+        self,
+        key: CoordinatorKey,
+        requests: Sequence[Request[R]],
+        timeout_ms: int | None = None,
+        *,
+        errors: Callable[[R], Iterable[int]] = top_level_error,
+        on_lost: Callable[[int], None] = lambda index: None,
+        max_version: int | None = None,
+        min_version: int = 0,
+    ) -> list[R | GroupSourceError]:
+        """Sends requests to a coordinator, one after the other without waiting for each response.
+
+        Retries those for which the coordinator moves, loads or is unreachable.
+        A coordinator that is cut off from its controller does not know that another one has the group since. So
+        requests that it rejects because of the member are sent to the coordinator that the other brokers name, if any.
+
+        Args:
+            errors: returns the error codes of a response; the caller handles codes other than the coordinator's.
+            on_lost: called with the index of each request without a response.
+        Returns: the response to each request, or the BrokerError or NetworkError after `timeout_ms` (default:
+            default.api.timeout.ms).
+        Raises: errors that no retry ends, for example AuthenticationError.
+        """
         retry = self.retry(timeout_ms)
         rejected_by: set[Node] = set()
-        while True:
-            node = self.find_coordinator(key, retry.remaining_ms)
-            if retry.is_expired:
-                raise RequestTimeoutError(
-                    f"Request to the coordinator of {_described(key)} failed: the lookup took {retry.elapsed_ms} ms."
-                )
+        found: dict[int, R | GroupSourceError] = {}
+        pending = list(range(len(requests)))
+        while pending:
+            failure: GroupSourceError | None = None
             try:
-                bound_ms = min(retry.remaining_ms, self.settings.request_timeout_ms)
-                response = self.call_address(
-                    self.node_address(node), request, bound_ms, max_version=max_version, min_version=min_version
+                node = self.find_coordinator(key, retry.remaining_ms)
+                if retry.is_expired:
+                    took = f"the lookup took {retry.elapsed_ms} ms"
+                    raise RequestTimeoutError(f"Request to the coordinator of {_described(key)} failed: {took}.")
+            except (BrokerError, NetworkError) as error:
+                found.update(dict.fromkeys(pending, error))
+                break
+            received: list[R] = []
+            try:
+                self.call_address_each(
+                    self.node_address(node),
+                    [requests[index] for index in pending],
+                    received,
+                    min(retry.remaining_ms, self.settings.request_timeout_ms),
+                    max_version=max_version,
+                    min_version=min_version,
                 )
             except NetworkError as error:
                 self.invalidate_coordinator(key, node)
-                if on_lost is not None:
-                    on_lost()
-                retry.backoff_or_raise(error)
-                continue
-            codes = list(errors(response))
-            code = next((code for code in codes if code in _COORDINATOR_RETRIABLE), None)
-            if code is None:
-                is_of_member = bool(getattr(request, "member_id", ""))
+                for index in pending[len(received) :]:
+                    on_lost(index)
+                failure = error
+            rejected: list[int] = []
+            for index, response in zip(pending, received):
+                codes = list(errors(response))
+                code = next((code for code in codes if code in _COORDINATOR_RETRIABLE), None)
+                if code is not None:
+                    failure = failure or BrokerError(code, f"Request to coordinator {node} of {_described(key)}")
+                    if code in COORDINATOR_MOVED:
+                        self.invalidate_coordinator(key, node)
+                    continue
+                found[index] = response
+                is_of_member = bool(getattr(requests[index], "member_id", ""))
                 if isinstance(key, str) and is_of_member and not FENCING_ERRORS.keys().isdisjoint(codes):
-                    rejected_by.add(node)
-                    if self.find_other_coordinator(key, rejected_by, retry.remaining_ms):
-                        continue
-                return response
-            if code in COORDINATOR_MOVED:
-                self.invalidate_coordinator(key, node)
-            retry.backoff_or_raise(BrokerError(code, f"Request to coordinator {node} of {_described(key)}"))
+                    rejected.append(index)
+            if rejected and isinstance(key, str):
+                rejected_by.add(node)
+                if self.find_other_coordinator(key, rejected_by, retry.remaining_ms):
+                    for index in rejected:
+                        del found[index]
+            pending = [index for index in pending if index not in found]
+            if failure is not None and pending:
+                try:
+                    retry.backoff_or_raise(failure)
+                except GroupSourceError as error:
+                    found.update(dict.fromkeys(pending, error))
+                    break
+        return [found[index] for index in range(len(requests))]
 
     def find_coordinator(self, key: CoordinatorKey, timeout_ms: int | None = None) -> Node:
         """Returns the coordinator of a group or of a transactional id, from the cache or by FindCoordinator.

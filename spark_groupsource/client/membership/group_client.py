@@ -186,14 +186,7 @@ class GroupClient:
             REBALANCE_IN_PROGRESS after `max_rebalance_wait_ms`. NetworkError. ValueError for a partition that no
             member of this client owns.
         """
-        failure: GroupSourceError | None = None
-        for member, chosen in self._by_member(offsets):
-            try:
-                self._commits.commit(member, chosen, max_rebalance_wait_ms, topic_ids)
-            except GroupSourceError as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
+        self._commits.commit(self._by_member(offsets), max_rebalance_wait_ms, topic_ids)
 
     def commit_in_transaction(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], transactions: Transactions

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import CommittingMember, TopicIds
@@ -15,7 +16,13 @@ from spark_groupsource.client.membership.fencing import find_generation, generat
 from spark_groupsource.client.membership.membership_values import Generation
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
 from spark_groupsource.common.clock import Clock
-from spark_groupsource.errors import FENCING_ERRORS, BrokerError, ErrorCode, GenerationMismatchError, NetworkError
+from spark_groupsource.errors import (
+    FENCING_ERRORS,
+    BrokerError,
+    ErrorCode,
+    GenerationMismatchError,
+    GroupSourceError,
+)
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
@@ -25,6 +32,16 @@ _log = logging.getLogger(__name__)
 
 # a repetition delays the heartbeats of its member
 _REPEAT_TIMEOUT_MS = 2_000
+
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+
+
+class Outcome(Enum):
+    """What became of a commit that has not failed."""
+
+    DONE = "done"
+    REPEAT = "repeat"
 
 
 class MemberCommits:
@@ -40,50 +57,72 @@ class MemberCommits:
 
     def commit(
         self,
-        member: LocalMember,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        commits: Iterable[tuple[LocalMember, Offsets]],
         max_rebalance_wait_ms: int | None,
         topic_ids: TopicIds,
     ) -> None:
-        """Commits offsets of one member; retries as `GroupClient.commit`, and raises its errors."""
+        """Commits offsets of several members; retries as `GroupClient.commit`, and raises its errors."""
         is_last = max_rebalance_wait_ms is None
         retry = self._cluster.retry(self._cluster.settings.default_api_timeout_ms if is_last else None)
         rebalance_deadline_ms = None if max_rebalance_wait_ms is None else self._clock.now_ms() + max_rebalance_wait_ms
-        while not self._try_commit(member, offsets, retry.remaining_ms, topic_ids):
-            operation = f"Commit by member {member.client_id} of group '{self._group_id}'"
-            error = BrokerError(ErrorCode.REBALANCE_IN_PROGRESS, operation)
-            if rebalance_deadline_ms is not None and self._clock.now_ms() >= rebalance_deadline_ms:
-                raise error
-            retry.backoff_or_raise(error)
+        failure: GroupSourceError | None = None
+        pending = list(commits)
+        while pending:
+            repeated = []
+            outcomes = self._commit_once(pending, retry.remaining_ms, topic_ids)
+            for (member, offsets), outcome in zip(pending, outcomes):
+                if outcome is Outcome.REPEAT:
+                    repeated.append((member, offsets))
+                elif outcome is not Outcome.DONE:
+                    failure = failure or outcome
+            pending = repeated
+            if pending:
+                operation = f"Commit by member {pending[0][0].client_id} of group '{self._group_id}'"
+                error = BrokerError(ErrorCode.REBALANCE_IN_PROGRESS, operation)
+                if rebalance_deadline_ms is not None and self._clock.now_ms() >= rebalance_deadline_ms:
+                    raise failure or error
+                try:
+                    retry.backoff_or_raise(error)
+                except GroupSourceError as expired:
+                    raise failure or expired from None
+        if failure is not None:
+            raise failure
 
-    def _try_commit(
-        self,
-        member: LocalMember,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        timeout_ms: int,
-        topic_ids: TopicIds,
-    ) -> bool:
-        """Commits in the present generation; returns False if the member may commit in the next one.
-
-        Raises: GenerationMismatchError if the member has lost its partitions; BrokerError, NetworkError.
-        """
-        sent = self._generation(member)
-        with self._shared.changed:
-            known = member.commits
-            # also if there is no response: the coordinator may have received them
-            member.commits = known | dict(offsets)
-            member.topic_ids = topic_ids
-        try:
-            with self._sending:
-                self._send(member, sent, offsets, timeout_ms, topic_ids)
-            return True
-        except BrokerError as error:
+    def _commit_once(
+        self, commits: Sequence[tuple[LocalMember, Offsets]], timeout_ms: int, topic_ids: TopicIds
+    ) -> list[GroupSourceError | Outcome]:
+        """Commits in the present generations; REPEAT where the member may commit in the next one."""
+        outcomes: list[GroupSourceError | Outcome] = [Outcome.DONE] * len(commits)
+        known = [member.commits for member, _ in commits]
+        sent: dict[int, tuple[LocalMember, Generation, Offsets]] = {}
+        for index, (member, offsets) in enumerate(commits):
+            try:
+                sent[index] = member, self._generation(member), offsets
+            except GenerationMismatchError as mismatch:
+                outcomes[index] = mismatch
+                continue
+            with self._shared.changed:
+                # also if there is no response: the coordinator may have received them
+                member.commits = known[index] | dict(offsets)
+                member.topic_ids = topic_ids
+        with self._sending:
+            errors = self._send(list(sent.values()), timeout_ms, topic_ids)
+        for (index, (member, generation, offsets)), error in zip(sent.items(), errors):
+            if error is None:
+                continue
+            outcomes[index] = error
+            if not isinstance(error, BrokerError):
+                continue
             if error.code not in FENCING_ERRORS and error.code != ErrorCode.REBALANCE_IN_PROGRESS:
                 with self._shared.changed:
-                    member.commits = {tp: each for tp, each in known.items() if tp not in offsets}
-                raise
-            self._rejected(member, sent, error.code)
-            return False
+                    member.commits = {tp: each for tp, each in known[index].items() if tp not in offsets}
+                continue
+            try:
+                self._rejected(member, generation, error.code)
+                outcomes[index] = Outcome.REPEAT
+            except GenerationMismatchError as mismatch:
+                outcomes[index] = mismatch
+        return outcomes
 
     def commit_in_transaction(
         self, member: LocalMember, offsets: Mapping[TopicPartition, OffsetAndMetadata], transactions: Transactions
@@ -128,27 +167,23 @@ class MemberCommits:
             raise self._fenced(member, sent, code)
 
     def _send(
-        self,
-        member: LocalMember,
-        sent: Generation,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        timeout_ms: int,
-        topic_ids: TopicIds,
-    ) -> None:
-        def on_lost() -> None:
+        self, commits: Sequence[tuple[LocalMember, Generation, Offsets]], timeout_ms: int, topic_ids: TopicIds
+    ) -> list[GroupSourceError | None]:
+        """Returns the error of each commit, or None."""
+
+        def on_lost(index: int) -> None:
+            member, sent, _ = commits[index]
             with self._shared.changed:
                 if member.membership.generation == sent:
                     member.membership.repetition.request_lost(self._clock.now_ms())
                     self._shared.changed.notify_all()
 
-        instance_id = member.membership.config.group_instance_id
-        self._cluster.commit(
-            self._group_id,
-            offsets,
-            member=CommittingMember(sent.generation_id, sent.member_id, instance_id),
-            timeout_ms=timeout_ms,
-            topic_ids=topic_ids,
-            on_lost=on_lost,
+        rows = [
+            (CommittingMember(sent.generation_id, sent.member_id, member.membership.config.group_instance_id), offsets)
+            for member, sent, offsets in commits
+        ]
+        return self._cluster.commit_each(
+            self._group_id, rows, timeout_ms=timeout_ms, topic_ids=topic_ids, on_lost=on_lost
         )
 
     def repeat(self, member: LocalMember) -> None:
@@ -162,11 +197,11 @@ class MemberCommits:
                     sent, owned = member.membership.generation, frozenset(member.membership.owned)
                     offsets = {tp: each for tp, each in member.commits.items() if tp in owned}
                     topic_ids = member.topic_ids
-                if offsets:
-                    self._send(member, sent, offsets, _REPEAT_TIMEOUT_MS, topic_ids)
+                (error,) = self._send([(member, sent, offsets)], _REPEAT_TIMEOUT_MS, topic_ids) if offsets else (None,)
+                if error is not None:
+                    _log.debug("%s Repeating the last commit failed: %s", member.log_prefix, error)
+                elif offsets:
                     _log.debug("%s Repeated the last commit.", member.log_prefix)
-            except (BrokerError, NetworkError) as error:
-                _log.debug("%s Repeating the last commit failed: %s", member.log_prefix, error)
             finally:
                 self._sending.release()
         with self._shared.changed:

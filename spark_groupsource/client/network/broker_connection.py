@@ -10,7 +10,17 @@ import logging
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Callable, ContextManager, Generic, Mapping, NamedTuple, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Callable,
+    ContextManager,
+    Generic,
+    Iterable,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    TypeVar,
+)
 
 from spark_groupsource.client.network.availability import BrokerAvailability
 from spark_groupsource.client.network.sasl_options import OAUTHBEARER
@@ -51,6 +61,8 @@ R = TypeVar("R", bound="Response")
 
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 _GROWTH_BYTES = 1 << 24
+# requests without a response while the next one is sent: their responses, which are smaller, fit into socket buffers
+_WINDOW_BYTES = 1 << 16
 # an unauthenticated peer cannot make this client reserve more
 _MAX_HANDSHAKE_BYTES = 1024 * 1024
 _SOFTWARE = "spark-groupsource"
@@ -97,6 +109,7 @@ class InFlight(Generic[R]):
     version: int
     correlation_id: int
     timeout_ms: int
+    size: int = 0
 
 
 class BrokerConnection:
@@ -208,11 +221,47 @@ class BrokerConnection:
             max_version, min_version: bounds of the negotiated version; see `negotiate`.
         Raises: as `open`; RequestTimeoutError, after which the connection is closed.
         """
+        (response,) = self.call_each([request], timeout_ms, max_version=max_version, min_version=min_version)
+        return response
+
+    def call_each(
+        self,
+        requests: Iterable[Request[R]],
+        timeout_ms: int | None = None,
+        *,
+        max_version: int | None = None,
+        min_version: int = 0,
+    ) -> Iterator[R]:
+        """Yields the responses to small requests, which are sent before the responses to earlier ones are received.
+
+        Args: as `call`; every further response restarts the timeout.
+        Raises: as `call`.
+        """
         started_ms = self._clock.now_ms()
-        sent = self.send(request, timeout_ms, max_version=max_version, min_version=min_version)
-        if timeout_ms is not None:
-            sent = replace(sent, timeout_ms=max(started_ms + timeout_ms - self._clock.now_ms(), 1))
-        return self.receive(sent)
+        waiting: deque[InFlight[R]] = deque()
+        size, is_first = 0, True
+
+        def receive() -> R:
+            nonlocal size, is_first
+            sent = waiting.popleft()
+            size -= sent.size
+            if is_first and timeout_ms is not None:
+                sent = replace(sent, timeout_ms=max(started_ms + timeout_ms - self._clock.now_ms(), 1))
+            is_first = False
+            return self.receive(sent)
+
+        try:
+            for request in requests:
+                waiting.append(self.send(request, timeout_ms, max_version=max_version, min_version=min_version))
+                size += waiting[-1].size
+                while size > _WINDOW_BYTES:
+                    yield receive()
+            while waiting:
+                yield receive()
+        finally:
+            if waiting:
+                # the responses that follow are of no other request
+                self.close()
 
     def send(
         self,
@@ -298,8 +347,8 @@ class BrokerConnection:
         connection = self._connected()
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         timeout_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
-        sent = InFlight(request, version, self._correlation_id, timeout_ms)
-        frame = encode_request(request, version, sent.correlation_id, self._client_id)
+        frame = encode_request(request, version, self._correlation_id, self._client_id)
+        sent = InFlight(request, version, self._correlation_id, timeout_ms, len(frame))
         try:
             net.send_all(connection, frame, timeout_ms)
         except NetworkError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 from simulation.applications.virtual_kernel import Process, VirtualThread
 
@@ -113,8 +113,19 @@ class Connection:
     def call(
         self, request: Any, timeout_ms: int | None = None, *, max_version: int | None = None, min_version: int = 0
     ) -> Any:
-        sent = self.send(request, timeout_ms, max_version=max_version, min_version=min_version)
-        return self.receive(sent)
+        (response,) = self.call_each([request], timeout_ms, max_version=max_version, min_version=min_version)
+        return response
+
+    def call_each(
+        self,
+        requests: Sequence[Any],
+        timeout_ms: int | None = None,
+        *,
+        max_version: int | None = None,
+        min_version: int = 0,
+    ) -> Iterator[Any]:
+        sent = [self.send(each, timeout_ms, max_version=max_version, min_version=min_version) for each in requests]
+        return map(self.receive, sent)
 
     def send(
         self, request: Any, timeout_ms: int | None = None, *, max_version: int | None = None, min_version: int = 0
