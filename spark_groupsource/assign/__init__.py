@@ -92,6 +92,11 @@ _BUILT_IN: dict[str, Callable[[], Assignor]] = {
 }
 
 
+def is_built_in(assignor: Assignor) -> bool:
+    """Returns whether an assignor is one of this package, which never blocks."""
+    return type(assignor) in _BUILT_IN.values()
+
+
 def load_assignor(name: str) -> Assignor:
     """Returns a new assignor by name, or of a user's class ``module:Class``.
 

@@ -45,6 +45,8 @@ _HOST_PORT = re.compile(r"(?:[0-9a-zA-Z\-%._]*://)?\[?([0-9a-zA-Z\-%._:]*)\]?:([
 _MAX_PORT_DIGITS = 5
 # sun_path of 108 bytes on Linux, 104 elsewhere, with its zero
 _MAX_SOCKET_PATH_BYTES = 103
+_RECEIVE_BYTES = 1 << 16
+_TLS_WOULD_BLOCK = frozenset({"SSLWantReadError", "SSLWantWriteError"})
 
 
 class Address(NamedTuple):
@@ -324,6 +326,38 @@ def is_readable(connection: socket.socket, timeout_ms: int) -> bool:
     with selectors.DefaultSelector() as selector:
         selector.register(connection, selectors.EVENT_READ)
         return bool(selector.select(max(timeout_ms, 1) / 1000))
+
+
+def send_some(connection: socket.socket, data: bytearray) -> int:
+    """Returns how many bytes a connection that does not block has taken, 0 if none now. Raises: NetworkError."""
+    try:
+        with memoryview(data) as view:
+            return connection.send(view)
+    except OSError as error:
+        if _would_block(error):
+            return 0
+        raise NetworkError(f"Sending failed: the connection was lost ({error}).") from error
+
+
+def receive_some(connection: socket.socket) -> bytes | None:
+    """Returns bytes that have arrived on a connection that does not block, None if there are none now.
+
+    Raises: NetworkError, also if the peer has closed the connection.
+    """
+    try:
+        data = connection.recv(_RECEIVE_BYTES)
+    except OSError as error:
+        if _would_block(error):
+            return None
+        raise NetworkError(f"Receiving failed: the connection was lost ({error}).") from error
+    if not data:
+        raise NetworkError("The peer closed the connection.")
+    return data
+
+
+def _would_block(error: OSError) -> bool:
+    # SSLWantReadError and SSLWantWriteError, without the import of ssl
+    return isinstance(error, (BlockingIOError, InterruptedError)) or type(error).__name__ in _TLS_WOULD_BLOCK
 
 
 def abort(connection: socket.socket) -> None:

@@ -194,7 +194,7 @@ def test_commit_error_before_the_join_response_does_not_fence() -> None:
             bench.client.commit({T0: OffsetAndMetadata(5)}, max_rebalance_wait_ms=0)
 
     bench.script.prepare("JoinGroup", commit_meanwhile)
-    bench.run_thread()
+    bench.run_members()
     assert not bench.member.is_fenced and bench.callbacks() == []
     bench.client.commit({T0: OffsetAndMetadata(5)})
     assert [r.generation_id_or_member_epoch for r in bench.script.requests("OffsetCommit")] == [1, 2]

@@ -368,7 +368,7 @@ def test_members_survive_a_restart_of_the_coordinator(topic: str, group: str, tm
         ours.commit({tp: OffsetAndMetadata(1) for tp in before.partitions})
         host, _, port = broker.bootstrap_servers.rpartition(":")
         broker.stop()
-        wait_until(lambda: any(not thread.is_connected for thread in ours.threads), "the members notice")
+        wait_until(lambda: not ours.loop.is_connected, "the members notice")
         again = EmbeddedBroker(data_dir=tmp_path, host=host, port=int(port))
         again.start()
         try:

@@ -103,7 +103,7 @@ def test_offset_that_the_coordinator_lost_is_committed_again(
         ours.commit({T0: OffsetAndMetadata(1_000)})
         ours.commit({T0: OffsetAndMetadata(1_500)})
         coordinator.is_down = True
-        wait_until(lambda: not ours.threads[0].is_connected, "the connection to the coordinator is lost")
+        wait_until(lambda: not ours.loop.is_connected, "the connection to the coordinator is lost")
         coordinator.committed[T0] = 1_000
         coordinator.is_down = False
         wait_until(lambda: coordinator.committed[T0] == 1_500, "the last offset is committed again")
@@ -146,7 +146,7 @@ def idle(bench: Any, ms: int) -> None:
     """Lets the member run while the owner does nothing."""
     for _ in range(ms // 1_000):
         bench.clock.advance_ms(1_000)
-        bench.run_thread()
+        bench.run_members()
 
 
 def test_member_repeats_its_last_offsets_while_the_request_may_arrive() -> None:

@@ -126,9 +126,9 @@ def test_removal_that_a_commit_shows_is_of_the_generation_of_the_commit(monkeypa
     member = LocalMember(0, "app-0", membership, {})
     shared.events.contacted("app-0", clock.now_ms())
     clock.advance_ms(sessions * membership.config.session_timeout_ms)
-    cluster = Mock(commit=Mock(side_effect=BrokerError(ErrorCode.UNKNOWN_MEMBER_ID, "Commit")))
+    cluster = Mock(commit_each=Mock(return_value=[BrokerError(ErrorCode.UNKNOWN_MEMBER_ID, "Commit")]))
     with pytest.raises(GenerationMismatchError):
-        MemberCommits(cluster, shared, "g", clock).commit(member, {}, None, NO_IDS)
+        MemberCommits(cluster, shared, "g", clock).commit([(member, {})], None, NO_IDS)
     assert membership.generation != generation, "the member has reset its generation"
     (removed,) = shared.events.recorded
     assert (removed.kind, removed.client_id) == (EventKind.MEMBER_LEFT, "app-0")

@@ -22,7 +22,7 @@ def returned(response: Any, **settings: Any) -> Bench:
     bench.script.is_leader, bench.script.assigned = False, (T0,)
     bench.script.prepare("DescribeGroups", response)
     bench.poll()
-    bench.run_thread()
+    bench.run_members()
     return bench
 
 

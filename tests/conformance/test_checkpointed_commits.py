@@ -10,9 +10,9 @@ import logging
 from typing import Any
 
 import pytest
+from support.manual_loop import ManualMembers
 from support.scripted_group import GROUP, T0, Script, ScriptedCluster
 
-from spark_groupsource.client.membership.membership_values import Idle
 from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import OffsetAndMetadata
@@ -131,26 +131,19 @@ def test_drain_commits_and_sends_no_leave_request_without_membership() -> None:
 
 
 class ScriptedMembers(GroupPartitions):
-    """A group with one member, whose thread runs inside `poll`."""
+    """A group with one member, which runs inside `poll`."""
 
     def __init__(self, cluster: ScriptedCluster, options: SourceOptions, clock: ManualClock) -> None:
         super().__init__(cluster, options, clock, members=1)
-        # protected: the test replaces the thread by `run_thread`
-        (self.thread,) = self._group.threads
-        self.thread.start = lambda: None  # type: ignore[method-assign]
-        self._clock = clock
+        # protected: the test runs the members itself
+        self.members = ManualMembers(self._group, clock)
 
     def poll(self, timeout_ms: int) -> bool:
         for _ in range(10):
             if self._group.poll(0).is_stable:
                 return True
-            self.run_thread()
+            self.members.run()
         return False
-
-    def run_thread(self) -> None:
-        """Runs the member's thread until it is idle."""
-        while not isinstance(self.thread.membership.next_action(self._clock.now_ms()), Idle):
-            self.thread.run_once()
 
 
 @pytest.mark.conformance("CC-039")
@@ -172,16 +165,16 @@ def test_failing_commit_delays_the_rebalance_up_to_its_timeout() -> None:
     query.script.prepare("OffsetCommit", *[ErrorCode.COORDINATOR_LOAD_IN_PROGRESS] * 10_000)
     query.script.prepare("Heartbeat", ErrorCode.REBALANCE_IN_PROGRESS)
     query.clock.advance_ms(3_000)
-    members.run_thread()
+    members.members.run()
     until_ms = query.clock.now_ms() + 50_000
     while query.clock.now_ms() < until_ms:
         assert query.trigger() == [] and query.script.requests("JoinGroup") == []
-        members.run_thread()
+        members.members.run()
     # the coordinator has removed the member after the rebalance timeout, so the commit is dropped; the query continues
     # from its checkpoint and rejoins
     query.script.clear_prepared()
     query.script.prepare("Heartbeat", ErrorCode.UNKNOWN_MEMBER_ID)
     query.clock.advance_ms(3_000)
-    members.run_thread()
+    members.members.run()
     assert query.trigger(end=20) == [(10, 20)]
     assert query.script.requests("JoinGroup")[0].member_id == ""

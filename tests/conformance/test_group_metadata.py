@@ -61,14 +61,14 @@ def test_leader_refreshes_metadata_of_assigned_topics_without_subscription() -> 
     bench.script.topics["u"] = [[0]]
     bench.script.other_members = {"foreign": Subscription(("t", "u"))}
     bench.poll()
-    bench.run_thread()
+    bench.run_members()
     requested = [tuple(topic.name for topic in request.topics) for request in bench.script.requests("Metadata")]
     assert requested[-1] == ("t", "u") and requested.count(("t", "u")) == 1, "requested again for new topics only"
 
     bench = Bench(client=QUICK, **using(Generous))
     bench.script.topics["u"] = [[0]]
     bench.poll()
-    bench.run_thread()
+    bench.run_members()
     requested = [tuple(topic.name for topic in request.topics) for request in bench.script.requests("Metadata")]
     assert requested[-2:] == [("t",), ("t", "u")]
     assert bench.client.shared.group_topics == {"t", "u"}
@@ -184,7 +184,7 @@ def test_partitions_added_between_assignment_and_sync_response_lead_to_a_rejoin(
 
     bench.script.prepare("SyncGroup", grow)
     bench.poll()
-    bench.run_thread()
+    bench.run_members()
     bench.poll()
     # the change is detected when the rebalance completes
     assert bench.callbacks() == [("assigned", (T0, T1)), ("revoked", (T0, T1))]

@@ -69,7 +69,7 @@ def test_coordinator_that_moved_is_looked_up_again_and_the_member_keeps_its_part
     before = bench.client.view
     bench.script.prepare("Heartbeat", failure)
     bench.heartbeat()
-    assert not bench.thread.is_connected and not bench.cluster.has_coordinator("g")
+    assert not bench.client.loop.is_connected and not bench.cluster.has_coordinator("g")
     bench.heartbeat()
     assert bench.script.sent_apis() == ["Heartbeat", "FindCoordinator", "Heartbeat"]
     assert bench.poll() == before and bench.callbacks() == []
@@ -117,7 +117,7 @@ def test_generation_is_new_inside_the_callback() -> None:
     bench.member.request_rejoin("a test")
     bench.script.assigned = (T0,)
     bench.poll()
-    bench.run_thread()
+    bench.run_members()
     bench.poll()
     assert bench.callbacks() == [("revoked", (T1,)), ("assigned", ())] and seen == [2, 2]
 
@@ -158,7 +158,7 @@ def test_retained_partitions_are_lost_if_the_member_is_removed_during_the_rebala
     bench.member.request_rejoin("a test")
     bench.script.prepare("SyncGroup", code)
     bench.poll()
-    bench.run_thread()
+    bench.run_members()
     assert bench.member.generation == Generation(-1, member_id, None)
     bench.listener.calls.clear()
     bench.poll()
@@ -212,7 +212,7 @@ def test_exception_of_the_revoked_callback_is_raised_after_the_rebalance() -> No
     bench.script.assigned = (T0,)
     bench.listener.raising = {"revoked": ValueError("revoked"), "assigned": ValueError("assigned")}
     bench.poll()
-    bench.run_thread()
+    bench.run_members()
     with pytest.raises(ValueError, match="revoked"):
         bench.poll()
     assert bench.callbacks() == [("revoked", (T1,)), ("assigned", ())] and bench.client.view.partitions == (T0,)
@@ -262,9 +262,9 @@ def test_rebalance_commits_nothing() -> None:
 @pytest.mark.conformance("CC-138")
 def test_closing_ends_the_members_thread() -> None:
     bench = Bench()
-    del bench.thread.start  # type: ignore[attr-defined]
+    del bench.client.loop.start  # type: ignore[attr-defined]
     assert bench.client.poll(0).generation_id == -1
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "group member groupsource-0"]
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "members of g"]
     bench.client.close()
     assert not thread.is_alive()
 

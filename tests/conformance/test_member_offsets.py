@@ -137,7 +137,7 @@ def test_commit_of_a_replaced_static_member_ends_its_membership() -> None:
     assert bench.client.rejoin_needed
     with pytest.raises(GenerationMismatchError, match="FENCED_INSTANCE_ID"):
         bench.poll()
-    bench.run_thread()
+    bench.run_members()
     assert bench.script.requests("JoinGroup") == [], "a join would fence the process that replaced this one"
 
 
@@ -180,7 +180,7 @@ def advancing(bench: Bench, code: ErrorCode) -> Any:
     """Returns a step: an error response, after the member's thread has completed a rebalance."""
 
     def step(request: Any) -> Any:
-        bench.run_thread()
+        bench.run_members()
         return bench.script.default_response(request, code)
 
     return step

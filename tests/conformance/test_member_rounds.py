@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from support.scripted_group import T0, T1, Bench, joined
-from support.waiting import wait_until
 
 from spark_groupsource.client.membership.coordinator_connection import CoordinatorConnection
 from spark_groupsource.client.membership.membership_values import Generation, Idle
@@ -71,14 +70,14 @@ def test_authentication_error_is_raised_and_a_later_poll_joins_again(api: str) -
 def test_poll_returns_at_its_timeout_and_a_later_one_returns_the_result() -> None:
     bench = Bench()
     assert not bench.poll().is_stable and bench.clock.now_ms() == 1_000
-    bench.run_thread()
+    bench.run_members()
     assert bench.poll().is_stable
     assert joins(bench) == [(2, ""), (2, "m1")] and len(bench.script.requests("SyncGroup")) == 1
 
     bench = Bench()
     bench.script.prepare("JoinGroup", *[ErrorCode.COORDINATOR_LOAD_IN_PROGRESS] * 3)
     bench.poll()
-    bench.run_thread()
+    bench.run_members()
     assert not bench.poll().is_stable and len(joins(bench)) == 1, "poll does not wait for the backoff"
 
 
@@ -125,9 +124,9 @@ def test_timeout_of_join_includes_the_rebalance_timeout(
 def test_member_id_of_the_response_is_used() -> None:
     bench = Bench()
     bench.poll()
-    bench.thread.run_once()
+    bench.members.run_once()
     assert bench.member.generation == Generation(-1, "m1", None) and bench.member.rejoin_needed
-    bench.run_thread()
+    bench.run_members()
     assert joins(bench) == [(2, ""), (2, "m1")]
 
 
@@ -231,7 +230,7 @@ def test_join_is_retried_after_the_backoff_while_the_coordinator_is_loading() ->
     bench = Bench()
     bench.script.prepare("JoinGroup", ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     bench.poll()
-    bench.run_thread()
+    bench.run_members()
     action = bench.member.next_action(bench.clock.now_ms())
     assert isinstance(action, Idle) and 80 <= action.until_ms - bench.clock.now_ms() <= 120
     assert bench.settle().is_stable and bench.script.sent_apis().count("FindCoordinator") == 1
@@ -264,7 +263,7 @@ def test_response_of_an_older_generation_is_ignored(api: str, code: ErrorCode) -
     bench.member.request_rejoin("a test")
     bench.poll()
     bench.script.prepare(api, renamed(bench, code))
-    bench.thread.run_once()
+    bench.members.run_once()
     assert bench.member.generation == Generation(7, "other", "range") and bench.member.rejoin_needed
 
 
@@ -301,13 +300,8 @@ def test_rebalance_in_progress_between_join_and_sync_is_ignored() -> None:
     bench.member.request_rejoin("a test")
     script = bench.script
     script.prepare("Heartbeat", ErrorCode.REBALANCE_IN_PROGRESS)
-
-    def slow(request: Any) -> None:
-        # the leader computes its assignment for longer than a heartbeat interval
-        bench.clock.advance_ms(20)
-        wait_until(lambda: script.requests("Heartbeat"), "a heartbeat while the leader computes the assignment", 10)
-
-    script.prepare("Metadata", slow)
+    # the leader computes its assignment for longer than a heartbeat interval
+    bench.members.assignor_ms = 100
     assert bench.settle().is_stable and len(joins(bench)) == 1
     apis = script.sent_apis()
     assert apis.index("JoinGroup") < apis.index("Heartbeat") < apis.index("SyncGroup")
@@ -337,12 +331,14 @@ def test_heartbeat_waits_for_its_response_until_the_session_timeout() -> None:
 
 def test_heartbeat_is_sent_on_a_new_connection_before_the_login_expires() -> None:
     bench = joined()
-    # private: the connection of the thread, whose login expires after minutes
-    assert bench.thread._coordinator._connection is not None and bench.script.connections == 1
-    bench.thread._coordinator._connection.is_expired = True  # type: ignore[misc]
+    # private: the connection that the members share, whose login expires after minutes
+    pipeline = bench.client.loop.connections._pipeline
+    assert pipeline is not None
+    connections = bench.script.connections
+    pipeline.is_expired = True  # type: ignore[misc]
     bench.heartbeat()
     bench.heartbeat()
-    assert bench.script.connections == 2 and bench.poll().is_stable
+    assert bench.script.connections == connections + 1 and bench.poll().is_stable
     assert bench.script.sent_apis() == ["Heartbeat", "Heartbeat"]
 
 
@@ -373,16 +369,10 @@ def test_leader_removed_while_it_computes_the_assignment_sends_no_sync() -> None
     bench = joined(heartbeat_interval_ms=20)
     bench.member.request_rejoin("a test")
     bench.script.prepare("Heartbeat", ErrorCode.UNKNOWN_MEMBER_ID)
-    is_removed = threading.Event()
-
-    def slow(request: Any) -> None:
-        bench.clock.advance_ms(20)
-        assert is_removed.wait(10)
-
-    bench.script.prepare("Metadata", slow)
+    bench.members.assignor_ms = 100
     bench.poll()
-    bench.run_thread()
-    is_removed.set()
+    bench.run_members()
+    bench.members.assignor_ms = 0
     assert bench.script.requests("SyncGroup") == [] and bench.member.generation == Generation()
     assert bench.settle().members[0].member_id == "m2"
 

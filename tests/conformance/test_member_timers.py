@@ -105,7 +105,7 @@ def test_failed_leave_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 def test_member_that_has_only_a_member_id_sends_leave() -> None:
     bench = Bench()
     bench.poll()
-    bench.thread.run_once()
+    bench.members.run_once()
     bench.client.close()
     (request,) = bench.script.requests("LeaveGroup")
     assert request.members[0].member_id == "m1"

@@ -1,15 +1,18 @@
 """Group member with a scripted coordinator, without sockets and threads.
 
-Everything between `poll` and the requests is the package's own code. The thread of the member is not started; the test
-runs it step by step with `run_thread`. By default the coordinator accepts every request and assigns `assigned`.
+Everything between `poll` and the requests is the package's own code. The thread of the members is not started; the test
+runs their event loop with `run_members`. By default the coordinator accepts every request and assigns `assigned`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict, deque
 from random import Random
 from typing import Any, Callable, Iterable, Iterator, Sequence
 from uuid import UUID
+
+from support.manual_loop import ManualMembers
 
 from spark_groupsource.assign import Assignor
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
@@ -78,6 +81,7 @@ class Script:
         committed: committed offsets of the group.
         log_end_offsets: topic -> log end offset of each of its partitions, 10 by default.
         topic_ids: topic -> its id in Metadata; a coordinator with `serves_topic_ids` compares those of commits.
+        waits_for_timeout: False during a request of the event loop.
         delay_ms: set by a prepared function of JoinGroup or SyncGroup: the response arrives so much later.
     """
 
@@ -97,6 +101,7 @@ class Script:
         self.topic_ids: dict[str, UUID] = {}
         self.serves_topic_ids = False
         self.delay_ms = 0
+        self.waits_for_timeout = True
         self._ids: Iterator[str] = (f"m{number}" for number in range(1, 1_000))
         self._steps: dict[str, deque[Step]] = defaultdict(deque)
 
@@ -127,6 +132,11 @@ class Script:
         """Returns the response without preparation, or with an error code."""
         return getattr(self, f"_{api_of(request).name}")(request, code)
 
+    def time_out(self, timeout_ms: int | None) -> None:
+        """Time passes while a caller that blocks waits for a response."""
+        if self.waits_for_timeout:
+            self.clock.advance_ms(timeout_ms or 0)
+
     def respond(self, request: Any, timeout_ms: int | None) -> Any:
         """Returns the prepared or the default response of a request."""
         name = api_of(request).name
@@ -136,7 +146,7 @@ class Script:
         step = self._steps[name].popleft()
         if isinstance(step, Exception):
             if isinstance(step, RequestTimeoutError):
-                self.clock.advance_ms(timeout_ms or 0)
+                self.time_out(timeout_ms)
             raise step
         if isinstance(step, ErrorCode):
             return self.default_response(request, step)
@@ -287,52 +297,56 @@ class Script:
         return OffsetFetchResponse(groups=[group(group_id=GROUP, topics=topics, error_code=code)])
 
 
-class ScriptedConnection:
-    """Replaces `BrokerConnection`."""
+class ScriptedPipeline:
+    """Replaces `RequestPipeline`."""
+
+    is_expired = is_receiving = False
 
     def __init__(self, script: Script) -> None:
         self._script = script
         self.is_closed = False
-        self.is_expired = False
-        self._response: Any = None
-        self._arrives_ms = 0
+        self._waiting: list[asyncio.Future[Any]] = []
 
-    def open(self, timeout_ms: int | None = None) -> None:
-        try:
-            self._script.connect()
-        except Exception:
-            self.is_closed = True
-            raise
+    def start(self) -> None:
+        """Nothing arrives before a request."""
 
-    def call(self, request: Any, timeout_ms: int | None = None, **versions: Any) -> Any:
-        try:
-            return self._script.respond(request, timeout_ms)
-        except NetworkError:
-            self.is_closed = True
-            raise
+    def version_for(self, request: Any) -> int:
+        return api_of(request).max_version
 
-    def send(self, request: Any, timeout_ms: int | None = None, **versions: Any) -> None:
+    def call(self, request: Any, timeout_ms: int, *, min_version: int = 0, client_id: str) -> asyncio.Future[Any]:
         """Sends a request; a `RequestTimeoutError` of its preparation means that no response arrives."""
-        clock, self._script.delay_ms = self._script.clock, 0
+        script, loop = self._script, asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._waiting.append(future)
+        script.delay_ms, script.waits_for_timeout = 0, False
         try:
-            self._response = self._script.respond(request, 0)
-            self._arrives_ms = clock.now_ms() + self._script.delay_ms
-        except RequestTimeoutError:
-            self._arrives_ms = 2**62
+            response = script.respond(request, timeout_ms)
+            if script.delay_ms:
+                loop.call_later(script.delay_ms / 1000, lambda: future.done() or future.set_result(response))
+            else:
+                future.set_result(response)
+        except RequestTimeoutError as error:
+            loop.call_later(timeout_ms / 1000, self._fail, error)
+        except NetworkError as error:
+            self._fail(error)
+        except Exception as error:
+            future.set_exception(error)
+        finally:
+            script.waits_for_timeout = True
+        return future
 
-    def has_response(self, timeout_ms: int) -> bool:
-        clock = self._script.clock
-        clock.advance_ms(min(timeout_ms, max(self._arrives_ms - clock.now_ms(), 0)))
-        return clock.now_ms() >= self._arrives_ms
-
-    def receive(self, sent: None) -> Any:
-        return self._response
-
-    def abort(self) -> None:
+    def _fail(self, error: NetworkError) -> None:
         self.is_closed = True
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_exception(type(error)(str(error)))
+
+    def retire(self) -> None:
+        self.close()
 
     def close(self) -> None:
-        self.is_closed = True
+        self._fail(NetworkError("The connection was closed."))
 
 
 class ScriptedCluster(ClusterClient):
@@ -364,8 +378,9 @@ class ScriptedCluster(ClusterClient):
         for request in requests:
             received.append(self.script.respond(request, timeout_ms))
 
-    def connect(self, address: Address, *, client_id: str | None = None) -> Any:
-        return ScriptedConnection(self.script)
+    def open_pipeline(self, address: Address, timeout_ms: int) -> Any:
+        self.script.connect()
+        return ScriptedPipeline(self.script)
 
 
 class Recorder:
@@ -408,12 +423,11 @@ class Bench:
         self.listener = Recorder()
         values = settings if "pattern" in settings else {"topics": ("t",), **settings}
         self.client = GroupClient(self.cluster, GroupSettings(GROUP, **values), listener=self.listener)
-        self.thread = self.client.threads[0]
-        self.thread.start = lambda: None  # type: ignore[method-assign]
+        self.members = ManualMembers(self.client, self.clock)
 
     @property
     def member(self) -> Membership:
-        return self.thread.membership
+        return self.client.shared.members[0].membership
 
     def callbacks(self) -> list[tuple[str, tuple[TopicPartition, ...]]]:
         """Returns the calls of the rebalance listener since the last call of this method."""
@@ -425,10 +439,9 @@ class Bench:
         self.script.sent.clear()
         self.listener.calls.clear()
 
-    def run_thread(self) -> None:
-        """Runs the member's thread until it is idle."""
-        while not isinstance(self.member.next_action(self.clock.now_ms()), Idle):
-            self.thread.run_once()
+    def run_members(self) -> None:
+        """Runs the event loop until the member is idle."""
+        self.members.run()
 
     def poll(self) -> GroupView:
         """Polls with a timeout of 0."""
@@ -439,7 +452,7 @@ class Bench:
         for _ in range(attempts):
             if self.poll().is_stable:
                 break
-            self.run_thread()
+            self.run_members()
             action = self.member.next_action(self.clock.now_ms())
             if isinstance(action, Idle) and self.member.rejoin_needed and not self.member.prepare_needed:
                 self.clock.advance_ms(max(min(action.until_ms - self.clock.now_ms(), 1_000), 0))
@@ -448,7 +461,7 @@ class Bench:
     def heartbeat(self) -> None:
         """Advances the clock to the next heartbeat and lets the member send it."""
         self.clock.advance_ms(self.member.config.heartbeat_interval_ms)
-        self.run_thread()
+        self.run_members()
 
 
 def joined(**settings: Any) -> Bench:

@@ -29,6 +29,7 @@ from spark_groupsource.client.network.broker_connection import (
     ExpectedBroker,
 )
 from spark_groupsource.client.network.connection_pool import ConnectionPool
+from spark_groupsource.client.network.request_pipeline import RequestPipeline
 from spark_groupsource.client.network.retry import Retry
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.common.clock import Clock, SystemClock
@@ -245,6 +246,15 @@ class Router:
             self._nodes = {}
             self._cluster_id = None
             self._coordinators.clear()
+
+    def open_pipeline(self, address: Address, timeout_ms: int) -> RequestPipeline:
+        """Opens a connection for an event loop, outside the pool; the caller must close it.
+
+        Raises: as `BrokerConnection.open`.
+        """
+        connection = self.connect(address)
+        connection.open(timeout_ms)
+        return RequestPipeline(connection, self.clock, self.settings.request_timeout_ms, self.availability)
 
     def call_address(
         self,
@@ -510,6 +520,10 @@ class Router:
             with self._lookup_ended:
                 self._lookups.discard(key)
                 self._lookup_ended.notify_all()
+
+    def cached_coordinator(self, key: CoordinatorKey) -> Node | None:
+        """Returns the coordinator if it is in the cache; sends no request."""
+        return self._coordinators.get(key)
 
     def find_other_coordinator(self, group_id: str, rejected_by: Collection[Node], timeout_ms: int) -> bool:
         """Looks up whether the coordinator of a group has moved; returns True if the cache has another one now.

@@ -1,7 +1,7 @@
 """Consumer group client: several members of one process with one owner.
 
 Partitions change in `poll` only, in the owner's thread: the offsets committed before are the start offsets of the next
-owner. Member threads send heartbeats between polls. `client.membership` states which thread may use which field.
+owner. An event loop sends heartbeats between polls. `client.membership` states which thread may use which field.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import NO_IDS, TopicIds
 from spark_groupsource.client.membership.assignment import metadata_snapshot
 from spark_groupsource.client.membership.member_commits import MemberCommits
-from spark_groupsource.client.membership.member_thread import MemberThread
+from spark_groupsource.client.membership.member_loop import MemberLoop
 from spark_groupsource.client.membership.membership_values import MemberConfig, ReleasedPartitions
 from spark_groupsource.client.membership.rebalance_log import RebalanceEvent, describe_rebalance
 from spark_groupsource.client.membership.shared_membership import (
@@ -74,7 +74,7 @@ class GroupClient:
 
     Attributes:
         shared: state of the members; hold `shared.changed` to read it.
-        threads: the thread of each member.
+        loop: sends the requests of the members, from the first `poll` on.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class GroupClient:
         self._commits = MemberCommits(cluster, self.shared, settings.group_id, self._clock)
         now_ms = self._clock.now_ms()
         self.shared.members += [_create_member(settings, index, now_ms) for index in range(settings.members)]
-        self.threads = tuple(MemberThread(each, cluster, self.shared, self._commits) for each in self.shared.members)
+        self.loop = MemberLoop(cluster, self.shared, self._commits)
 
     def __enter__(self) -> GroupClient:
         return self
@@ -124,8 +124,7 @@ class GroupClient:
             self._check_metadata()
             if not self._is_started:
                 self._is_started = True
-                for thread in self.threads:
-                    thread.start()
+                self.loop.start()
             while not self._advance():
                 with shared.changed:
                     left_ms = deadline_ms - self._clock.now_ms()
@@ -263,9 +262,7 @@ class GroupClient:
         shared = self.shared
         with shared.changed:
             shared.is_closing = True
-            shared.changed.notify_all()
-        for thread in self.threads:
-            thread.stop(_LEAVE_TIMEOUT_MS // len(self.threads) if self._is_started else 0)
+        self.loop.stop(_LEAVE_TIMEOUT_MS)
         self._send_leave(reason)
         self._forget_membership(reason)
 
@@ -334,7 +331,7 @@ class GroupClient:
                         member.client_id, member_id, released.revoked, self._clock.timestamp_ms()
                     )
             if members:
-                self.shared.changed.notify_all()
+                self.shared.wake()
 
     def _raise_failure(self) -> None:
         for member in self.shared.members:
@@ -401,7 +398,7 @@ class GroupClient:
             now_ms = self._clock.now_ms()
             for member in self.shared.members:
                 member.membership.expedite_heartbeat(now_ms, _TRIGGERED_HEARTBEAT_MS)
-            self.shared.changed.notify_all()
+            self.shared.wake()
 
     def _record_rebalances(self) -> list[RebalanceEvent]:
         members = self.shared.members
@@ -470,6 +467,7 @@ def _create_member(settings: GroupSettings, index: int, now_ms: int) -> LocalMem
         session_timeout_ms=settings.session_timeout_ms,
         rebalance_timeout_ms=settings.rebalance_timeout_ms,
         heartbeat_interval_ms=settings.heartbeat_interval_ms,
+        heartbeat_offset_ms=settings.heartbeat_interval_ms * index // settings.members,
     )
     by_name = {assignor.name: assignor for assignor in assignors}
     return LocalMember(index, settings.member_client_id(index), Membership(config, now_ms), by_name)

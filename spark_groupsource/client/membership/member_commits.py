@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# a repetition delays the heartbeats of its member
+# the owner's commit waits for a repetition
 _REPEAT_TIMEOUT_MS = 2_000
 
 
@@ -45,7 +45,7 @@ class Outcome(Enum):
 
 
 class MemberCommits:
-    """Commits offsets of the members of one process; called by the owner's thread, `repeat` by that of the member."""
+    """Commits offsets of the members of one process; called by the owner's thread, `repeat` by another."""
 
     def __init__(self, cluster: ClusterClient, shared: SharedMembership, group_id: str, clock: Clock) -> None:
         self._cluster = cluster
@@ -162,7 +162,7 @@ class MemberCommits:
                 self._shared.record_removed(member, sent, self._clock.instant())
             if code == ErrorCode.REBALANCE_IN_PROGRESS and membership.rejoin_needed:
                 self._shared.events.noticed(member.client_id, sent.member_id, self._clock.timestamp_ms())
-            self._shared.changed.notify_all()
+            self._shared.wake()
         if code != ErrorCode.REBALANCE_IN_PROGRESS and not can_retry:
             raise self._fenced(member, sent, code)
 
@@ -176,7 +176,7 @@ class MemberCommits:
             with self._shared.changed:
                 if member.membership.generation == sent:
                     member.membership.repetition.request_lost(self._clock.now_ms())
-                    self._shared.changed.notify_all()
+                    self._shared.wake()
 
         rows = [
             (CommittingMember(sent.generation_id, sent.member_id, member.membership.config.group_instance_id), offsets)
@@ -186,26 +186,30 @@ class MemberCommits:
             self._group_id, rows, timeout_ms=timeout_ms, topic_ids=topic_ids, on_lost=on_lost
         )
 
-    def repeat(self, member: LocalMember) -> None:
-        """Commits the last offsets of a member again; does nothing while the owner commits.
+    def repeat(self, members: Sequence[LocalMember]) -> None:
+        """Commits the last offsets of members again; does nothing while the owner commits.
 
         An error is left to the next repetition, and to the heartbeats of the member.
         """
-        if self._sending.acquire(blocking=False):
-            try:
-                with self._shared.changed:
+        if not self._sending.acquire(blocking=False):
+            return
+        try:
+            commits = []
+            with self._shared.changed:
+                for member in members:
                     sent, owned = member.membership.generation, frozenset(member.membership.owned)
                     offsets = {tp: each for tp, each in member.commits.items() if tp in owned}
-                    topic_ids = member.topic_ids
-                (error,) = self._send([(member, sent, offsets)], _REPEAT_TIMEOUT_MS, topic_ids) if offsets else (None,)
-                if error is not None:
-                    _log.debug("%s Repeating the last commit failed: %s", member.log_prefix, error)
-                elif offsets:
+                    if offsets:
+                        commits.append((member, sent, offsets))
+                # those of one owner
+                topic_ids = members[0].topic_ids
+            for (member, _, _), error in zip(commits, self._send(commits, _REPEAT_TIMEOUT_MS, topic_ids)):
+                if error is None:
                     _log.debug("%s Repeated the last commit.", member.log_prefix)
-            finally:
-                self._sending.release()
-        with self._shared.changed:
-            member.membership.repetition.repeated(self._clock.now_ms())
+                else:
+                    _log.debug("%s Repeating the last commit failed: %s", member.log_prefix, error)
+        finally:
+            self._sending.release()
 
     def _generation(self, member: LocalMember) -> Generation:
         """Returns the generation to commit in.

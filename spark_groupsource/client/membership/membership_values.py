@@ -74,7 +74,11 @@ class AssignmentChange(NamedTuple):
 
 @dataclass(frozen=True)
 class MemberConfig:
-    """Settings of one member; `assignors` in order of preference."""
+    """Settings of one member; `assignors` in order of preference.
+
+    `heartbeat_offset_ms`: how much before the end of the interval the first heartbeat of a generation is sent, so that
+    the members of a process do not send theirs together.
+    """
 
     group_id: str
     assignors: tuple[str, ...]
@@ -83,6 +87,7 @@ class MemberConfig:
     session_timeout_ms: int = 45_000
     rebalance_timeout_ms: int = 300_000
     heartbeat_interval_ms: int = 3_000
+    heartbeat_offset_ms: int = 0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Mapping, NamedTuple
+from typing import Callable, Mapping, NamedTuple
 
 from spark_groupsource.assign import Assignor
 from spark_groupsource.client.cluster.group_offsets import TopicIds
@@ -121,7 +121,8 @@ class SharedMembership:
         topics: the topics that every member subscribes to.
         group_topics, snapshot: set by the member that leads the group, if one of these does: topics of the whole group,
             and the metadata on which it computed the assignment.
-        is_closing: member threads end.
+        is_closing: the event loop of the members ends.
+        wake: lets the event loop look for actions of the members, after another thread has changed them.
     """
 
     def __init__(self, settings: GroupSettings) -> None:
@@ -134,6 +135,7 @@ class SharedMembership:
         self.group_topics: frozenset[str] = frozenset()
         self.snapshot: MetadataSnapshot = {}
         self.is_closing = False
+        self.wake: Callable[[], None] = lambda: None
 
     def record_left(self, member: LocalMember, cause: Cause, reason: str, at_ms: int) -> None:
         """Records that a member leaves its generation."""

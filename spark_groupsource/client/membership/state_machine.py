@@ -1,8 +1,8 @@
 """Consumer group membership state machine (client side).
 
-Pure: time is an argument, requests are return values; `member_thread` has the thread and the connection. The owner of
+Pure: time is an argument, requests are return values; `member_task` sends them. The owner of
 the partitions decides when a member may rejoin (`prepare`) and when it applies an assignment (`complete`); between
-the two the member thread sends JoinGroup, SyncGroup and Heartbeat.
+the two the event loop of the members sends JoinGroup, SyncGroup and Heartbeat.
 
 Source: Kafka's AbstractCoordinator, ConsumerCoordinator, Heartbeat; KIP-62, KIP-345, KIP-394, KIP-429, KIP-814.
 """
@@ -207,7 +207,7 @@ class Membership:
         """The assignment that was received, until `complete`."""
         return self._assignment
 
-    # -- the member thread -----------------------------------------------------------------------------------------
+    # -- the event loop -----------------------------------------------------------------------------------------
 
     def next_action(self, now_ms: int) -> Action:
         """Returns the next action; `SendJoinGroup` means JoinGroup and the SyncGroup after it.
@@ -448,5 +448,5 @@ class Membership:
 
     def _restart_timers(self, now_ms: int) -> None:
         self._heartbeat_sent_ms = now_ms
-        self._heartbeat_due_ms = now_ms + self.config.heartbeat_interval_ms
+        self._heartbeat_due_ms = now_ms + self.config.heartbeat_interval_ms - self.config.heartbeat_offset_ms
         self._session_due_ms = now_ms + self.config.session_timeout_ms

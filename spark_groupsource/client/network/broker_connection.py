@@ -74,7 +74,7 @@ _BROKER_REGISTRATION = 62
 _TLS_ALERT = b"\x15\x03"
 
 # a broker may delay the response
-_DELAYED_APIS = frozenset({ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
+DELAYED_APIS = frozenset({ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
 
 VERSION_CAPS: Mapping[ApiKey, int] = {
     # later versions identify topics by id, this client by name unless a call requires them
@@ -154,6 +154,10 @@ class BrokerConnection:
     def is_closed(self) -> bool:
         """True after `close` and after any error; the connection cannot be opened again."""
         return self._closed
+
+    @property
+    def max_response_bytes(self) -> int:
+        return self._max_response_bytes
 
     @property
     def api_versions(self) -> VersionRanges:
@@ -297,7 +301,7 @@ class BrokerConnection:
         response. The bytes of the response that arrive extend it (`TransferDeadline`). Record sets in the response are
         views that are valid until the next response is received.
         """
-        if self._is_open and api_of(sent.request).key not in _DELAYED_APIS:
+        if self._is_open and api_of(sent.request).key not in DELAYED_APIS:
             with self._watch():
                 frame = self._receive_frame(sent)
         else:
@@ -316,12 +320,12 @@ class BrokerConnection:
         """
         return net.is_readable(self._connected(), timeout_ms)
 
-    def abort(self) -> None:
-        """Ends a pending read or write of another thread; the only method that other threads may call."""
-        self._closed = True
-        connection = self._socket
-        if connection is not None:
-            net.abort(connection)
+    def without_blocking(self) -> net.Socket:
+        """Returns the socket of an open connection for a caller that sends and receives itself, without blocking."""
+        connection = self._connected()
+        connection.setblocking(False)
+        self._buffer = bytearray()
+        return connection
 
     def close(self) -> None:
         self._closed = True

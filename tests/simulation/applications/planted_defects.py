@@ -14,7 +14,7 @@ from spark_groupsource.client.cluster.error_rules import Action, ErrorRules
 from spark_groupsource.client.cluster.routing import Router
 from spark_groupsource.client.membership.commit_repetition import CommitRepetition
 from spark_groupsource.client.membership.group_client import GroupClient
-from spark_groupsource.client.membership.member_thread import MemberThread
+from spark_groupsource.client.membership.member_task import MemberTask
 from spark_groupsource.client.membership.membership_values import MemberState
 from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.client.membership.task_heartbeat import TaskHeartbeat
@@ -73,17 +73,16 @@ def _timed_poll(self: GroupClient, timeout_ms: int) -> Any:
     return _poll(self, timeout_ms)
 
 
-def _leave_after_max_poll_interval(self: MemberThread) -> bool:
+def _leave_after_max_poll_interval(self: MemberTask, now_ms: int) -> Any:
     membership = self.membership
     polled_ms = getattr(membership, "polled_ms", None)
-    is_late = polled_ms is not None and self._clock.now_ms() - polled_ms > 30_000
+    is_late = polled_ms is not None and now_ms - polled_ms > 30_000
     if is_late and membership.state is MemberState.STABLE and not self._shared.is_closing:
         request = membership.leave_request("consumer poll timeout has expired.")
         if request is not None:
             self._cluster.call_coordinator(membership.config.group_id, request, 5_000, min_version=3)
-            with self._shared.changed:
-                membership.on_leave("consumer poll timeout has expired.")
-    return _run_once(self)
+            membership.on_leave("consumer poll timeout has expired.")
+    return _next_action(self, now_ms)
 
 
 def _replay_without_membership(self: BatchReplay, logged: Any, topic_ids: Any) -> Any:
@@ -159,7 +158,7 @@ def _drain_ends_the_wait(self: StreamSession, proof: Any) -> bool:
     return _request_drain(self, proof)
 
 
-_poll, _run_once, _to_commit = GroupClient.poll, MemberThread.run_once, StreamPositions.to_commit
+_poll, _next_action, _to_commit = GroupClient.poll, MemberTask.next_action, StreamPositions.to_commit
 _follow_group, _next_step, _create_wait = StreamSession._follow_group, ReplayWait.next_step, ReplayWait.__init__
 _plan, _check_now, _assigned = StreamSession._plan, TaskHeartbeat.check_now, StreamPositions.assigned
 _missing, _request_drain = OffsetLookup.missing, StreamSession.request_drain
@@ -168,7 +167,7 @@ _nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
 PLANTED: tuple[PlantedDefect, ...] = (
     PlantedDefect(
         "a timer between two polls removes an idle member",
-        {(GroupClient, "poll"): _timed_poll, (MemberThread, "run_once"): _leave_after_max_poll_interval},
+        {(GroupClient, "poll"): _timed_poll, (MemberTask, "next_action"): _leave_after_max_poll_interval},
         first=2,
     ),
     PlantedDefect(

@@ -3,11 +3,12 @@
 One thread runs at a time, and the seeded randomness chooses the next one.
 
 Time passes only while every thread waits. The code under test runs unchanged: `replaced_threads` replaces the module
-`threading` and the futures in its modules.
+`threading` and the event loop in its modules.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading as real
 from collections import deque
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ from spark_groupsource.common.clock import Instant
 _EPOCH_MS = 1_700_000_000_000
 _MODULES = (
     "client.membership.shared_membership",
-    "client.membership.member_thread",
+    "client.membership.member_loop",
+    "client.membership.blocking_calls",
     "client.membership.member_commits",
     "client.membership.task_heartbeat",
     "client.network.connection_pool",
@@ -384,39 +386,41 @@ class Thread:
             _kernel.wait(thread.ended, None if timeout is None else timeout * 1000)
 
 
-class Future:
-    """`concurrent.futures.Future`."""
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Event loop of asyncio in virtual time.
 
-    def __class_getitem__(cls, item: object) -> type[Future]:
-        return cls
+    The methods with an underscore are what `BaseEventLoop` requires of a loop.
+    """
 
     def __init__(self) -> None:
-        self.done = Event()
-        self._result: Any = None
-        self._error: BaseException | None = None
+        super().__init__()
+        self._kernel = _kernel
+        self._selector = self
+        self._waiting: deque[VirtualThread] = deque()
+        # times of timers are rounded to milliseconds
+        self._clock_resolution = 0.0005
 
-    def set_result(self, result: Any) -> None:
-        self._result = result
-        self.done.set()
+    def time(self) -> float:
+        return self._kernel.now_ms / 1000
 
-    def set_exception(self, error: BaseException) -> None:
-        self._error = error
-        self.done.set()
+    def select(self, timeout: float | None) -> list[Any]:
+        if timeout == 0:
+            self._kernel.yield_sometimes()
+        else:
+            self._kernel.wait(self._waiting, None if timeout is None else timeout * 1000)
+        return []
 
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._result
+    def _process_events(self, events: list[Any]) -> None:
+        assert not events
 
+    def _write_to_self(self) -> None:
+        self._kernel.notify(self._waiting)
 
-class _Done:
-    def __init__(self, done: set[Future]) -> None:
-        self.done = done
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Tasks of a killed process never end."""
 
-
-def _wait(futures: Sequence[Future], timeout: float) -> _Done:
-    futures[0].done.wait(timeout)
-    return _Done({each for each in futures if each.done.is_set()})
+    def __del__(self) -> None:
+        """A killed process does not close it."""
 
 
 class _Threading:
@@ -432,8 +436,8 @@ def replaced_threads(kernel: Kernel) -> Iterator[None]:
     for name in _MODULES:
         module = import_module(f"spark_groupsource.{name}")
         replacements: dict[str, object] = {"threading": _Threading}
-        if name.endswith("member_thread"):
-            replacements |= {"Future": Future, "wait": _wait}
+        if name.endswith("member_loop"):
+            replacements["new_event_loop"] = VirtualLoop
         for attribute, value in replacements.items():
             saved.append((module, attribute, getattr(module, attribute)))
             setattr(module, attribute, value)

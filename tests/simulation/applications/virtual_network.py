@@ -5,11 +5,12 @@ Messages are objects: the encoding has its own tests. The deadlines of a respons
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
-from simulation.applications.virtual_kernel import Process, VirtualThread
+from simulation.applications.virtual_kernel import Kernel, Process, VirtualThread
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.network.broker_connection import VERSION_CAPS, InFlight
@@ -84,7 +85,11 @@ class Connection:
         self._parts: deque[tuple[int, Any]] = deque()
         self._waiting: deque[VirtualThread] = deque()
         self._sent = 0
-        self._arrives_ms = 0
+        self._arrives_ms = self._delivers_ms = 0
+        # the broker processes the next request when it has sent the response to the one before
+        self._queued: deque[tuple[Any, int, str]] = deque()
+        self._is_muted = False
+        self.on_arrival: Callable[[], None] = lambda: None
 
     @property
     def _link(self) -> Link:
@@ -128,7 +133,13 @@ class Connection:
         return map(self.receive, sent)
 
     def send(
-        self, request: Any, timeout_ms: int | None = None, *, max_version: int | None = None, min_version: int = 0
+        self,
+        request: Any,
+        timeout_ms: int | None = None,
+        *,
+        max_version: int | None = None,
+        min_version: int = 0,
+        client_id: str | None = None,
     ) -> InFlight[Any]:
         self.open(timeout_ms)
         kernel = self._kernel
@@ -152,17 +163,24 @@ class Connection:
             self._is_dead = True
             return sent
         self._arrives_ms = max(self._arrives_ms, kernel.now_ms + delay_ms)
-        kernel.call_at(self._arrives_ms, self._arrive, request, version)
+        kernel.call_at(self._arrives_ms, self._arrive, request, version, client_id or self._client_id)
         return sent
 
-    def _arrive(self, request: Any, version: int) -> None:
+    def _arrive(self, request: Any, version: int, client_id: str) -> None:
         if self._is_cut():
             self._is_dead = True
             return
-        self._cluster.receive(self, request, version, self._client_id, partial(self._respond, request))
+        if self._is_muted:
+            self._queued.append((request, version, client_id))
+            return
+        self._is_muted = True
+        self._cluster.receive(self, request, version, client_id, partial(self._respond, request))
 
     def _respond(self, request: Any, response: Any) -> None:
         kernel, link = self._kernel, self._link
+        self._is_muted = False
+        if self._queued:
+            kernel.call_in(0, self._arrive, *self._queued.popleft())
         if self._is_dead or self._is_cut():
             self._is_dead = True
             return
@@ -171,7 +189,8 @@ class Connection:
                 kernel.call_in(at_ms, self._deliver, _PART_BYTES, None)
             kernel.call_in(link.slow_ms, self._deliver, _PART_BYTES, response)
         else:
-            kernel.call_in(kernel.random.randrange(1, 6), self._deliver, 100, response)
+            self._delivers_ms = max(self._delivers_ms, kernel.now_ms + kernel.random.randrange(1, 6))
+            kernel.call_at(self._delivers_ms, self._deliver, 100, response)
 
     def _deliver(self, count: int, response: Any) -> None:
         if self.is_closed or self._is_dead:
@@ -181,11 +200,21 @@ class Connection:
             return
         self._parts.append((count, response))
         self._kernel.notify(self._waiting)
+        self.on_arrival()
 
     def break_off(self) -> None:
         """The broker closes the connection."""
         self._is_broken = True
         self._kernel.notify(self._waiting)
+        self.on_arrival()
+
+    def take_arrived(self) -> list[tuple[int, Any]]:
+        """Returns what has arrived, without blocking; see `receive`. Raises: NetworkError."""
+        arrived = list(self._parts)
+        self._parts.clear()
+        if not arrived and (self.is_closed or self._is_broken):
+            raise NetworkError(f"Receiving from {self.address}: the connection was lost.")
+        return arrived
 
     def receive(self, sent: InFlight[Any]) -> Any:
         kernel = self._kernel
@@ -220,10 +249,6 @@ class Connection:
             self._kernel.wait(self._waiting, left_ms)
         return True
 
-    def abort(self) -> None:
-        self.is_closed = True
-        self._kernel.notify(self._waiting)
-
     def close(self) -> None:
         self.is_closed = True
         self._cluster.closed(self)
@@ -231,6 +256,84 @@ class Connection:
 
 def _drop(response: Any) -> None:
     """Drops the response of a connection that the client has closed."""
+
+
+class Pipeline:
+    """`RequestPipeline` over a connection of the simulation."""
+
+    is_expired = is_receiving = False
+
+    def __init__(self, connection: Connection, kernel: Kernel) -> None:
+        self._connection = connection
+        self._kernel = kernel
+        self._waiting: deque[tuple[InFlight[Any], asyncio.Future[Any]]] = deque()
+        self._deadline = TransferDeadline(0, 0)
+        self._is_retired = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._connection.is_closed
+
+    def start(self) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        self._connection.on_arrival = lambda: loop.is_closed() or loop.call_soon_threadsafe(self._receive)
+
+    def version_for(self, request: Any) -> int:
+        return _version(api_of(request).key, None, 0)
+
+    def call(self, request: Any, timeout_ms: int, *, min_version: int = 0, client_id: str) -> asyncio.Future[Any]:
+        sent = self._connection.send(request, timeout_ms, min_version=min_version, client_id=client_id)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._waiting.append((sent, future))
+        if len(self._waiting) == 1:
+            self._set_deadline(sent)
+        return future
+
+    def _set_deadline(self, sent: InFlight[Any]) -> None:
+        self._deadline = TransferDeadline(sent.timeout_ms, self._kernel.now_ms)
+        self._loop.call_later(sent.timeout_ms / 1000, self._check_deadline, self._deadline)
+
+    def _check_deadline(self, deadline: TransferDeadline) -> None:
+        if deadline is not self._deadline or not self._waiting or self.is_closed:
+            return
+        left_ms = deadline.left_ms(self._kernel.now_ms)
+        if left_ms > 0:
+            self._loop.call_later(left_ms / 1000, self._check_deadline, deadline)
+        else:
+            self._fail(RequestTimeoutError(f"No response within {deadline.timeout_ms} ms."))
+
+    def _receive(self) -> None:
+        try:
+            arrived = self._connection.take_arrived()
+        except NetworkError as error:
+            self._fail(error)
+            return
+        for count, response in arrived:
+            self._deadline.moved(count, self._kernel.now_ms)
+            if response is None:
+                continue
+            _, future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(response)
+            if self._waiting:
+                self._set_deadline(self._waiting[0][0])
+        if self._is_retired and not self._waiting:
+            self.close()
+
+    def retire(self) -> None:
+        self._is_retired = True
+        if not self._waiting:
+            self.close()
+
+    def close(self) -> None:
+        self._fail(NetworkError("The connection was closed."))
+
+    def _fail(self, error: NetworkError) -> None:
+        self._connection.close()
+        while self._waiting:
+            _, future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(type(error)(str(error)))
 
 
 class NetworkClient(ClusterClient):
@@ -242,3 +345,8 @@ class NetworkClient(ClusterClient):
     def connect(self, address: Address, *, client_id: str | None = None) -> Any:
         client_id = self.settings.client_id if client_id is None else client_id
         return Connection(self.simulated, self.process, address, client_id, self.settings)
+
+    def open_pipeline(self, address: Address, timeout_ms: int) -> Any:
+        connection = self.connect(address)
+        connection.open(timeout_ms)
+        return Pipeline(connection, self.process.kernel)

@@ -1,28 +1,27 @@
-"""Thread of one group member: executes the actions of its state machine.
+"""Requests of one group member: executes the actions of its state machine.
 
 `client.membership` states which thread may use which field under which lock.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import threading
-from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, Collection, Mapping, TypeVar
+from typing import Any, Awaitable, Callable, Collection, Mapping, TypeVar
 
+from spark_groupsource.assign import is_built_in
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.assignment import GroupAssignment, compute_assignment, unassigned
+from spark_groupsource.client.membership.blocking_calls import BlockingCalls
 from spark_groupsource.client.membership.coordinator_connection import CoordinatorConnection
-from spark_groupsource.client.membership.member_commits import MemberCommits
+from spark_groupsource.client.membership.group_connections import GroupConnections
 from spark_groupsource.client.membership.membership_values import (
     Action,
     Generation,
-    Idle,
     Joined,
     MarkCoordinatorUnknown,
     MemberState,
-    RepeatCommit,
     SendHeartbeat,
     SendJoinGroup,
 )
@@ -51,78 +50,58 @@ _JOIN_GRACE_MS = 5_000
 # states of a group in which the coordinator has responded to every JoinGroup, or SyncGroup
 _JOIN_ANSWERED = frozenset({"CompletingRebalance", "Stable", "Empty", "Dead"})
 _SYNC_ANSWERED = frozenset({"PreparingRebalance", "Stable", "Empty", "Dead"})
-# how long a member with a new id waits until all members of the process have theirs, so that they join one rebalance
-_MEMBER_IDS_WAIT_MS = 1_000
-# upper bound of every wait for the shared condition
+# how long a leader waits for its assignor before it looks whether the member is still in the generation
 _MAX_WAIT_MS = 1_000
 
 
-class MemberThread:
-    """Thread of one member."""
+class MemberTask:
+    """Belongs to the event loop of the members, which executes one action of a member at a time.
+
+    Args: `notify` lets the owner's thread look at the members; `await_member_ids` waits for the other members.
+    """
 
     def __init__(
-        self, member: LocalMember, cluster: ClusterClient, shared: SharedMembership, commits: MemberCommits
+        self,
+        member: LocalMember,
+        cluster: ClusterClient,
+        shared: SharedMembership,
+        connections: GroupConnections,
+        calls: BlockingCalls,
+        notify: Callable[[], None],
+        await_member_ids: Callable[[], Awaitable[None]],
     ) -> None:
         self.member = member
-        self._commits = commits
         self.membership = member.membership
         self._cluster = cluster
         self._shared = shared
         self._clock = cluster.clock
-        self._coordinator = CoordinatorConnection(member, cluster, shared)
-        self._thread = threading.Thread(target=self._run, name=f"group member {member.client_id}", daemon=True)
+        self._calls = calls
+        self._notify = notify
+        self._await_member_ids = await_member_ids
+        self._coordinator = CoordinatorConnection(member, cluster, connections, calls)
 
-    @property
-    def is_connected(self) -> bool:
-        return self._coordinator.is_connected
+    def next_action(self, now_ms: int) -> Action:
+        """As `Membership.next_action`; the caller holds `SharedMembership.changed`."""
+        return self.membership.next_action(now_ms)
 
-    def start(self) -> None:
-        """Starts the thread; may be called once."""
-        self._thread.start()
-
-    def stop(self, timeout_ms: int) -> None:
-        """Ends the thread and aborts its pending request; the caller has set `SharedMembership.is_closing`."""
-        self._coordinator.abort()
-        if self._thread.ident is not None:
-            self._thread.join(max(timeout_ms, 1) / 1000)
-
-    def _run(self) -> None:
+    async def run(self, action: Action) -> None:
+        """Executes an action; the owner's thread raises its error from `poll`."""
         try:
-            while self.run_once():
-                pass
-        finally:
-            self._coordinator.disconnect()
-
-    def run_once(self) -> bool:
-        """Runs one iteration of the loop; returns False once the group client is closing."""
-        shared = self._shared
-        with shared.changed:
-            if shared.is_closing:
-                return False
-            now_ms = self._clock.now_ms()
-            action = self.membership.next_action(now_ms)
-            if isinstance(action, Idle):
-                shared.changed.wait(min(max(action.until_ms - now_ms, 1), _MAX_WAIT_MS) / 1000)
-                return True
-        try:
-            self._execute(action)
+            await self._execute(action)
         except Exception as error:
-            # poll() raises it in the owner's thread
-            with shared.changed:
-                if shared.is_closing:
-                    return False
-                self._fail(error)
-        return True
+            with self._shared.changed:
+                if not self._shared.is_closing:
+                    self._fail(error)
 
-    def _execute(self, action: Action) -> None:
+    async def _execute(self, action: Action) -> None:
         if isinstance(action, SendJoinGroup):
-            self._join()
+            await self._join()
         elif isinstance(action, SendHeartbeat):
-            self._send_heartbeat()
+            await self._send_heartbeat()
         elif isinstance(action, MarkCoordinatorUnknown):
             self._coordinator.mark_unknown("session timed out without receiving a heartbeat response.")
-        elif isinstance(action, RepeatCommit):
-            self._commits.repeat(self.member)
+            with self._shared.changed:
+                self.membership.restart_session_timer(self._clock.now_ms())
 
     def _fail(self, error: Exception) -> None:
         self.member.failure = error
@@ -131,19 +110,19 @@ class MemberThread:
             self.membership.on_rebalance_failure(reason)
         self.membership.request_rejoin(reason)
         self.membership.prepare_needed = True
-        self._shared.changed.notify_all()
+        self._notify()
 
     # -- rebalance ---------------------------------------------------------------------------------------------------
 
-    def _join(self) -> None:
+    async def _join(self) -> None:
         membership = self.membership
-        prepared = self._join_request()
+        prepared = await self._join_request()
         if prepared is None:
             return
         request, sent, reason = prepared
         started = self._clock.instant()
         is_static = membership.config.group_instance_id is not None
-        response = self._call(request, 5 if is_static else 0, _JOIN_ANSWERED)
+        response = await self._call(request, 5 if is_static else 0, _JOIN_ANSWERED)
         if response is None:
             return
         with self._shared.changed:
@@ -155,24 +134,26 @@ class MemberThread:
             role = f"leader of {len(outcome.members)} members" if outcome.is_leader else "follower"
             join_ms = now.now_ms - started.now_ms
             _log.info("%s Joined the group as %s in %d ms.", self.member.log_prefix, role, join_ms)
-            if self._sync(outcome) and not sent.member_id:
-                self._find_unassigned()
+            if await self._sync(outcome) and not sent.member_id:
+                await self._find_unassigned()
         elif response.error_code == ErrorCode.MEMBER_ID_REQUIRED:
-            self._await_member_ids()
+            await self._await_member_ids()
         else:
             self._apply_rule(outcome, outcome.code or response.error_code, "JoinGroup")
 
-    def _join_request(self) -> tuple[JoinGroupRequest, Generation, str] | None:
+    async def _join_request(self) -> tuple[JoinGroupRequest, Generation, str] | None:
         """Returns the JoinGroup request, its generation and its reason; None where the member must not join now."""
         shared, membership, member = self._shared, self.membership, self.member
         with shared.changed:
             if membership.prepare_needed or shared.is_closing:
                 return None
             topics, assigned, generation_id = shared.topics, member.last_assigned, member.last_generation_id
-        # user code, which may block
-        user_data = {
-            name: assignor.user_data(topics, assigned, generation_id) for name, assignor in member.assignors.items()
-        }
+        # code of the user may block
+        def user_data_of() -> dict[str, bytes | None]:
+            return {name: each.user_data(topics, assigned, generation_id) for name, each in member.assignors.items()}
+
+        never_blocks = all(map(is_built_in, member.assignors.values()))
+        user_data = user_data_of() if never_blocks else await self._calls.run(user_data_of)
         with shared.changed:
             if membership.prepare_needed or shared.is_closing or topics != shared.topics:
                 return None
@@ -198,27 +179,11 @@ class MemberThread:
             generation_id=joined.generation.generation_id,
         )
 
-    def _await_member_ids(self) -> None:
-        """Waits for members of this process that have no member id yet.
-
-        The coordinator waits for every id that it has issued, so members that all have an id before the first of them
-        joins are in one rebalance. (An empty group is the exception: it waits group.initial.rebalance.delay.ms.)
-        """
-        shared = self._shared
-        deadline_ms = self._clock.now_ms() + _MEMBER_IDS_WAIT_MS
-        with shared.changed:
-            shared.changed.notify_all()
-            while shared.awaits_member_ids() and not shared.is_closing:
-                left_ms = deadline_ms - self._clock.now_ms()
-                if left_ms <= 0:
-                    return
-                shared.changed.wait(left_ms / 1000)
-
-    def _sync(self, joined: Joined) -> bool:
+    async def _sync(self, joined: Joined) -> bool:
         """Sends SyncGroup; returns True if the rebalance ended with an assignment."""
         shared, membership = self._shared, self.membership
         begin_ms = self._clock.now_ms()
-        computed = self._run_assignor(joined) if joined.is_leader else None
+        computed = await self._run_assignor(joined) if joined.is_leader else None
         started = self._clock.instant()
         with shared.changed:
             if membership.generation != joined.generation or shared.is_closing:
@@ -226,7 +191,7 @@ class MemberThread:
                 return False
             request = membership.sync_request(computed.assignments if computed else {})
         is_static = membership.config.group_instance_id is not None
-        response = self._call(request, 3 if is_static else 0, _SYNC_ANSWERED)
+        response = await self._call(request, 3 if is_static else 0, _SYNC_ANSWERED)
         if response is None:
             return False
         with shared.changed:
@@ -246,14 +211,14 @@ class MemberThread:
                 )
                 if computed is not None:
                     shared.group_topics, shared.snapshot = computed.topics, computed.snapshot
-                shared.changed.notify_all()
+                self._notify()
         if rule.reaction is Reaction.CONTINUE:
             _log.info("%s Synced with the group in %d ms.", self.member.log_prefix, now.now_ms - started.now_ms)
             return True
         self._apply_rule(rule, rule.code or response.error_code, "SyncGroup")
         return False
 
-    def _find_unassigned(self) -> None:
+    async def _find_unassigned(self) -> None:
         """Requests a rebalance if this static member has returned to a group with unassigned partitions.
 
         The coordinator gives a returning static member its old assignment without a rebalance. If it stopped between
@@ -266,13 +231,15 @@ class MemberThread:
             return
         try:
             request = DescribeGroupsRequest(groups=[group_id], include_authorized_operations=False)
-            (group,) = self._coordinator.call(request, membership.config.heartbeat_interval_ms, 0).groups
+            described = await self._coordinator.call(request, membership.config.heartbeat_interval_ms, 0)
+            (group,) = described.groups
             if group.error_code or group.group_state != "Stable":
                 # a rebalance is in progress
                 return
             with shared.changed:
                 topics = shared.topics
-            view = self._cluster.metadata(topics, timeout_ms=membership.config.heartbeat_interval_ms)
+            find = partial(self._cluster.metadata, topics, timeout_ms=membership.config.heartbeat_interval_ms)
+            view = await self._calls.run(find)
             counts = {topic: len(view.topics[topic].partitions) for topic in topics if topic in view.topics}
             missing = unassigned(counts, [bytes(member.member_assignment) for member in group.members])
         except (NetworkError, BrokerError, RemoteProtocolError) as error:
@@ -281,32 +248,27 @@ class MemberThread:
         if missing:
             with shared.changed:
                 membership.request_rejoin(f"{UNASSIGNED_PARTITIONS}: {bounded_names(missing)}")
-                shared.changed.notify_all()
+                self._notify()
 
-    def _run_assignor(self, joined: Joined) -> GroupAssignment | None:
+    async def _run_assignor(self, joined: Joined) -> GroupAssignment | None:
         """Computes the assignment of the group; None if the member is no longer in the generation afterwards.
 
-        The assignor runs in a separate thread, because it may take longer than the session timeout; this thread
-        sends heartbeats meanwhile.
+        The assignor runs in a separate thread, because it may take longer than the session timeout; the loop sends
+        heartbeats meanwhile.
         """
-        membership, computing = self.membership, Future[GroupAssignment]()
-
-        def run() -> None:
-            try:
-                computing.set_result(self._assign(joined))
-            except BaseException as error:
-                computing.set_exception(error)
-
-        threading.Thread(target=run, name=f"assignment by {self.member.client_id}", daemon=True).start()
+        membership = self.membership
+        computing = asyncio.wrap_future(self._calls.start(self._assign, joined))
+        # also where nothing waits for it any longer
+        computing.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         wait_ms = min(membership.config.heartbeat_interval_ms, _MAX_WAIT_MS)
-        while not wait([computing], wait_ms / 1000).done:
+        while not (await asyncio.wait([computing], timeout=wait_ms / 1000))[0]:
             with self._shared.changed:
                 if membership.generation != joined.generation or self._shared.is_closing:
                     return None
-                action = membership.next_action(self._clock.now_ms())
-            self._execute(action)
+                action = self.next_action(self._clock.now_ms())
+            await self._execute(action)
         try:
-            return computing.result()
+            return await computing
         except Exception as error:
             with self._shared.changed:
                 membership.on_rebalance_failure(f"rebalance failed due to {type(error).__name__} in the leader")
@@ -340,9 +302,9 @@ class MemberThread:
                 self._fail(self._fenced_error(code))
             elif rule.reaction is Reaction.FAIL:
                 self._fail(fatal_error(self.membership.config.group_id, request, code))
-            self._shared.changed.notify_all()
+            self._notify()
 
-    def _call(self, request: Request[R], min_version: int, answered_in: Collection[str]) -> R | None:
+    async def _call(self, request: Request[R], min_version: int, answered_in: Collection[str]) -> R | None:
         """Sends JoinGroup or SyncGroup; the coordinator may respond as late as after the rebalance timeout.
 
         Kafka's client limits SyncGroup to request.timeout.ms, so an assignor that takes longer never ends a rebalance
@@ -354,7 +316,7 @@ class MemberThread:
         rebalance_ms = self.membership.rebalance_timeout_ms + _JOIN_GRACE_MS
         timeout_ms = max(self._cluster.settings.request_timeout_ms, rebalance_ms)
         try:
-            return self._coordinator.call_delayed(request, timeout_ms, min_version, answered_in)
+            return await self._coordinator.call_delayed(request, timeout_ms, min_version, answered_in)
         except (NetworkError, BrokerError) as error:
             if isinstance(error, BrokerError) and not error.retriable:
                 with self._shared.changed:
@@ -385,7 +347,7 @@ class MemberThread:
 
     # -- heartbeats and leaving --------------------------------------------------------------------------------------
 
-    def _send_heartbeat(self) -> None:
+    async def _send_heartbeat(self) -> None:
         shared, membership = self._shared, self.membership
         with shared.changed:
             now_ms = self._clock.now_ms()
@@ -395,7 +357,7 @@ class MemberThread:
             timeout_ms = min(self._cluster.settings.request_timeout_ms, membership.session_left_ms(now_ms))
         min_version = 3 if membership.config.group_instance_id is not None else 0
         try:
-            code = self._coordinator.call(request, timeout_ms, min_version).error_code
+            code = (await self._coordinator.call(request, timeout_ms, min_version)).error_code
         except (NetworkError, BrokerError) as error:
             if isinstance(error, BrokerError) and not error.retriable:
                 raise fatal_error(membership.config.group_id, "FindCoordinator", error.code) from error
@@ -412,7 +374,7 @@ class MemberThread:
                 membership.on_heartbeat_failure(self._clock.now_ms(), self._backoff_ms())
             elif rule.reaction is Reaction.FENCED:
                 self._fail(self._fenced_error(code, sent))
-            shared.changed.notify_all()
+            self._notify()
         if code:
             _log.info("%s Heartbeat response: %s.", self.member.log_prefix, error_name(code))
         if rule.mark_coordinator_unknown:
