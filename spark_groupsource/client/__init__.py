@@ -22,8 +22,8 @@ A commit
 ========
 
 1. `membership/group_client.py` divides the offsets among the members that own the partitions.
-2. `membership/member_commits.py` sends those of one member in its generation: a request as above
-   (`ClusterClient.commit`).
+2. `membership/member_commits.py` sends those of each member in its generation: requests as above that do not wait for
+   each other (`ClusterClient.commit_each`).
 3. It interprets a rejection: the member commits in its next generation, or it is fenced.
 4. A commit without a response is repeated (`membership/commit_repetition.py`), because the coordinator may receive it
    after a later one.
@@ -31,8 +31,9 @@ A commit
 A rebalance
 ===========
 
-1. The thread of each member (`membership/member_thread.py`) executes what the pure `membership/state_machine.py`
-   decides: JoinGroup, SyncGroup, Heartbeat, over its own connection (`membership/coordinator_connection.py`).
+1. An event loop for all members of the process (`membership/member_loop.py`) executes what the pure
+   `membership/state_machine.py` decides (`membership/member_task.py`): JoinGroup, SyncGroup, Heartbeat, over shared
+   connections (`membership/group_connections.py`, `network/request_pipeline.py`).
 2. The leader runs the assignor (`membership/assignment.py`).
 3. The owner of the members gets the new partitions in its next `GroupClient.poll`, and nowhere else.
 

@@ -360,16 +360,6 @@ def _would_block(error: OSError) -> bool:
     return isinstance(error, (BlockingIOError, InterruptedError)) or type(error).__name__ in _TLS_WOULD_BLOCK
 
 
-def abort(connection: socket.socket) -> None:
-    """Ends a pending read or write of another thread with NetworkError."""
-    try:
-        # SSLSocket.shutdown ends TLS first: the other thread would receive encrypted bytes and send plain ones
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
-    except OSError:
-        # not connected, or closed by the peer: no operation is pending
-        return
-
-
 def listen(address: Address, setting: str = "listeners") -> socket.socket:
     """Opens a listening TCP socket; port 0 means any free port.
 

@@ -160,27 +160,6 @@ def test_rejected_certificate_of_a_client_is_no_lost_connection(tmp_path: Path, 
             connection.open(5_000)
 
 
-def test_aborted_connection_returns_no_encrypted_bytes() -> None:
-    client, server = (ssl.SSLContext(side) for side in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER))
-    for context in (client, server):
-        # the cipher needs no certificate
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        context.maximum_version = ssl.TLSVersion.TLSv1_2
-        context.set_ciphers("AECDH-AES128-SHA:@SECLEVEL=0")
-    ends = socket.socketpair()
-    with ThreadPoolExecutor() as pool, ends[0], ends[1]:
-        accepting = pool.submit(server.wrap_socket, ends[0], server_side=True)
-        with client.wrap_socket(ends[1]) as connection, accepting.result(10) as peer:
-            peer.sendall(b"response")
-            net.abort(connection)
-            received = bytearray(16)
-            with pytest.raises(NetworkError):
-                net.receive_into(connection, memoryview(received), 1_000)
-            assert bytes(received).rstrip(b"\0") in (b"", b"response")
-            with pytest.raises(NetworkError):
-                net.send_all(connection, b"request", 1_000)
-
-
 def test_lost_connection_without_tls_does_not_load_it() -> None:
     """Loading the module takes memory and time in every worker process."""
     code = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -59,9 +60,14 @@ class FakeBroker:
         address: also after `close`, which a thread that serves a request may follow.
         requests: API name, version and body of each request.
         send: sends the bytes of a response to a peer.
+        tls: context of the listener; None without TLS.
     """
 
-    send: Callable[[socket.socket, bytes], None] = staticmethod(socket.socket.sendall)
+    tls: ssl.SSLContext | None = None
+
+    @staticmethod
+    def send(peer: socket.socket, data: bytes) -> None:
+        peer.sendall(data)
 
     def __init__(self, responses: dict[str, ResponseFunction], greeting: bytes = b"") -> None:
         self.responses = responses
@@ -95,7 +101,8 @@ class FakeBroker:
             self._threads.append(thread)
             thread.start()
 
-    def _serve(self, peer: socket.socket) -> None:
+    def _serve(self, accepted: socket.socket) -> None:
+        peer = accepted if self.tls is None else self.tls.wrap_socket(accepted, server_side=True)
         with peer:
             if self._greeting:
                 peer.sendall(self._greeting)

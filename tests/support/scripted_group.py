@@ -322,7 +322,7 @@ class ScriptedPipeline:
         try:
             response = script.respond(request, timeout_ms)
             if script.delay_ms:
-                loop.call_later(script.delay_ms / 1000, lambda: future.done() or future.set_result(response))
+                loop.call_later(script.delay_ms / 1000, self._deliver, future, response)
             else:
                 future.set_result(response)
         except RequestTimeoutError as error:
@@ -334,6 +334,11 @@ class ScriptedPipeline:
         finally:
             script.waits_for_timeout = True
         return future
+
+    @staticmethod
+    def _deliver(future: asyncio.Future[Any], response: Any) -> None:
+        if not future.done():
+            future.set_result(response)
 
     def _fail(self, error: NetworkError) -> None:
         self.is_closed = True

@@ -77,7 +77,7 @@ class CoordinatorConnection:
             been found to have responded on a connection that was lost; RequestTimeoutError after `timeout_ms`.
         """
         self._node, shared = await self._connections.shared_connection()
-        if isinstance(request, JoinGroupRequest) and self._is_answered_at_once(request, shared):
+        if self._is_answered_at_once(request, shared):
             # as long as the check of a coordinator that delays its response takes
             return await self._call(shared, self._node, request, 2 * self._interval_ms, min_version)
         self._node, pipeline = node, _ = await self._connections.acquire()
@@ -103,9 +103,10 @@ class CoordinatorConnection:
         return min(self._cluster.settings.request_timeout_ms, session_ms // _CHECKS_PER_SESSION)
 
     @staticmethod
-    def _is_answered_at_once(request: JoinGroupRequest, pipeline: RequestPipeline) -> bool:
-        is_new = not request.member_id and request.group_instance_id is None
-        return is_new and pipeline.version_for(request) >= _MEMBER_ID_REQUIRED_SINCE
+    def _is_answered_at_once(request: Request[Any], pipeline: RequestPipeline) -> bool:
+        if not isinstance(request, JoinGroupRequest) or request.member_id or request.group_instance_id is not None:
+            return False
+        return pipeline.version_for(request) >= _MEMBER_ID_REQUIRED_SINCE
 
     async def _check_until(
         self,

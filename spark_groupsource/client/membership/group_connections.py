@@ -138,10 +138,13 @@ class GroupConnections:
     # -- connections of one request ----------------------------------------------------------------------------------
 
     async def acquire(self) -> tuple[Node, RequestPipeline]:
-        """Returns the coordinator and a connection for one request; the caller passes it to `release`, or closes it.
+        """Returns the coordinator and a connection for one request, which the caller passes to `release`.
 
         Raises: BrokerError, NetworkError.
         """
+        if len(self._shared.members) == 1:
+            # a member sends its requests one after the other
+            return await self.shared_connection()
         node = await self._find_coordinator()
         while self._idle:
             _, its_node, pipeline = self._idle.pop()
@@ -158,9 +161,9 @@ class GroupConnections:
         return node, pipeline
 
     def release(self, node: Node, pipeline: RequestPipeline) -> None:
-        """Keeps a connection without a request for the next rebalance."""
+        """Keeps an open connection for the next rebalance."""
         self._used.discard(pipeline)
-        if pipeline.is_closed:
+        if pipeline.is_closed or pipeline is self._pipeline:
             return
         self._idle.append((self._cluster.clock.now_ms(), node, pipeline))
         if self._sweep is None:

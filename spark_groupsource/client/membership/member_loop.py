@@ -55,6 +55,7 @@ class MemberLoop:
         self._busy: set[int] = set()
         self._due: DeadlineHeap[int] = DeadlineHeap()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
         self._is_woken = False
         self._notified_ms = 0
         self._notifies = False
@@ -165,11 +166,13 @@ class MemberLoop:
 
     def _set_timer(self, now_ms: int) -> None:
         next_ms = self._due.next_deadline_ms()
+        if self._loop is None or (self._timer is not None and next_ms == self._timer_ms):
+            return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if next_ms is not None and self._loop is not None:
-            self._timer = self._loop.call_later(max(next_ms - now_ms, 0) / 1000, self._check_due)
+        if next_ms is not None:
+            self._timer, self._timer_ms = self._loop.call_later(max(next_ms - now_ms, 0) / 1000, self._check_due), next_ms
 
     async def _execute(self, index: int, action: Action) -> None:
         await self.tasks[index].run(action)

@@ -1,6 +1,6 @@
 """Handling of coordinator error codes by a member: one table per request.
 
-Pure data for `state_machine` and `member_thread`.
+Pure data for `state_machine` and `member_task`.
 
 Source: the response handlers of Kafka's AbstractCoordinator.
 """

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from heapq import heappop, heappush
 from importlib import import_module
 from random import Random
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator
 
 from spark_groupsource.common.clock import Instant
 

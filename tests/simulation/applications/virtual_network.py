@@ -89,7 +89,7 @@ class Connection:
         # the broker processes the next request when it has sent the response to the one before
         self._queued: deque[tuple[Any, int, str]] = deque()
         self._is_muted = False
-        self.on_arrival: Callable[[], None] = lambda: None
+        self.on_arrival: Callable[[], object] = lambda: None
 
     @property
     def _link(self) -> Link:
