@@ -177,6 +177,21 @@ def test_failed_repetition_is_left_to_the_next(code: Any) -> None:
     assert len(commits(bench)) >= 2 and bench.client.view.is_stable
 
 
+def test_offset_is_committed_again_after_a_connection_without_requests_was_lost() -> None:
+    """The event loop notices it before the next heartbeat."""
+    bench = follower(T0, T1)
+    bench.client.commit({T0: OffsetAndMetadata(10)})
+    bench.clear()
+    # private: the connection that the members share
+    pipeline = bench.client.loop.connections._pipeline
+    assert pipeline is not None
+    pipeline.is_closed = True  # type: ignore[misc]
+    bench.heartbeat()
+    assert bench.script.sent_apis() == ["FindCoordinator", "Heartbeat"]
+    idle(bench, 6_000)
+    assert commits(bench) == [{0: 10}]
+
+
 def test_partitions_that_were_released_are_not_committed_again() -> None:
     """Their next owner has committed other offsets, also where the partition returns."""
     bench = follower(T0, T1)

@@ -118,7 +118,7 @@ def test_response_arrives_in_parts_of_any_size(size: int) -> None:
         return await asyncio.gather(*(pipeline.call(each, 5_000, client_id="c") for each in requests))
 
     with serving(LeaveGroup=leave) as broker:
-        broker.send = send  # type: ignore[method-assign]
+        broker.send = send
         received = run(broker, client)
     assert [len(response.members) for response in received] == [0, 3_000, 0]
     assert [row.error_code for row in received[1].members] == [row.error_code for row in LARGE.members]
@@ -154,7 +154,7 @@ def test_response_that_progresses_is_not_late() -> None:
         return await asyncio.gather(*(pipeline.call(each, 300, client_id="c") for each in requests))
 
     with serving(LeaveGroup=lambda request, version: LARGE) as broker:
-        broker.send = send  # type: ignore[method-assign]
+        broker.send = send
         began = time.monotonic()
         received = run(broker, client)
     assert [len(response.members) for response in received] == [3_000] * 3 and time.monotonic() - began > 1

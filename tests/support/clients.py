@@ -65,9 +65,7 @@ class FakeBroker:
 
     tls: ssl.SSLContext | None = None
 
-    @staticmethod
-    def send(peer: socket.socket, data: bytes) -> None:
-        peer.sendall(data)
+    send: Callable[[socket.socket, bytes], None] = staticmethod(lambda peer, data: peer.sendall(data))
 
     def __init__(self, responses: dict[str, ResponseFunction], greeting: bytes = b"") -> None:
         self.responses = responses

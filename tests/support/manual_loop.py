@@ -82,7 +82,7 @@ class ManualMembers:
             except Exception as error:
                 future.set_exception(error)
 
-        if function.__name__ == "_assign" and self.assignor_ms:
+        if getattr(function, "__name__", "") == "_assign" and self.assignor_ms:
             self.loop.call_later(self.assignor_ms / 1000, call)
         else:
             call()

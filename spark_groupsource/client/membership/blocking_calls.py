@@ -18,9 +18,13 @@ class BlockingCalls:
         self._free = asyncio.Semaphore(_MAX_THREADS)
 
     async def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Returns the result of a call; at most `_MAX_THREADS` run at once."""
+        """Returns the result of a call of one of many members; at most `_MAX_THREADS` run at once."""
         async with self._free:
-            return await asyncio.wrap_future(self.start(function, *arguments))
+            return await self.run_now(function, *arguments)
+
+    async def run_now(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Returns the result of a call that all members wait for."""
+        return await asyncio.wrap_future(self.start(function, *arguments))
 
     def start(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
         """Starts a call at once, which may take long."""

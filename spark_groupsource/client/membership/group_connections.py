@@ -63,6 +63,8 @@ class GroupConnections:
 
         Raises: BrokerError, NetworkError.
         """
+        if self._pipeline is not None and self._pipeline.is_closed:
+            self.mark_unknown(self._node, "the connection was lost.")
         node, pipeline = self._node, self._pipeline
         if node is None or pipeline is None or not self._is_usable(node, pipeline):
             if self._opening is None:
@@ -76,8 +78,7 @@ class GroupConnections:
         return node, pipeline
 
     def _is_usable(self, node: Node, pipeline: RequestPipeline) -> bool:
-        is_open = not pipeline.is_closed and not pipeline.is_expired
-        return is_open and self._cluster.cached_coordinator(self._group_id) == node
+        return not pipeline.is_expired and self._cluster.cached_coordinator(self._group_id) == node
 
     def _opened(self, opening: asyncio.Task[RequestPipeline]) -> None:
         self._opening = None
@@ -91,10 +92,12 @@ class GroupConnections:
         if former is not None and node == self._node and not former.is_closed and not former.is_expired:
             return former
         try:
-            pipeline = await self._open(node)
+            pipeline = self._started(await self._calls.run_now(self._open_pipeline, node))
         except NetworkError as error:
+            self._attempts += 1
             self.mark_unknown(node, str(error))
             raise
+        self._attempts = 0
         former, self._pipeline, self._node = self._pipeline, pipeline, node
         if former is not None:
             # KIP-368: what was sent before the login expired still has its response
@@ -108,25 +111,23 @@ class GroupConnections:
         if known is not None:
             return known
         lookup_ms = min(_LOOKUP_MS, self._shared.settings.session_timeout_ms)
-        return await self._calls.run(self._cluster.find_coordinator, self._group_id, lookup_ms)
+        return await self._calls.run_now(self._cluster.find_coordinator, self._group_id, lookup_ms)
 
-    async def _open(self, node: Node) -> RequestPipeline:
-        settings = self._cluster.settings
-        # as Kafka's client (KIP-601), twice as long after each failure
-        open_ms = settings.connect_timeout_ms << min(self._attempts, _MAX_DOUBLINGS)
-        timeout_ms = min(settings.request_timeout_ms, self._shared.settings.session_timeout_ms, open_ms)
-        try:
-            pipeline = await self._calls.run(self._open_pipeline, node, timeout_ms)
-        except NetworkError:
-            self._attempts += 1
-            raise
-        self._attempts = 0
+    def _started(self, pipeline: RequestPipeline) -> RequestPipeline:
         with self._shared.changed:
             self._unstarted.discard(pipeline)
         pipeline.start()
         return pipeline
 
-    def _open_pipeline(self, node: Node, timeout_ms: int) -> RequestPipeline:
+    def _open_pipeline(self, node: Node) -> RequestPipeline:
+        """Opens a connection to the coordinator, in a thread."""
+        if self._cluster.cached_coordinator(self._group_id) != node:
+            # it has failed for a member that tried before
+            raise NetworkError(f"Connecting to {node} was canceled: the coordinator is looked up again.")
+        settings = self._cluster.settings
+        # as Kafka's client (KIP-601), twice as long after each failure
+        open_ms = settings.connect_timeout_ms << min(self._attempts, _MAX_DOUBLINGS)
+        timeout_ms = min(settings.request_timeout_ms, self._shared.settings.session_timeout_ms, open_ms)
         pipeline = self._cluster.open_pipeline(self._cluster.node_address(node), timeout_ms)
         with self._shared.changed:
             if not self._shared.is_closing:
@@ -142,10 +143,10 @@ class GroupConnections:
 
         Raises: BrokerError, NetworkError.
         """
+        node, shared = await self.shared_connection()
         if len(self._shared.members) == 1:
             # a member sends its requests one after the other
-            return await self.shared_connection()
-        node = await self._find_coordinator()
+            return node, shared
         while self._idle:
             _, its_node, pipeline = self._idle.pop()
             if its_node == node and not pipeline.is_closed and not pipeline.is_expired:
@@ -153,7 +154,7 @@ class GroupConnections:
             pipeline.close()
         else:
             try:
-                pipeline = await self._open(node)
+                pipeline = self._started(await self._calls.run(self._open_pipeline, node))
             except NetworkError as error:
                 self.mark_unknown(node, str(error))
                 raise
@@ -189,8 +190,8 @@ class GroupConnections:
         """
         now_ms = self._cluster.clock.now_ms()
         if self._check is None or self._check[0] != node or self._check[1] < now_ms - max_age_ms:
-            calls = self._calls.run(self._describe, node, timeout_ms)
-            check = asyncio.get_running_loop().create_task(calls)
+            call = self._calls.run_now(self._describe, node, timeout_ms)
+            check = asyncio.get_running_loop().create_task(call)
             check.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             self._check = node, now_ms, check
         return await asyncio.shield(self._check[2])

@@ -172,7 +172,8 @@ class MemberLoop:
             self._timer.cancel()
             self._timer = None
         if next_ms is not None:
-            self._timer, self._timer_ms = self._loop.call_later(max(next_ms - now_ms, 0) / 1000, self._check_due), next_ms
+            self._timer = self._loop.call_later(max(next_ms - now_ms, 0) / 1000, self._check_due)
+            self._timer_ms = next_ms
 
     async def _execute(self, index: int, action: Action) -> None:
         await self.tasks[index].run(action)

@@ -257,7 +257,7 @@ class MemberTask:
         heartbeats meanwhile.
         """
         membership = self.membership
-        computing = asyncio.wrap_future(self._calls.start(self._assign, joined))
+        computing = asyncio.ensure_future(self._calls.run_now(self._assign, joined))
         # also where nothing waits for it any longer
         computing.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         wait_ms = min(membership.config.heartbeat_interval_ms, _MAX_WAIT_MS)

@@ -1,8 +1,8 @@
 """Consumer group membership state machine (client side).
 
-Pure: time is an argument, requests are return values; `member_task` sends them. The owner of
-the partitions decides when a member may rejoin (`prepare`) and when it applies an assignment (`complete`); between
-the two the event loop of the members sends JoinGroup, SyncGroup and Heartbeat.
+Pure: time is an argument, requests are return values; `member_task` sends them. The owner of the partitions decides
+when a member may rejoin (`prepare`) and when it applies an assignment (`complete`); between the two the event loop of
+the members sends JoinGroup, SyncGroup and Heartbeat.
 
 Source: Kafka's AbstractCoordinator, ConsumerCoordinator, Heartbeat; KIP-62, KIP-345, KIP-394, KIP-429, KIP-814.
 """
