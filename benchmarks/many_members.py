@@ -86,8 +86,8 @@ def measure(address: str, members: int, partitions: int, pipe: Connection | None
         broker_busy_s = broker_s(pipe) - broker_busy_s
         print(f"{members:,} members, {partitions:,} partitions")
         print(f"threads            {threading.active_count() - threads:,}")
-        print(f"join               {joined_s:.2f} s ({joined_busy_s:.2f} s of a processor, broker {broker_joined_s:.2f} s)")
-        print(f"commit             {min(took)[0]:.2f} s ({min(took)[1]:.2f} s of a processor)")
+        print(f"join               {joined_s:.2f} s, processor {joined_busy_s:.2f} s, broker's {broker_joined_s:.2f} s")
+        print(f"commit             {min(took)[0]:.2f} s, processor {min(took)[1]:.2f} s")
         idle, broker_idle = 100 * busy_s / IDLE_S, 100 * broker_busy_s / IDLE_S
         print(f"idle               {idle:.1f} % of a processor, broker {broker_idle:.1f} %")
         print(f"resident memory    {resident_mb() - before_mb:+.0f} MB")

@@ -1,4 +1,4 @@
-"""Event loop on a manual clock, which a test runs step by step."""
+"""Event loop on a manual clock, run step by step."""
 
 from __future__ import annotations
 

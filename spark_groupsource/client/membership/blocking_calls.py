@@ -1,4 +1,7 @@
-"""Threads for the calls of an event loop that block: lookups, opening of connections, assignors."""
+"""Threads for the blocking calls of an event loop.
+
+Lookups, opening of connections, assignors.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from enum import Enum
 from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
@@ -37,13 +36,6 @@ _REPEAT_TIMEOUT_MS = 2_000
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 
-class Outcome(Enum):
-    """What became of a commit that has not failed."""
-
-    DONE = "done"
-    REPEAT = "repeat"
-
-
 class MemberCommits:
     """Commits offsets of the members of one process; called by the owner's thread, `repeat` by another."""
 
@@ -65,41 +57,39 @@ class MemberCommits:
         is_last = max_rebalance_wait_ms is None
         retry = self._cluster.retry(self._cluster.settings.default_api_timeout_ms if is_last else None)
         rebalance_deadline_ms = None if max_rebalance_wait_ms is None else self._clock.now_ms() + max_rebalance_wait_ms
-        failure: GroupSourceError | None = None
+        failures: list[GroupSourceError] = []
         pending = list(commits)
         while pending:
-            repeated = []
-            outcomes = self._commit_once(pending, retry.remaining_ms, topic_ids)
-            for (member, offsets), outcome in zip(pending, outcomes):
-                if outcome is Outcome.REPEAT:
-                    repeated.append((member, offsets))
-                elif outcome is not Outcome.DONE:
-                    failure = failure or outcome
-            pending = repeated
+            pending = self._commit_once(pending, retry.remaining_ms, topic_ids, failures)
             if pending:
                 operation = f"Commit by member {pending[0][0].client_id} of group '{self._group_id}'"
                 error = BrokerError(ErrorCode.REBALANCE_IN_PROGRESS, operation)
                 if rebalance_deadline_ms is not None and self._clock.now_ms() >= rebalance_deadline_ms:
-                    raise failure or error
+                    failures.append(error)
+                    break
                 try:
                     retry.backoff_or_raise(error)
                 except GroupSourceError as expired:
-                    raise failure or expired from None
-        if failure is not None:
-            raise failure
+                    failures.append(expired)
+                    break
+        if failures:
+            raise failures[0]
 
     def _commit_once(
-        self, commits: Sequence[tuple[LocalMember, Offsets]], timeout_ms: int, topic_ids: TopicIds
-    ) -> list[GroupSourceError | Outcome]:
-        """Commits in the present generations; REPEAT where the member may commit in the next one."""
-        outcomes: list[GroupSourceError | Outcome] = [Outcome.DONE] * len(commits)
+        self,
+        commits: Sequence[tuple[LocalMember, Offsets]],
+        timeout_ms: int,
+        topic_ids: TopicIds,
+        failures: list[GroupSourceError],
+    ) -> list[tuple[LocalMember, Offsets]]:
+        """Commits in the present generations; returns the commits that their members may send in the next one."""
         known = [member.commits for member, _ in commits]
         sent: dict[int, tuple[LocalMember, Generation, Offsets]] = {}
         for index, (member, offsets) in enumerate(commits):
             try:
                 sent[index] = member, self._generation(member), offsets
             except GenerationMismatchError as mismatch:
-                outcomes[index] = mismatch
+                failures.append(mismatch)
                 continue
             with self._shared.changed:
                 # also if there is no response: the coordinator may have received them
@@ -107,22 +97,21 @@ class MemberCommits:
                 member.topic_ids = topic_ids
         with self._sending:
             errors = self._send(list(sent.values()), timeout_ms, topic_ids)
+        repeated: list[tuple[LocalMember, Offsets]] = []
         for (index, (member, generation, offsets)), error in zip(sent.items(), errors):
-            if error is None:
-                continue
-            outcomes[index] = error
             if not isinstance(error, BrokerError):
-                continue
-            if error.code not in FENCING_ERRORS and error.code != ErrorCode.REBALANCE_IN_PROGRESS:
+                failures += [] if error is None else [error]
+            elif error.code not in FENCING_ERRORS and error.code != ErrorCode.REBALANCE_IN_PROGRESS:
+                failures.append(error)
                 with self._shared.changed:
                     member.commits = {tp: each for tp, each in known[index].items() if tp not in offsets}
-                continue
-            try:
-                self._rejected(member, generation, error.code)
-                outcomes[index] = Outcome.REPEAT
-            except GenerationMismatchError as mismatch:
-                outcomes[index] = mismatch
-        return outcomes
+            else:
+                try:
+                    self._rejected(member, generation, error.code)
+                    repeated.append((member, offsets))
+                except GenerationMismatchError as mismatch:
+                    failures.append(mismatch)
+        return repeated
 
     def commit_in_transaction(
         self, member: LocalMember, offsets: Mapping[TopicPartition, OffsetAndMetadata], transactions: Transactions

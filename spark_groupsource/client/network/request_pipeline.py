@@ -1,4 +1,4 @@
-"""Requests of an asyncio event loop over one broker connection, several at a time.
+"""Requests of an event loop over one broker connection.
 
 A broker processes the requests of a connection one after the other, so the responses arrive in the order of the
 requests, and one that is delayed delays all after it (Kafka's SocketServer, which mutes the channel).

@@ -258,7 +258,7 @@ def _drop(response: Any) -> None:
     """Drops the response of a connection that the client has closed."""
 
 
-class Pipeline:
+class VirtualPipeline:
     """`RequestPipeline` over a connection of the simulation."""
 
     is_expired = is_receiving = False
@@ -349,4 +349,4 @@ class NetworkClient(ClusterClient):
     def open_pipeline(self, address: Address, timeout_ms: int) -> Any:
         connection = self.connect(address)
         connection.open(timeout_ms)
-        return Pipeline(connection, self.process.kernel)
+        return VirtualPipeline(connection, self.process.kernel)
