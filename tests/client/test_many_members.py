@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections import defaultdict
@@ -198,3 +199,17 @@ def test_members_outlive_the_session_of_their_login(tmp_path: Any, topic: str, g
                 wait_until(lambda: len(opened) >= count + 2, "the shared connection is replaced twice")
                 ours.commit({TopicPartition(topic, n): OffsetAndMetadata(n) for n in range(6)})
                 assert ours.poll(0) == view
+
+
+def test_client_is_closed_while_its_members_wait(client: ClusterClient, topic: str, group: str, caplog: Any) -> None:
+    """In JoinGroup, and while a connection is opened; asyncio logs tasks that were not awaited."""
+    with group_client(client, group, topic) as other:
+        assert other.poll(POLL_MS).is_stable
+        for state in (MemberState.UNJOINED, MemberState.PREPARING_REBALANCE):
+            with group_client(client, group, topic, members=MEMBERS, session_timeout_ms=6_000) as ours:
+                ours.poll(0)
+                wait_until(lambda: ours.shared.members[-1].membership.state is state, state.value)  # noqa: B023
+            # a thread that opens a connection ends later
+            wait_until(lambda: threads_of(group) == [f"members of {group}"], "only the thread of the other client")
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]

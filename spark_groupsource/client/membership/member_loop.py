@@ -94,11 +94,11 @@ class MemberLoop:
         self.connections.close()
         if self._timer is not None:
             self._timer.cancel()
-        running = tuple(self._running)
-        for task in running:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
-        if running:
-            await asyncio.wait(running)
+        if tasks:
+            await asyncio.wait(tasks)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Executes the actions of the members in an event loop, when that runs."""
@@ -108,18 +108,19 @@ class MemberLoop:
 
     def _wake(self) -> None:
         """For any thread, which may hold `changed`."""
-        if not self._is_woken and self._loop is not None:
-            self._is_woken = True
-            self._loop.call_soon_threadsafe(self._check_all)
+        with self._shared.changed:
+            if not self._is_woken and self._loop is not None:
+                self._is_woken = True
+                self._loop.call_soon_threadsafe(self._check_all)
 
     def _check_all(self) -> None:
-        self._is_woken = False
         with self._shared.changed:
-            is_closing = self._shared.is_closing
-        if not is_closing:
+            self._is_woken = False
+            if self._shared.is_closing:
+                self._loop = None
+        if self._loop is not None:
             self._check(range(len(self.tasks)))
         elif self._closing is not None and not self._closing.done():
-            self._loop, self._shared.wake = None, lambda: None
             self._closing.set_result(None)
 
     def _check_due(self) -> None:
