@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from random import Random
-from typing import Any, Callable, Collection, Iterable, Mapping, NamedTuple, Sequence, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Callable, Collection, Iterable, Mapping, NamedTuple, Sequence, TypeVar, Union
 from uuid import UUID
 
 from spark_groupsource.client.cluster.metadata import (
@@ -29,7 +29,6 @@ from spark_groupsource.client.network.broker_connection import (
     ExpectedBroker,
 )
 from spark_groupsource.client.network.connection_pool import ConnectionPool
-from spark_groupsource.client.network.request_pipeline import RequestPipeline
 from spark_groupsource.client.network.retry import Retry
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.common.clock import Clock, SystemClock
@@ -50,6 +49,9 @@ from spark_groupsource.errors import (
 from spark_groupsource.model import Node, TopicPartition, by_topic
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.messages import FindCoordinatorRequest, MetadataRequest, Request, Response
+
+if TYPE_CHECKING:
+    from spark_groupsource.client.network.request_pipeline import RequestPipeline
 
 R = TypeVar("R", bound="Response")
 
@@ -252,6 +254,9 @@ class Router:
 
         Raises: as `BrokerConnection.open`.
         """
+        # read tasks have no event loop, whose library takes 7 MB
+        from spark_groupsource.client.network.request_pipeline import RequestPipeline
+
         connection = self.connect(address)
         connection.open(timeout_ms)
         return RequestPipeline(connection, self.clock, self.settings.request_timeout_ms, self.availability)
