@@ -18,7 +18,7 @@ from support.waiting import wait_until
 from spark_groupsource.assign.range_roundrobin import RangeAssignor
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
-from spark_groupsource.client.membership import group_connections
+from spark_groupsource.client.membership import commit_repetition, group_connections
 from spark_groupsource.client.membership.membership_values import MemberState
 from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.client.network.broker_connection import BrokerConnection
@@ -213,3 +213,29 @@ def test_client_is_closed_while_its_members_wait(client: ClusterClient, topic: s
             wait_until(lambda: threads_of(group) == [f"members of {group}"], "only the thread of the other client")
     gc.collect()
     assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+def test_last_offsets_of_all_members_are_committed_again_with_their_topic_ids(
+    client: ClusterClient, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the members that have not committed yet are none."""
+    sent: list[tuple[int, Any]] = []
+    commit_each = ClusterClient.commit_each
+
+    def record(self: ClusterClient, group_id: str, commits: Any, **options: Any) -> Any:
+        sent.append((len(commits), options["topic_ids"]))
+        return commit_each(self, group_id, commits, **options)
+
+    monkeypatch.setattr(commit_repetition, "REPEAT_INTERVAL_MS", 50)
+    ids = {topic: str(client.describe_topics([topic])[topic].topic_id)}
+    with group_client(client, group, topic, members=4) as ours:
+        first, *others = (member.partitions for member in ours.poll(POLL_MS).members)
+        offsets = {tp: OffsetAndMetadata(7) for partitions in others for tp in partitions}
+        ours.commit(offsets, topic_ids=ids)
+        monkeypatch.setattr(ClusterClient, "commit_each", record)
+        with ours.shared.changed:
+            for member in ours.shared.members:
+                member.membership.repetition.request_lost(client.clock.now_ms())
+            ours.shared.wake()
+        wait_until(lambda: sum(count for count, _ in sent) >= 3, "the commits of three members are repeated")
+        assert all(given == ids for _, given in sent) and ours.committed(first) == dict.fromkeys(first)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import defaultdict
 from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
@@ -34,6 +35,7 @@ _REPEAT_TIMEOUT_MS = 2_000
 
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+_Commit = tuple[LocalMember, Generation, Offsets]
 
 
 class MemberCommits:
@@ -84,7 +86,7 @@ class MemberCommits:
     ) -> list[tuple[LocalMember, Offsets]]:
         """Commits in the present generations; returns the commits that their members may send in the next one."""
         known = [member.commits for member, _ in commits]
-        sent: dict[int, tuple[LocalMember, Generation, Offsets]] = {}
+        sent: dict[int, _Commit] = {}
         for index, (member, offsets) in enumerate(commits):
             try:
                 sent[index] = member, self._generation(member), offsets
@@ -156,7 +158,7 @@ class MemberCommits:
             raise self._fenced(member, sent, code)
 
     def _send(
-        self, commits: Sequence[tuple[LocalMember, Generation, Offsets]], timeout_ms: int, topic_ids: TopicIds
+        self, commits: Sequence[_Commit], timeout_ms: int, topic_ids: TopicIds
     ) -> list[GroupSourceError | None]:
         """Returns the error of each commit, or None."""
 
@@ -183,20 +185,20 @@ class MemberCommits:
         if not self._sending.acquire(blocking=False):
             return
         try:
-            commits = []
+            # topic ids -> commits of the members that have committed with them last
+            commits: dict[tuple[tuple[str, str], ...], list[_Commit]] = defaultdict(list)
             with self._shared.changed:
                 for member in members:
                     sent, owned = member.membership.generation, frozenset(member.membership.owned)
                     offsets = {tp: each for tp, each in member.commits.items() if tp in owned}
                     if offsets:
-                        commits.append((member, sent, offsets))
-                # those of one owner
-                topic_ids = members[0].topic_ids
-            for (member, _, _), error in zip(commits, self._send(commits, _REPEAT_TIMEOUT_MS, topic_ids)):
-                if error is None:
-                    _log.debug("%s Repeated the last commit.", member.log_prefix)
-                else:
-                    _log.debug("%s Repeating the last commit failed: %s", member.log_prefix, error)
+                        commits[tuple(sorted(member.topic_ids.items()))].append((member, sent, offsets))
+            for topic_ids, rows in commits.items():
+                for (member, _, _), error in zip(rows, self._send(rows, _REPEAT_TIMEOUT_MS, dict(topic_ids))):
+                    if error is None:
+                        _log.debug("%s Repeated the last commit.", member.log_prefix)
+                    else:
+                        _log.debug("%s Repeating the last commit failed: %s", member.log_prefix, error)
         finally:
             self._sending.release()
 

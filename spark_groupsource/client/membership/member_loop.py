@@ -60,6 +60,8 @@ class MemberLoop:
         self._notified_ms = 0
         self._notifies = False
         self._ids_known: asyncio.Task[None] | None = None
+        # members whose last offsets are to be committed again
+        self._repeated: list[LocalMember] = []
         self._repeating: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name=f"members of {shared.settings.group_id}", daemon=True)
 
@@ -135,7 +137,6 @@ class MemberLoop:
         if self._loop is None:
             return
         actions: list[tuple[int, Action]] = []
-        repeated: list[LocalMember] = []
         with self._shared.changed:
             now_ms = self._clock.now_ms()
             for index in indexes:
@@ -144,7 +145,7 @@ class MemberLoop:
                 task = self.tasks[index]
                 action = task.next_action(now_ms)
                 if isinstance(action, RepeatCommit):
-                    repeated.append(task.member)
+                    self._repeated.append(task.member)
                     task.membership.repetition.repeated(now_ms)
                     action = task.next_action(now_ms)
                 if isinstance(action, Idle):
@@ -154,8 +155,8 @@ class MemberLoop:
         for index, action in actions:
             self._busy.add(index)
             self._start(self._execute(index, action))
-        if repeated and self._repeating is None:
-            self._repeating = self._start(self._repeat(repeated))
+        if self._repeated and self._repeating is None:
+            self._repeating = self._start(self._repeat())
         self._set_timer(now_ms)
 
     def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
@@ -181,12 +182,14 @@ class MemberLoop:
         self._busy.discard(index)
         self._check([index])
 
-    async def _repeat(self, members: list[LocalMember]) -> None:
-        try:
-            await self.calls.run(self._commits.repeat, members)
-        except Exception:
-            # the next repetition follows, and the heartbeats of the members raise what remains wrong
-            _log.warning("[group=%s] Repeating commits failed.", self._shared.settings.group_id, exc_info=True)
+    async def _repeat(self) -> None:
+        while self._repeated:
+            members, self._repeated = self._repeated, []
+            try:
+                await self.calls.run(self._commits.repeat, members)
+            except Exception:
+                # the next repetition follows, and the heartbeats of the members raise what remains wrong
+                _log.warning("[group=%s] Repeating commits failed.", self._shared.settings.group_id, exc_info=True)
         self._repeating = None
 
     # -- for the tasks -----------------------------------------------------------------------------------------------
