@@ -270,7 +270,7 @@ PLANTED: tuple[PlantedDefect, ...] = (
         "a lost partition keeps no position",
         {(StreamPositions, "assigned"): _assigned_without_delivered},
         ("cut", "pause"),
-        first=16,
+        first=207,
     ),
     PlantedDefect(
         "members of one application have one group instance id",
