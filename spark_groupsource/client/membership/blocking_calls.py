@@ -11,7 +11,8 @@ from concurrent.futures import Future
 from typing import Any, Callable, TypeVar
 
 Result = TypeVar("Result")
-_MAX_THREADS = 8
+# opening a connection waits for several round trips and takes little processor time
+_MAX_THREADS = 64
 
 
 class BlockingCalls:
