@@ -1,4 +1,4 @@
-"""File descriptors of this process: their limit, and the text of errors when none is left."""
+"""File descriptors of this process: limit, and errors without any left."""
 
 from __future__ import annotations
 

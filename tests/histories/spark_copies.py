@@ -1,4 +1,4 @@
-"""A Spark query that copies the logs of a history exactly once, as one of its clients."""
+"""A Spark query that copies the logs of a history exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members of the consumer protocol (KIP-848) in the group of a query: upgrade and downgrade while it runs."""
+"""Members of the consumer protocol (KIP-848) in a query's group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults that last longer than timeouts end no query that makes progress: on both brokers.
+"""Faults longer than timeouts end no query that makes progress.
 
 The numbers of `docs/concepts.md` are scaled down. Other rows are in `source/test_offset_decisions.py` (a replay with
 members), `source/test_restart_positions.py` (a restored checkpoint) and `client/test_slow_links.py`.

@@ -40,7 +40,7 @@ def test_lag_of_a_group(cluster: Any, topic: str, group: str) -> None:
 
 def test_few_requests_for_many_partitions_and_only_for_the_selected_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
-    send = BrokerConnection.call
+    send = BrokerConnection.send
 
     def counted(connection: BrokerConnection, request: Any, *arguments: Any, **options: Any) -> Any:
         sent.append(type(request).__name__.removesuffix("Request"))
@@ -53,7 +53,7 @@ def test_few_requests_for_many_partitions_and_only_for_the_selected_columns(monk
         cluster._client.commit("billing", commits)
         cluster._client.commit("other", {TopicPartition("weather", 0): OffsetAndMetadata(0)})
         cluster.group("billing").lag()
-        monkeypatch.setattr(BrokerConnection, "call", counted)
+        monkeypatch.setattr(BrokerConnection, "send", counted)
         offsets = cluster.group("billing").lag(by="offsets")
         assert len(offsets) == 200
         assert sorted(sent) == ["DescribeGroups", "ListOffsets", "Metadata", "OffsetFetch"]
@@ -86,7 +86,7 @@ def test_invalid_settings_and_addresses() -> None:
 
 
 def test_only_public_names_are_shown() -> None:
-    functions = ["connect", "register", "run_until_signal", "stop_gracefully", "timeline", "watch"]
+    functions = ["connect", "register", "run_available_now", "run_until_signal", "stop_gracefully", "timeline", "watch"]
     public = ["Cluster", "EmbeddedBroker", "Group", "LagListener", "__version__", *functions]
     assert dir(gs) == sorted(gs.__all__) == public
     text = pydoc.render_doc(gs, renderer=pydoc.plaintext)

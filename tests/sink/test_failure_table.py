@@ -1,4 +1,4 @@
-"""Failures of a query that writes exactly once, which kills do not show.
+"""Failures of queries that write exactly once, without kills.
 
 `docs/writing.md` has the table; the kills are in `test_kills_of_copies.py` and `test_drivers_of_one_query.py`.
 """

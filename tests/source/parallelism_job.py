@@ -1,4 +1,4 @@
-"""Application that reads a topic by a stream and a batch, and prints the number of tasks of both.
+"""Application that prints the number of tasks of stream and batch.
 
 parallelism_job.py BOOTSTRAP TOPIC GROUP DIRECTORY [MASTER]
 """

@@ -1,4 +1,4 @@
-"""The number of members and of tasks that follows from the settings of Spark."""
+"""Numbers of members and tasks that follow from Spark's settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics of a broker that demands a password, and the options to read them."""
+"""Topics of a broker with passwords, and the options to read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proxy in front of a broker, which advertises several nodes and injects faults into requests of every API."""
+"""Proxy that advertises several nodes of one broker and injects faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submissions to YARN with the commands of docs/yarn.md, and the processes of their containers."""
+"""Submissions to YARN by docs/yarn.md, and their containers' processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison of message schemas names what a release adds, and what this package has of it."""
+"""Comparison of the message schemas of two releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tagged fields that a schema lacks, in every record of the coordinators, are kept and shown."""
+"""Tagged fields that a record's schema lacks are kept and shown."""
 
 from __future__ import annotations
 

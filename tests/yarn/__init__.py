@@ -1,4 +1,4 @@
-"""Applications on YARN: submitted as docs/yarn.md says, killed, and their rows compared with the topic.
+"""Applications on YARN: submitted as docs/yarn.md says, killed, compared.
 
 `make test-yarn` runs these tests alone; elsewhere they are deselected, because HDFS and YARN take minutes and
 gigabytes. `support.hadoop_cluster` starts them with one node, `support.yarn_submission` submits. An environment with

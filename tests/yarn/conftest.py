@@ -1,4 +1,4 @@
-"""Fixtures of the tests on YARN: the cluster, a directory to submit from, a broker with a password."""
+"""Fixtures of the tests on YARN."""
 
 from __future__ import annotations
 

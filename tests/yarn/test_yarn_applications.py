@@ -1,4 +1,4 @@
-"""Applications on YARN lose nothing when their parts are killed, and show no password."""
+"""Applications on YARN lose nothing when killed, and show no password."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Application that appends the records of a topic to a directory, with the number of the batch.
+"""Application that appends records of a topic with the batch number.
 
 yarn_job.py DIRECTORY BATCH_SECONDS [OPTION=VALUE ...]
 

@@ -1,4 +1,4 @@
-"""Simulated topic: its id, log end offsets and leaders, as each node knows them.
+"""Simulated topic: id, end offsets and leaders as each node knows them.
 
 A change reaches the nodes one after the other; a node that is cut off from the controller learns nothing. Requests are
 served by what their node knows, so a former leader serves its log up to where the next leader epoch starts.

@@ -1,4 +1,4 @@
-"""Simulated transaction coordinator around the pure shard, and the topic of the output.
+"""Simulated transaction coordinator, and the topic of the output.
 
 A transaction is completed within EndTxn, as by the embedded broker.
 """
