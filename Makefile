@@ -67,6 +67,7 @@ soak: java-there $(VENV)/.ready-test
 	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 60
 	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 30 --kafka --applications 3 --assignor cooperative-sticky
 	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 20 --graceful
+	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 10 --applications 3 --executors 8
 	$(BIN)/python tests/chaos/copies.py --seed $(SEED) --events 50
 	$(BIN)/python tests/chaos/copies.py --seed $(SEED) --events 20 --kafka
 	$(BIN)/python tests/histories/record.py --seed $(SEED) --histories 1000

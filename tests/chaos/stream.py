@@ -1,11 +1,13 @@
 """Injects faults into streaming applications and checks for lost records.
 
     PYTHONPATH=jobs:tests python tests/chaos/stream.py --events 200 --seed 7 [--applications 3]
-        [--assignor cooperative-sticky] [--kafka]
+        [--assignor cooperative-sticky] [--kafka] [--executors 8]
 
-A producer writes numbered records during the run, and a monitor compares the committed offsets with the outputs. Every
-repeated record must belong to a batch that was in flight during a fault. `--graceful` injects no faults, only drains
-and foreign members: then no record may be repeated. `--kafka` uses a real Apache Kafka instead of the embedded broker.
+A producer writes numbered records during the run, and a monitor compares the committed offsets with the outputs.
+Every repeated record must belong to a batch that was in flight during a fault. `--graceful` injects no faults, only
+drains and foreign members: then no record may be repeated. `--kafka` uses a real Apache Kafka instead of the embedded
+broker. With `--executors` each application has that many executors of one core, which are killed, too, and a member
+for each; the time of each hand-over is printed.
 """
 
 from __future__ import annotations
@@ -33,13 +35,14 @@ from chaos.submitted_application import SubmittedApplication, signal_all
 from support.topics import create_topic
 from support.waiting import wait_until
 
+from spark_groupsource.client.admin import GroupDescription, describe_groups
 from spark_groupsource.client.cluster.cluster_client import LATEST, ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.model import TopicPartition
 
 # more than members, so that a new member is assigned partitions
-PARTITIONS = 8
+PARTITIONS, PARTITIONS_OF_EXECUTORS = 8, 48
 MAX_OFFSETS = 500
 RECORDS_PER_S = 200
 TOPIC, GROUP = "chaos", "chaos"
@@ -123,6 +126,10 @@ class Event(NamedTuple):
     repeats: bool
 
 
+KILL_EXECUTOR = Event("kill executor", 4, True)
+# of executors, the driver has no Python workers
+ENDS = ("drain", "kill driver", "kill reader")
+EVENTS_OF_EXECUTORS = ("drain", "kill driver", "kill reader", "stop driver", "kill broker")
 EVENTS = (
     Event("drain", 3, False),
     Event("foreign member", 2, False),
@@ -153,10 +160,13 @@ class Step(NamedTuple):
     randomness: random.Random
 
 
-def draw(seed: int, count: int, applications: int, graceful: bool) -> list[Step]:
+def draw(seed: int, count: int, applications: int, graceful: bool, executors: int = 0) -> list[Step]:
     """Draws the events of a run by their weights; none is repeated before half of the others."""
     randomness = random.Random(seed)
-    events = [event for event in EVENTS if not (graceful and event.repeats)]
+    kinds: list[Event] = [*EVENTS]
+    if executors:
+        kinds = [KILL_EXECUTOR, *(event for event in EVENTS if event.name in EVENTS_OF_EXECUTORS)]
+    events = [event for event in kinds if not (graceful and event.repeats)]
     steps: list[Step] = []
     for number in range(count):
         recent = {step.event for step in steps[-(len(events) // 2) :]}
@@ -171,25 +181,36 @@ class FaultRun:
     """One run in `directory`."""
 
     def __init__(
-        self, directory: Path, *, kafka: bool, applications: int, assignor: str, records_per_s: int, trigger: str
+        self,
+        directory: Path,
+        *,
+        kafka: bool,
+        applications: int,
+        assignor: str,
+        records_per_s: int,
+        trigger: str,
+        executors: int = 0,
     ) -> None:
         self._directory = directory
         self._assignor = assignor
+        self._partitions = PARTITIONS_OF_EXECUTORS if executors else PARTITIONS
         self._random = random.Random()
+        self._prints_hand_over = executors > 0
         self._proxy = Proxy()
         self._broker: Broker = (RealKafkaBroker if kafka else EmbeddedBrokerProcess)(directory, self._proxy)
         self._broker.start()
-        create_topic(self._proxy.address, TOPIC, PARTITIONS)
+        create_topic(self._proxy.address, TOPIC, self._partitions)
         settings = ClientSettings.parse({"bootstrap.servers": self._proxy.address, "default.api.timeout.ms": "5000"})
         self._client = ClusterClient(settings.bootstrap, settings)
         self._deliveries = DeliveryTracker()
         self._monitor = CommitMonitor(ClusterClient(settings.bootstrap, settings), self._deliveries)
-        self._producer = NumberedProducer(self._proxy.address, TOPIC, PARTITIONS, records_per_s)
+        self._producer = NumberedProducer(self._proxy.address, TOPIC, self._partitions, records_per_s)
         arguments = ["--bootstrap-servers", self._proxy.address, "--topic", TOPIC, "--group", GROUP]
         arguments += ["--max-offsets", str(MAX_OFFSETS), "--assignor", assignor, "--trigger", trigger]
+        arguments += ["--members", "auto" if executors else "2"]
         # with one attempt a failed task fails the query; with four Spark retries it
         self._applications = [
-            SubmittedApplication(name, directory, attempts, arguments)
+            SubmittedApplication(name, directory, attempts, arguments, executors=executors)
             for name, attempts in list(zip("abc", (1, 4, 4)))[:applications]
         ]
         for application in self._applications:
@@ -201,7 +222,7 @@ class FaultRun:
     # -- observations ------------------------------------------------------------------------------------------------
 
     def ends(self) -> dict[int, int]:
-        partitions = {TopicPartition(TOPIC, n): LATEST for n in range(PARTITIONS)}
+        partitions = {TopicPartition(TOPIC, n): LATEST for n in range(self._partitions)}
 
         def found() -> dict[int, int] | None:
             try:
@@ -238,7 +259,12 @@ class FaultRun:
             self._random = step.randomness
             target = self._applications[step.target]
             self.wait_ready(target)
+            event_began, former = time.monotonic(), self._members_of(target) if step.event.name in ENDS else set()
             outcome = getattr(self, "_" + step.event.name.replace(" ", "_"))(target)
+            handed_over = ""
+            if self._prints_hand_over:
+                self._wait_handed_over(former)
+                handed_over = f"; handed over after {time.monotonic() - event_began:.1f} s"
             if step.settles:
                 self.settle(step.event.name)
             else:
@@ -247,9 +273,34 @@ class FaultRun:
             repeats = len(self._deliveries.repeats())
             at_s = time.monotonic() - began
             repeated = f"; {repeats - self.repeats} repeated" if repeats > self.repeats else ""
-            print(f"{at_s:6.1f} s  event {number}: {step.event.name} {outcome}{repeated}", flush=True)
+            print(f"{at_s:6.1f} s  event {number}: {step.event.name} {outcome}{handed_over}{repeated}", flush=True)
             self.repeats = repeats
         self._finish()
+
+    def _kill_executor(self, target: SubmittedApplication) -> str:
+        wait_until(target.executors, f"executors of {target.name}", WAIT_S, 0.2)
+        return self._signal(target, [self._random.choice(target.executors())], signal.SIGKILL)
+
+    def _members_of(self, target: SubmittedApplication) -> set[str]:
+        members = self._group().members if self._prints_hand_over else ()
+        return {member.member_id for member in members if member.client_id.startswith(f"{target.name}-")}
+
+    def _group(self) -> GroupDescription:
+        return describe_groups(self._client, [GROUP])[GROUP]
+
+    def _wait_handed_over(self, former: set[str]) -> None:
+        """Waits until the group is Stable, and members other than the former ones own every partition."""
+
+        def is_handed_over() -> bool:
+            try:
+                found = self._group()
+            except GroupSourceError:
+                return False
+            owned = [p for member in found.members for p in member.assignment]
+            is_complete = found.state == "Stable" and len(owned) == self._partitions
+            return is_complete and not former & {member.member_id for member in found.members}
+
+        wait_until(is_handed_over, "other members own every partition", WAIT_S, 0.1)
 
     def _drain(self, target: SubmittedApplication) -> str:
         # the last one is the process group, as signalled by timeout and service managers
@@ -430,6 +481,7 @@ def run(
     assignor: str = "range",
     records_per_s: int = RECORDS_PER_S,
     trigger: str = TRIGGER,
+    executors: int = 0,
 ) -> FaultRun:
     """Runs the events.
 
@@ -442,9 +494,10 @@ def run(
         assignor=assignor,
         records_per_s=records_per_s,
         trigger=trigger,
+        executors=executors,
     )
     try:
-        fault_run.run(draw(seed, events, applications, graceful))
+        fault_run.run(draw(seed, events, applications, graceful, executors))
     finally:
         fault_run.close()
     return fault_run
@@ -458,6 +511,7 @@ def main() -> None:
     parser.add_argument("--kafka", action="store_true", help="on a real Apache Kafka")
     parser.add_argument("--applications", type=int, default=2, choices=(2, 3))
     parser.add_argument("--assignor", default="range", help="of all members, including foreign members")
+    parser.add_argument("--executors", type=int, default=0, help="of each application; default: those of its driver")
     parser.add_argument("--directory", type=Path, default=None, help="kept; default: a new temporary one")
     options = parser.parse_args()
     # so that the run stops its child processes
@@ -474,6 +528,7 @@ def main() -> None:
         kafka=options.kafka,
         applications=options.applications,
         assignor=options.assignor,
+        executors=options.executors,
     )
 
 

@@ -53,7 +53,7 @@ def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
         .option("kafka.partition.assignment.strategy", options.assignor)
         .option("subscribe", options.topic)
         .option("startingOffsets", "earliest")
-        .option("members", 2)
+        .option("members", options.members)
         .option("maxOffsetsPerTrigger", options.max_offsets)
     )
     if options.gate:
@@ -101,6 +101,7 @@ def main() -> int:
     parser.add_argument("--session-timeout-s", type=int, default=SESSION_TIMEOUT_S)
     parser.add_argument("--assignor", default="range")
     parser.add_argument("--trigger", default=TRIGGER)
+    parser.add_argument("--members", default="2")
     parser.add_argument("--gate")
     parser.add_argument("--once", action="store_true")
     options = parser.parse_args()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from chaos.streaming_application import WAIT_S, last_batch
 from child_processes import start_process, stop_process
+from support.spark_homes import linked_home
 from support.waiting import wait_until
 
 from spark_groupsource.source.process.control_socket import control_directory
@@ -26,6 +27,7 @@ class SubmittedApplication:
         attempts: attempts of a task; with more than one, a killed worker does not fail the query.
         arguments: arguments of `script`, in addition to ``--directory``.
         java: options of the driver JVM.
+        executors: number of executors in processes of their own, with one core each; 0 for those of the driver.
     """
 
     def __init__(
@@ -36,13 +38,22 @@ class SubmittedApplication:
         arguments: Iterable[object],
         script: Path = APPLICATION,
         java: str = "",
+        executors: int = 0,
     ) -> None:
         self.name, self.directory = name, directory / name
         self.log = directory / f"{name}.log"
-        self._master = f"local[2,{attempts}]"
+        self._home: Path | None = None
+        if executors:
+            self._master = f"local-cluster[{executors},1,512]"
+            # workers write below their SPARK_HOME
+            self._home = linked_home(directory / f"{name}-spark")
+        else:
+            self._master = f"local[2,{attempts}]"
         self._script = script
         self._submit = ["--driver-memory", "512m", "--conf", "spark.ui.enabled=false"]
         self._submit += ["--driver-java-options", java] if java else []
+        if executors:
+            self._submit += ["--conf", f"spark.task.maxFailures={attempts}", "--conf", "spark.executor.memory=512m"]
         self._arguments = ["--directory", str(self.directory), *map(str, arguments)]
         self.directory.mkdir()
         self.start()
@@ -50,6 +61,8 @@ class SubmittedApplication:
     def start(self) -> None:
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
         environment["SPARK_LOCAL_IP"] = "127.0.0.1"
+        if self._home is not None:
+            environment["SPARK_HOME"] = str(self._home)
         command = [str(Path(sys.executable).parent / "spark-submit"), "--master", self._master]
         command += [*self._submit, str(self._script), *self._arguments]
         with open(self.log, "a") as log:
@@ -72,6 +85,11 @@ class SubmittedApplication:
         table = process_table()
         daemons = {pid for pid, (parent, args) in table.items() if "daemon" in args and parent == self.process.pid}
         return [pid for pid, (parent, _) in table.items() if parent in daemons and pid not in self.readers()]
+
+    def executors(self) -> list[int]:
+        """Returns the process ids of the executors that have processes of their own."""
+        table = process_table()
+        return [p for p in self.all_processes() if "CoarseGrainedExecutorBackend" in table.get(p, (0, ""))[1]]
 
     def python(self) -> list[int]:
         """Returns the process id of the Python driver program."""

@@ -12,16 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.dataset
-import pyspark
 import pytest
 from child_processes import start_process, stop_process
+from support.spark_homes import SPARK_HOME, linked_home
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 
-SPARK_HOME = Path(pyspark.__file__).parent
 JOB = Path(__file__).with_name("cluster_job.py")
 PARALLELISM_JOB = JOB.with_name("parallelism_job.py")
 CONNECT_CLIENT = JOB.with_name("connect_client.py")
@@ -185,18 +184,9 @@ def test_workers_in_pid_namespaces_of_their_own_with_a_read_only_root(embedded, 
     assert "WARNING [" not in (tmp_path / "job.log").read_text()
 
 
-def linked_home(directory):
-    """Returns a SPARK_HOME of links to the installation: the workers of a local-cluster write below it."""
-    home = directory / "spark"
-    home.mkdir()
-    for entry in SPARK_HOME.iterdir():
-        (home / entry.name).symlink_to(entry)
-    return str(home)
-
-
 @pytest.mark.soak
 def test_each_worker_of_a_local_cluster_reads_for_a_member(embedded, topic, group, tmp_path):
-    master, home = "local-cluster[2,1,1024]", linked_home(tmp_path)
+    master, home = "local-cluster[2,1,1024]", str(linked_home(tmp_path / "spark"))
     check_executors(run_drained(tmp_path, master, embedded.bootstrap_servers, topic, group, SPARK_HOME=home))
 
 
@@ -242,7 +232,8 @@ def test_members_follow_the_parallelism_of_a_cluster(
             found = run_parallelism_job(tmp_path, servers, topic, group, [*command, "--master", url])
     else:
         command += ["--master", master]
-        found = run_parallelism_job(tmp_path, servers, topic, group, command, SPARK_HOME=linked_home(tmp_path))
+        home = str(linked_home(tmp_path / "spark"))
+        found = run_parallelism_job(tmp_path, servers, topic, group, command, SPARK_HOME=home)
     assert found[0] == {"batch": 1, "stream": expected}
     assert found[1].startswith(f"{expected} members for 8 partitions: {reason.format(master=url)}")
 
