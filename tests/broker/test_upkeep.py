@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from real_kafka import ToolRun
-from support.java_tools import JavaTools
+from support.java_tools import CONFIGS, JavaTools
 from support.partition_logs import batch
 from support.raw_broker import BrokerProcess, RawConnection, create_topic, fetch, produce
 from support.waiting import wait_until
@@ -291,10 +291,10 @@ def test_the_java_tools_alter_settings_and_describe_the_log_directory(tmp_path: 
         put(connection, "t", b"k", b"v")
         topic = ["--entity-type", "topics", "--entity-name", "t"]
         change = ["--add-config", "segment.ms=60000,cleanup.policy=[compact,delete]", "--delete-config", "retention.ms"]
-        altered = java_tool(java, "kafka.admin.ConfigCommand", *address, "--alter", *topic, *change)
+        altered = java_tool(java, CONFIGS, *address, "--alter", *topic, *change)
         assert "Completed updating config for topic t." in altered.stdout
         assert settings(connection, "t") == {"segment.ms": "60000", "cleanup.policy": "compact,delete"}
-        described = java_tool(java, "kafka.admin.ConfigCommand", *address, "--describe", *topic)
+        described = java_tool(java, CONFIGS, *address, "--describe", *topic)
         assert "segment.ms=60000" in described.stdout and "retention.ms" not in described.stdout
         listed = ["--describe", "--topic-list", "t"]
         directories = java_tool(java, "org.apache.kafka.tools.LogDirsCommand", *address, *listed)

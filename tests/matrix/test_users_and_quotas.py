@@ -7,9 +7,8 @@ from uuid import uuid4
 
 import pytest
 from support.clusters import Cluster
-from support.java_tools import JavaTools
+from support.java_tools import CONFIGS, JavaTools
 
-CONFIGS = "kafka.admin.ConfigCommand"
 
 pytestmark = pytest.mark.kafka
 

@@ -306,6 +306,11 @@ FAILURES = {
         "NetworkError", lambda s: s.read(**{"kafka.bootstrap.servers": "127.0.0.1:1"}), ["127.0.0.1:1", NO_ADMIN]),
     "connection refused to a stream": (
         "NetworkError", lambda s: s.run(**{"kafka.bootstrap.servers": "127.0.0.1:1"}), ["127.0.0.1:1", NO_ADMIN]),
+    "unknown name": (
+        "NetworkError",
+        lambda s: s.read(**{"kafka.bootstrap.servers": "nowhere.invalid:9092"}),
+        ["nowhere.invalid"],
+    ),
     "no answer": ("NetworkError", through(silent), ["No response within", NO_ADMIN]),
     "not Kafka": ("NetworkError", through(http), ["127.0.0.1", NO_ADMIN]),
     "old broker": ("UnsupportedVersionError", through(old_broker), ["Metadata"]),
@@ -377,6 +382,7 @@ def test_every_data_loss_class_of_spark_and_every_error_class_is_covered():
     within_others = {
         "RequestTimeoutError": "no answer",
         "RemoteProtocolError": "not Kafka",
+        "UnresolvedNameError": "unknown name",
         "StorageError": "embedded broker",
     }
     # in other tests: authentication below, the end of an application in test_driver_exit.py, aborted transactions in

@@ -24,6 +24,7 @@ logging.getLogger("py4j").setLevel(logging.ERROR)
 _EXIT = "tool exited with status "
 _STATUS = re.compile(_EXIT + r"(\d+)")
 GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+CONFIGS = "org.apache.kafka.tools.ConfigCommand"
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
 DELETE_RECORDS = "org.apache.kafka.tools.DeleteRecordsCommand"
