@@ -26,7 +26,8 @@ def driver_pid() -> int:
     """Returns the process id of the driver JVM that started this process, directly or through a daemon."""
     parent = os.getppid()
     pid = parent
-    while pid > 1:
+    # in a container the JVM may be process 1, whose parent is 0
+    while pid > 0:
         name, grandparent = _name_and_parent(pid)
         if name == "java":
             return pid
