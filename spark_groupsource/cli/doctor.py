@@ -12,6 +12,8 @@ from spark_groupsource.cli.common import client_settings, cluster_options
 from spark_groupsource.cli.doctor_checks import CLUSTER_CHECKS, Target
 from spark_groupsource.cli.doctor_findings import CheckLine, Status, failed, run_checks
 from spark_groupsource.cli.doctor_machine import MACHINE_CHECKS
+from spark_groupsource.cli.doctor_queries import QUERY_CHECKS, Readiness
+from spark_groupsource.cli.effects import Excludes, check_effects
 from spark_groupsource.cli.text_layout import filled, output_width
 from spark_groupsource.client.settings import without_prefix
 from spark_groupsource.common.config_def import INT32_MAX
@@ -20,6 +22,8 @@ from spark_groupsource.log_text import escaped
 from spark_groupsource.monitor.selection import parse_selection
 
 _SETTINGS = "settings"
+_CLUSTER_OPTIONS = ("bootstrap-server", "command-config", "topic", "group", "transactional-id", "checkpoint", "timeout")
+_RULES = tuple(Excludes("--queries", f"--{option}") for option in _CLUSTER_OPTIONS)
 
 
 @command()
@@ -37,6 +41,12 @@ _SETTINGS = "settings"
     metavar="MS",
     help="How long each request may take, in milliseconds.",
 )
+@click.option(
+    "--queries",
+    type=click.Choice([each.value for each in Readiness]),
+    help="Check only that a streaming query runs here; with joined also that its reader process responds and its "
+    "members have joined their group. No request is sent to Kafka: for probes of Kubernetes.",
+)
 @click.option("--json", "is_json", is_flag=True, help="Print a JSON array of objects instead of the lines.")
 def doctor(
     bootstrap: str,
@@ -46,6 +56,7 @@ def doctor(
     transactional_id: str | None,
     checkpoint: str | None,
     timeout_ms: int,
+    queries: str | None,
     is_json: bool,
 ) -> None:
     """Checks what a query needs: addresses, versions, login, topics, group, transaction, checkpoint, machine.
@@ -53,16 +64,20 @@ def doctor(
     Each line starts with good, bad or unknown, and says what to do. Nothing is changed, and no group is joined. The
     exit status is 1 if a line is bad.
     """
+    check_effects(click.get_current_context(), _RULES)
     with invalid_values():
         topics = None if topic is None else parse_selection("--topic", topic)
-    findings = run_checks(MACHINE_CHECKS, None)
-    try:
-        settings = client_settings(bootstrap, command_config, timeout_ms)
-    except ConfigurationError as error:
-        findings.append(failed(_SETTINGS, error))
+    if queries is not None:
+        findings = run_checks(QUERY_CHECKS, Readiness(queries))
     else:
-        with Target(settings, topics, group, checkpoint, timeout_ms, transactional_id) as target:
-            findings += run_checks(CLUSTER_CHECKS, target)
+        findings = run_checks(MACHINE_CHECKS, None)
+        try:
+            settings = client_settings(bootstrap, command_config, timeout_ms)
+        except ConfigurationError as error:
+            findings.append(failed(_SETTINGS, error))
+        else:
+            with Target(settings, topics, group, checkpoint, timeout_ms, transactional_id) as target:
+                findings += run_checks(CLUSTER_CHECKS, target)
     findings = [f._replace(text=without_prefix(f.text), fix=without_prefix(f.fix)) for f in findings]
     if is_json:
         click.echo(json.dumps([f._asdict() for f in findings], ensure_ascii=False, indent=1))

@@ -35,23 +35,26 @@ class Needs(NamedTuple):
 def check_effects(context: click.Context, rules: Sequence[Excludes | Needs]) -> None:
     """Raises: click.UsageError, which names both options, for the first rule that the command line violates."""
     given = _given(context)
+    # an environment variable is for all commands, so one without an effect is no mistake
+    typed = _given(context, ParameterSource.ENVIRONMENT)
     for rule in rules:
         if rule.option not in given:
             continue
         if isinstance(rule, Excludes):
-            if rule.other in given and (not rule.values or given[rule.other] in rule.values):
-                value = f" {given[rule.other]}" if rule.values else ""
+            if rule.other in typed and (not rule.values or typed[rule.other] in rule.values):
+                value = f" {typed[rule.other]}" if rule.values else ""
                 context.fail(f"Options {rule.option} and {rule.other}{value} cannot be given together.")
         elif not any(_is_given(other, given) for other in rule.others):
             context.fail(f"Option {rule.option} has no effect without {_named(rule.others)}.")
 
 
-def _given(context: click.Context) -> dict[str, object]:
+def _given(context: click.Context, *other_sources: ParameterSource) -> dict[str, object]:
     """Returns the options of the command line with their values, by the first name of each."""
+    not_given = (None, ParameterSource.DEFAULT, *other_sources)
     return {
         param.opts[0]: context.params.get(param.name or "")
         for param in context.command.params
-        if param.name and context.get_parameter_source(param.name) not in (None, ParameterSource.DEFAULT)
+        if param.name and context.get_parameter_source(param.name) not in not_given
     }
 
 

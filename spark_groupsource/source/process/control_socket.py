@@ -27,6 +27,7 @@ from spark_groupsource.source.control_client import PeerReply, TransactionReply,
 from spark_groupsource.source.process.driver_process import (
     application_name,
     lock_directory,
+    private_directories,
     private_directory,
     process_identity,
     remove_stale_directories,
@@ -56,6 +57,14 @@ def control_sockets(driver: int, reader: str = "") -> list[Path]:
     except OSError:
         # no usable directory for temporary files, so no sockets
         return []
+
+
+def all_control_sockets() -> list[Path]:
+    """Returns the control sockets of all readers of this user, of every application with this `TMPDIR`.
+
+    Raises: ConfigurationError as `control_directory`.
+    """
+    return [path for directory in private_directories("control") for path in sorted(directory.glob("*-*"))]
 
 
 def reader_of(path: Path) -> str:

@@ -138,9 +138,26 @@ def private_directory(name: str) -> Path:
         path.mkdir(mode=0o700, exist_ok=True)
         with suppress(FileNotFoundError):  # another process has removed it as a stale one
             status = path.lstat()
+    _check_private(path, status)
+    return path
+
+
+def private_directories(kind: str) -> list[Path]:
+    """Returns the directories ``<kind>-*`` of all applications of this user.
+
+    Raises: ConfigurationError as `private_directory`.
+    """
+    found = []
+    for path in _directories(kind):
+        with suppress(FileNotFoundError):  # another process has removed it as a stale one
+            _check_private(path, path.lstat())
+            found.append(path)
+    return found
+
+
+def _check_private(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.getuid() or status.st_mode & 0o077 or path.is_symlink():
         raise ConfigurationError(f"Directory {path} is accessible to other users. Remove it and restart the query.")
-    return path
 
 
 def lock_directory(name: str) -> tuple[Path, SharedLock]:
@@ -156,10 +173,14 @@ def lock_directory(name: str) -> tuple[Path, SharedLock]:
 
 def remove_stale_directories(kind: str) -> None:
     """Removes the directories ``<kind>-*`` that no running process holds."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_path(kind).name}-*"):
+    for path in _directories(kind):
         with try_lock_exclusive(path) as is_stale:
             if is_stale:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _directories(kind: str) -> list[Path]:
+    return sorted(Path(tempfile.gettempdir()).glob(f"{_path(kind).name}-*"))
 
 
 def _path(name: str) -> Path:
