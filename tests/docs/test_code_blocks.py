@@ -21,7 +21,8 @@ from spark_groupsource.broker.embedded import EmbeddedBroker
 ROOT = Path(__file__).resolve().parents[2]
 # an HTML comment before a block says why it does not run; the bash block of README.md has a test of its own
 BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
-NOT_CODE = ("bash", "mermaid", "text")
+# tests/docs/test_manifests.py reads those of YAML
+NOT_CODE = ("bash", "mermaid", "text", "yaml")
 ADDRESS = "localhost:9092"
 
 
