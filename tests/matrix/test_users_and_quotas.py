@@ -9,7 +9,6 @@ import pytest
 from support.clusters import Cluster
 from support.java_tools import CONFIGS, JavaTools
 
-
 pytestmark = pytest.mark.kafka
 
 
