@@ -12,7 +12,7 @@ from pathlib import Path
 from api_tables import apis_page
 from monitor_tables import tables_page
 from option_tables import options_page
-from protocol_transcript import protocol_page
+from protocol_pages import protocol_notebook, protocol_page
 from rebalance_picture import rebalance_picture
 from record_formats import record_formats_page
 from state_diagrams import states_page
@@ -20,6 +20,7 @@ from state_diagrams import states_page
 DIRECTORY = Path(__file__).resolve().parent
 PAGES = {
     "apis.md": apis_page,
+    "group-protocol.ipynb": protocol_notebook,
     "images/rebalance.svg": rebalance_picture,
     "options.md": options_page,
     "protocol.md": protocol_page,

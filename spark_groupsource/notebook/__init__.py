@@ -10,6 +10,8 @@ connections but no data; each call reads the cluster again.
   returns rows, colors and texts, which `altair_chart.py` or `svg.py` (pure) draws.
 * `live.py` is `watch(...)`: a thread reads the group (`live_view.py`), and a widget of the notebook or `terminal.py`
   shows each view until the caller stops it.
+* `group_scenario.py` (pure) runs the group coordinator step by step with a manual clock, and shows what has happened as
+  a sequence diagram and a listing; `docs/protocol.md` and its notebook are made with it.
 
 Altair, vl-convert and anywidget (extra `notebook`) are imported where they are used; without them the charts are plain
 SVG and the live view is plain HTML.
