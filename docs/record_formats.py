@@ -1,9 +1,9 @@
-"""Generates docs/record-formats.md: records of `__consumer_offsets`, byte by byte."""
+"""Generates docs/record-formats.md: the records of the coordinators."""
 
 from __future__ import annotations
 
 import struct
-from typing import Iterable, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.model import Assignment, Subscription, TopicPartition
 from spark_groupsource.wire.consumer_protocol import encode_assignment, encode_subscription
@@ -17,6 +17,9 @@ from spark_groupsource.wire.group_records import (
     encode_key,
     encode_offset_value,
 )
+from spark_groupsource.wire.messages import TransactionLogKey, TransactionLogValue
+from spark_groupsource.wire.record_json import RECORD_TYPES, key_json, modern_record_classes, value_json
+from spark_groupsource.wire.schemas import Field as SchemaField
 
 # field, value as text, bytes
 Field = tuple[str, str, bytes]
@@ -36,12 +39,74 @@ bytes have a length as int32. The schemas are Kafka's `OffsetCommitKey`, `Offset
 
 `groupsource offsets-log` and the table `offsets_log` decode these records.
 
-| version of the key | record |
-|---|---|
-| 0, 1 | committed offset of a group and partition |
-| 2 | group |
-| 3 and higher | groups of the consumer protocol (KIP-848), share groups, streams groups; embedded brokers write none |
+The version of a key is the type of the record. Embedded brokers write versions 1 and 2, read version 0, and skip
+all others.
 """
+_MODERN_NOTES = """\
+## Records of the newer groups
+
+Groups of the consumer protocol (KIP-848), share groups (KIP-932) and streams groups (KIP-1071) have a record for each
+part of their state, so that a change of one member writes a few small records. The type is the version of the key; the
+rest of the key has the encoding above. The value has version 0 and the flexible encoding (KIP-482): the length of a
+string, bytes or list is an unsigned varint of the length plus 1 (0 for null), a structure ends with its tagged fields,
+and an id is 16 bytes. `?` marks a field that may be null, `[]` a list, *tag* a tagged field, which is absent if it has
+its default.
+"""
+_EXAMPLE_NOTES = """\
+Group `delays` of the consumer protocol is in epoch 7, with the hash of its topics' metadata in a tagged field.
+"""
+_OTHER_TOPICS = """\
+## Other topics of coordinators
+
+The coordinators of transactions and of share groups have topics of their own. `__transaction_state` has the partition
+`abs(hash(transactional id)) % partitions`; Kafka 4.3 and later add nextProducerEpoch int16 (tag 3) to its values.
+Embedded brokers have no `__share_group_state`.
+"""
+
+
+class _Type(NamedTuple):
+    """What a record says; `source` is the KIP, and what releases differ in."""
+
+    meaning: str
+    source: str
+
+
+_TYPES: Mapping[int, _Type] = {
+    0: _Type("committed offset; since Kafka 0.9 brokers write version 1", ""),
+    1: _Type("committed offset of a group and partition", "values 0 to 4"),
+    2: _Type("classic group: generation, members, assignments", "values 0 to 4"),
+    3: _Type("epoch of the group", "KIP-848; tag 0: KIP-1101"),
+    4: _Type("partitions and racks of the subscribed topics; the hash in type 3 replaces it (KIP-1101)", "KIP-848"),
+    5: _Type("subscription and client of a member; a classic member has its protocols in tag 0", "KIP-848"),
+    6: _Type("epoch for which the target assignment was computed", "KIP-848"),
+    7: _Type("target assignment of a member", "KIP-848"),
+    8: _Type(
+        "epoch and partitions that a member has reached; state 0 stable, 1 unrevoked, 2 unreleased partitions",
+        "KIP-848",
+    ),
+    9: _Type("partitions of the subscribed topics; not in Kafka 4.3 and later", "KIP-932"),
+    10: _Type("subscription and client of a member", "KIP-932"),
+    11: _Type("epoch of the group", "KIP-932"),
+    12: _Type("epoch for which the target assignment was computed", "KIP-932"),
+    13: _Type("target assignment of a member", "KIP-932"),
+    14: _Type("epoch and partitions of a member", "KIP-932"),
+    15: _Type("topics whose share state is being created, exists, or is being deleted", "KIP-932"),
+    16: _Type("topics that a regular expression of a subscription matches", "KIP-848"),
+    17: _Type("epoch of the group, its topology and settings", "KIP-1071; tags 2 and 3, topology epochs: Kafka 4.4"),
+    18: _Type("partitions of the source topics; not in Kafka 4.3 and later", "KIP-1071"),
+    19: _Type("process and client of a member", "KIP-1071"),
+    20: _Type("epoch for which the target assignment was computed", "KIP-1071"),
+    21: _Type("target tasks of a member", "KIP-1071"),
+    22: _Type("epoch and tasks that a member has reached", "KIP-1071"),
+    23: _Type("topology of the application", "KIP-1071"),
+    24: _Type("topic ids for which the target assignment was computed; trunk after Kafka 4.4", "KIP-1071"),
+}
+# types without a schema in Kafka 4.4
+_UNRELEASED: Mapping[int, str] = {
+    9: "ShareGroupPartitionMetadata",
+    18: "StreamsGroupPartitionMetadata",
+    24: "StreamsGroupTargetAssignmentResolvedTopicIds",
+}
 _GROUP_NOTES = """\
 One record is written when a rebalance completes, and one without members when the last member has left. Subscription
 and assignment are opaque to the coordinator. `current state timestamp` is the end of the join phase: the timestamp of
@@ -54,6 +119,7 @@ def record_formats_page() -> str:
     return "\n".join(
         [
             _INTRODUCTION,
+            *_types(),
             "## Committed offset\n",
             "Group `delays` commits offset 2,500 of partition 2 of topic `flights`.\n",
             "### Key, version 1\n",
@@ -73,8 +139,69 @@ def record_formats_page() -> str:
             *_table(_subscription(), _SUBSCRIPTION),
             "### Assignment of a member, version 3\n",
             *_table(_assignment(), _ASSIGNMENT),
+            _MODERN_NOTES,
+            *_modern_types(),
+            "### Example: type 3\n",
+            _EXAMPLE_NOTES,
+            *_table(_EPOCH_KEY, _checked_example()[0]),
+            *_table(_EPOCH_VALUE, _checked_example()[1]),
+            _OTHER_TOPICS,
+            *_other_topics(),
         ]
     )
+
+
+def _types() -> Iterable[str]:
+    names = {**_UNRELEASED, **RECORD_TYPES}
+    if names.keys() != _TYPES.keys():
+        raise SystemExit(f"docs/record_formats.py: update _TYPES: {names.keys() ^ _TYPES.keys()}")
+    yield "| version of the key | name in Kafka | content | source |\n|---|---|---|---|"
+    for kind, (meaning, source) in _TYPES.items():
+        yield f"| {kind} | `{names[kind]}` | {meaning} | {source} |"
+    yield ""
+
+
+def _modern_types() -> Iterable[str]:
+    yield "| type | key | value |\n|---|---|---|"
+    for kind, (key, value) in sorted(modern_record_classes().items()):
+        yield f"| {kind} `{RECORD_TYPES[kind]}` | {_fields(key)} | {_fields(value)} |"
+    yield ""
+
+
+def _other_topics() -> Iterable[str]:
+    yield "| topic | type | key | value |\n|---|---|---|---|"
+    yield (
+        f"| `__transaction_state` | 0 `TransactionLog` | {_fields(TransactionLogKey)} "
+        f"| versions 0 and 1 (KIP-890): {_fields(TransactionLogValue)} |"
+    )
+    partition = "groupId string, topicId uuid, partition int32"
+    batches = "stateBatches []{firstOffset int64, lastOffset int64, deliveryState int8, deliveryCount int16}"
+    yield (
+        f"| `__share_group_state` | 0 `ShareSnapshot` (KIP-932) | {partition} | snapshotEpoch int32, stateEpoch int32, "
+        "leaderEpoch int32, startOffset int64, deliveryCompleteCount int32 (tag 0), createTimestamp int64, "
+        f"writeTimestamp int64, {batches} |"
+    )
+    yield (
+        f"| `__share_group_state` | 1 `ShareUpdate`, since a snapshot (KIP-932) | {partition} | snapshotEpoch int32, "
+        f"leaderEpoch int32, startOffset int64, deliveryCompleteCount int32 (tag 0), {batches} |"
+    )
+    yield ""
+
+
+def _fields(message: Any) -> str:
+    return ", ".join(_field_text(field, message.SCHEMA.versions) for field in message.SCHEMA.fields)
+
+
+def _field_text(field: SchemaField, versions: range) -> str:
+    inner = field.type
+    if field.fields is not None:
+        inner = f"{{{', '.join(_field_text(each, versions) for each in field.fields)}}}"
+    notes = [f"tag {field.tag}"] if field.tag is not None else []
+    if field.versions.start > versions.start:
+        notes.append(f"since version {field.versions.start}")
+    question = "?" if len(field.nullable) else ""
+    note = f" ({', '.join(notes)})" if notes else ""
+    return f"{field.json_name} {'[]' if field.is_array else ''}{inner}{question}{note}"
 
 
 _SUBSCRIPTION = encode_subscription(
@@ -142,6 +269,28 @@ def _assignment() -> list[Field]:
         ("partitions", "[2]", _int32(1) + _int32(2)),
         ("user data", "null", _int32(-1)),
     ]
+
+
+_EPOCH_KEY: list[Field] = [
+    ("version", "3", struct.pack(">h", 3)),
+    ("group", "`delays`", b"\x00\x06delays"),
+]
+_EPOCH_VALUE: list[Field] = [
+    ("version", "0", struct.pack(">h", 0)),
+    ("epoch", "7", struct.pack(">i", 7)),
+    ("number of tagged fields", "1", b"\x01"),
+    ("tag, size", "0, 8 bytes", b"\x00\x08"),
+    ("metadata hash", "123456789", struct.pack(">q", 123_456_789)),
+]
+
+
+def _checked_example() -> tuple[bytes, bytes]:
+    """Returns key and value of the example, which the decoder has read."""
+    key, value = (b"".join(data for _, _, data in fields) for fields in (_EPOCH_KEY, _EPOCH_VALUE))
+    decoded = (key_json(key)["data"], value_json(key, value)["data"])
+    if decoded != ({"groupId": "delays"}, {"epoch": 7, "metadataHash": 123_456_789}):
+        raise AssertionError(f"The decoder returns {decoded}.")
+    return key, value
 
 
 def _table(fields: Sequence[Field], encoded: bytes) -> Iterable[str]:
