@@ -79,7 +79,54 @@ def _group_section() -> list[str]:
         "",
         *_table(["Request", *(state.value for state in GroupState)], rows),
         *_legend(action for action in GroupAction if action is not GroupAction.REJECT),
+        "### Older versions of Kafka",
+        "",
+        "Older articles describe a coordinator that differs in these points; names are in the [glossary](glossary.md).",
+        "",
+        *_table(["Subject", "Here and in the present Kafka", "Before"], _OLDER_VERSIONS),
     ]
+
+
+_OLDER_VERSIONS = [
+    ["name of CompletingRebalance", "CompletingRebalance, since 1.1", "AwaitingSync"],
+    ["group without members", "Empty, since 0.10.1", "Stable when new, Dead after its last member has left"],
+    [
+        "requests to a Dead group",
+        "`COORDINATOR_NOT_AVAILABLE`: the group may be on another broker; since 2.3 (KAFKA-8386)",
+        "`UNKNOWN_MEMBER_ID`, with which members discarded their ids",
+    ],
+    [
+        "Heartbeat in CompletingRebalance",
+        "ACCEPT, *renews*, since 2.6.1 and 2.7 (KAFKA-10134)",
+        "`REBALANCE_IN_PROGRESS`; members sent no heartbeat between JoinGroup and the response to SyncGroup",
+    ],
+    [
+        "SyncGroup in Stable",
+        "*renews* here, as with the coordinator in Scala up to 3.9; in Kafka 4 the session timer is left as it is",
+        "",
+    ],
+    [
+        "members that never send SyncGroup",
+        "removed after the rebalance timeout, since 2.8.1 and 3.0 (KAFKA-12890)",
+        "the group stayed in CompletingRebalance while they sent heartbeats",
+    ],
+    [
+        "JoinGroup of a new dynamic member",
+        "`MEMBER_ID_REQUIRED` first, since 2.2 (KIP-394); clients that send version 3 or lower are added at once",
+        "added at once: a client that lost the response left a member behind, until its session ended",
+    ],
+    [
+        "time of a new member in the join phase",
+        "300,000 ms, since 2.1.1",
+        "its session timeout, although it could not send heartbeats",
+    ],
+    [
+        "static member that rejoins in Stable",
+        "stored with its new id, without a rebalance (KIP-345, 2.3); stored since 2.6.1 and 2.7 (KAFKA-10284)",
+        "a new member, and two rebalances",
+    ],
+    ["DeleteGroups, OffsetDelete", "since 1.1 (KIP-229) and 2.4 (KIP-496)", "offsets were left to expire"],
+]
 
 
 # --- transactions on the coordinator ---
