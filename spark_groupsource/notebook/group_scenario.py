@@ -1,4 +1,4 @@
-"""Consumer group on a coordinator shard with a manual clock, step by step.
+"""Consumer group on a coordinator with a manual clock, step by step.
 
 A scenario has one coordinator shard, its log and its timers in memory, without threads, sockets or waiting. Each method
 of a member sends one request; `GroupScenario.advance` moves the clock. `mermaid` and `listing` show what has happened.

@@ -1,4 +1,4 @@
-"""The cases of docs/protocol.md show what their text says, and the cells of the notebook run."""
+"""Cases of docs/protocol.md show what their text says; notebook cells run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group on a coordinator with a manual clock, as notebooks show it."""
+"""A group on a coordinator with a manual clock: entries, diagram."""
 
 from __future__ import annotations
 
