@@ -96,8 +96,8 @@ def third_member(group: GroupScenario) -> None:
     assignment.
 
     Members that start one after the other are the usual cause; only an Empty group waits for them
-    (`group.initial.rebalance.delay.ms`). A PySpark user who starts several queries sees several rebalances in the
-    table `rebalances`, and one of them without an assignment.
+    (`group.initial.rebalance.delay.ms`). A PySpark user who starts several queries one after the other sees the
+    generation grow by more than the number of assignments.
     """
     (a,) = group.stable("a")
     b, c = group.member("b"), group.member("c")
@@ -181,8 +181,8 @@ def dies_while_preparing(group: GroupScenario) -> None:
     45,000 ms after its last heartbeat, and then completes at once with the members that have joined. The session
     timer of `a` fires without effect: a member whose JoinGroup is delayed sends no heartbeats, and counts as alive.
 
-    `session.timeout.ms` decides how long nobody reads. A PySpark user sees a rebalance with the cause
-    `SESSION_EXPIRED` in the table `rebalances`; a driver that ends normally sends LeaveGroup instead.
+    `session.timeout.ms` decides how long no member reads. A PySpark user sees one long rebalance in the table
+    `rebalances`. Its cause is `JOINED`, the first change; a driver that ends normally sends LeaveGroup instead.
     """
     a, b = group.stable("a", "b")
     c = group.member("c")
@@ -223,8 +223,8 @@ def dies_while_stable(group: GroupScenario) -> None:
     at the offsets that `a` has committed.
 
     `session.timeout.ms` (45,000 ms) is a compromise: a shorter one finds a dead member sooner, and removes a living
-    one that was paused for as long. A PySpark user sees one hatched period in `timeline(...)`, and the new owner
-    repeats at most what was not committed.
+    one that was paused for as long. A PySpark user sees the cause `SESSION_EXPIRED` and a hatched period in
+    `timeline(...)`; the new owner repeats at most what was not committed.
     """
     a, b = group.stable("a", "b")
     a.commit(2_500)
@@ -243,9 +243,10 @@ def misses_join_timeout(group: GroupScenario) -> None:
     the join phase ends without it. Its next heartbeat gets UNKNOWN_MEMBER_ID, and it has to join as a new member.
 
     groupsource sends 12 times `kafka.max.poll.interval.ms` as the rebalance timeout, because a micro-batch may take
-    long, and joins when the batch has ended. A query that takes longer sees `GenerationMismatchError`, and the new
-    owner repeats its batch. The longest timeout of the members applies. A new member waits for 300,000 ms at most,
-    whatever the timeouts are, because it cannot send heartbeats before its first response.
+    long, and joins when the batch has ended. A query that takes longer sees `GenerationMismatchError`, the cause is
+    `JOIN_TIMED_OUT`, and the new owner repeats its batch. The longest timeout of the members applies. A new member
+    waits for 300,000 ms at most, whatever the timeouts are, because it cannot send heartbeats before its first
+    response.
     """
     a, b = group.stable("a", "b")
     group.note("b processes records for longer than its max.poll.interval.ms.")
@@ -345,7 +346,7 @@ def partitions_grow(group: GroupScenario) -> None:
     generation; from the leader, even an unchanged JoinGroup starts a rebalance in Stable. Followers rely on it.
 
     `metadata.max.age.ms` (300,000 ms) decides how long new partitions are not read. A PySpark user sees the cause
-    `PARTITIONS_CHANGED`, and new partitions are read from their beginning.
+    `PARTITIONS_CHANGED`, which the leader gives as its reason (KIP-800), and new partitions are read from their start.
     """
     a, b = group.stable("a", "b")
     group.note("Topic flights gets two partitions; the metadata of a are refreshed.")
