@@ -136,7 +136,7 @@ class RequestPipeline:
         self._connection.close()
         self._unsent.clear()
         self._received.clear()
-        failure = error or NetworkError("the connection was closed.")
+        failure = error or NetworkError("The connection was closed.")
         while self._waiting:
             waiting = self._waiting.popleft()
             name = api_of(waiting.request).name
