@@ -19,7 +19,8 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.encoded_batch import EncodedBatch
 from spark_groupsource.source.options.sink_options import SinkOptions, parse_sink_options
-from spark_groupsource.source.sink import output_task
+from spark_groupsource.source.sink import output_commit, output_task
+from spark_groupsource.source.sink.output_commit import commit_outputs
 from spark_groupsource.source.sink.output_task import write_records
 
 
@@ -77,6 +78,25 @@ def test_a_transactional_task_sends_nothing_and_returns_its_batches(embedded: An
     assert [(each.topic_partition, each.record_count) for each in output.batches] == [(TopicPartition(topic, 0), 2)]
     assert output.record_count == 2
     assert read_back(embedded.bootstrap_servers, topic, 1) == {0: []}
+
+
+def test_a_version_is_written_once_to_each_topic(embedded: Any, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # as in the example of Delta Lake, which writes one batch to two tables with one txnAppId and txnVersion
+    clusters: dict[Any, Any] = {}
+    monkeypatch.setattr(output_commit, "_clusters", clusters)
+    names = [topic, f"{topic}-b"]
+    for name in names:
+        create_topic(embedded.bootstrap_servers, name, 1)
+    for version in ("0", "0", "1"):
+        for chosen in ({"topic": names[0]}, {"topic": names[1]}, {}):
+            given = {"kafka.bootstrap.servers": embedded.bootstrap_servers, "kafka.transactional.id": f"T-{topic}"}
+            parsed = parse_sink_options({**given, "txnAppId": "app", "txnVersion": version, **chosen}, "batch")
+            batch = pa.RecordBatch.from_pydict({"value": [version], "topic": [names[0]]})
+            commit_outputs(parsed, [write_records(parsed, [batch])], None, 0)
+    for each in clusters.values():
+        each.close()
+    found = [[value for _, value, _ in read_back(embedded.bootstrap_servers, name, 1)[0]] for name in names]
+    assert found == [[b"0", b"0", b"1", b"1"], [b"0", b"1"]]
 
 
 def test_a_batch_size_of_zero_makes_a_batch_of_each_record(embedded: Any, topic: str) -> None:

@@ -62,7 +62,7 @@ class SinkOptions(ClusterOptions):
     txn_app_id: str | None = _text(
         "txnAppId",
         "With txnVersion and kafka.transactional.id: names the writer inside foreachBatch, whose versions are written "
-        "once each.",
+        "once each to a topic of option topic.",
         queries=BATCH,
     )
     txn_version: int | None = setting(
@@ -71,7 +71,7 @@ class SinkOptions(ClusterOptions):
             ConfigType.LONG,
             None,
             "Version of the write, for example the batch id of foreachBatch; one that is not larger than the last one "
-            "of txnAppId is skipped.",
+            "of txnAppId in the topic is skipped.",
             low=0,
             high=INT64_MAX,
             queries=BATCH,
@@ -94,6 +94,15 @@ class SinkOptions(ClusterOptions):
     @property
     def transactional_id(self) -> str | None:
         return self.producer.transactional_id
+
+    @property
+    def batch_writer(self) -> str | None:
+        """The writer of a batch query whose versions are written once: txnAppId in a topic (in a table, in Delta Lake).
+
+        Without option topic, all writes with a txnAppId are of one writer.
+        """
+        # a topic has no slash
+        return None if self.txn_app_id is None else f"{self.txn_app_id}/{self.topic or ''}"
 
     def with_address(self, bootstrap_servers: str) -> SinkOptions:
         """Returns the options with the address that `bootstrap_servers` was resolved to."""

@@ -29,7 +29,7 @@ class WriterProgress:
     """The last published batch of one writer.
 
     Attributes:
-        writer: id of the streaming query, or the name that option txnAppId gives.
+        writer: id of the streaming query, or that of a batch query, of options txnAppId and topic.
         batch: number of the batch, or the value of option txnVersion.
         ends: reader of a groupsource source in the query -> digest of the end offset of its batch.
     """

@@ -29,7 +29,7 @@ def commit_outputs(options: SinkOptions, outputs: Sequence[TaskOutput], batch_id
     """
     assert options.transactional_id is not None, "the tasks have written the records"
     query_id = next((output.query_id for output in outputs if output.query_id is not None), "")
-    writer = options.txn_app_id if batch_id is None else query_id
+    writer = options.batch_writer if batch_id is None else query_id
     number = options.txn_version if batch_id is None else batch_id
     if options.client not in _clusters:
         _clusters[options.client] = ClusterClient(options.client.bootstrap, options.client)
