@@ -172,6 +172,13 @@ def test_a_batch_without_records_and_sources_commits_its_progress(client, output
     assert (end(client, output), progress(client, transactional_id)) == (0, [WriterProgress("q", 1)])
 
 
+def test_a_write_without_writer_and_records_commits_nothing(client, output, transactional_id):
+    # a coordinator rejects the end of a transaction to which nothing was added
+    assert publish(client, batch(output, transactional_id, -1, 0, writer=None), FakeSources())
+    assert publish(client, batch(output, transactional_id, -1, writer=None), FakeSources())
+    assert (end(client, output), progress(client, transactional_id)) == (2, [])
+
+
 def test_a_write_without_writer_is_published_each_time(client, output, transactional_id):
     for _ in range(2):
         assert publish(client, batch(output, transactional_id, -1, writer=None), FakeSources())

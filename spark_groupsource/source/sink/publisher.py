@@ -203,16 +203,16 @@ def _commit(
 
     An offset needs READ on its topic, which the user of a source has, and a user that only writes has not.
     """
-    topic_partition = min(batch.partitions, default=None) if joined is None else joined
+    added = topic_partition = min(batch.partitions, default=None) if joined is None else joined
     if topic_partition is None and batch.topic is not None:
         topic_partition = TopicPartition(batch.topic, 0)
-    if topic_partition is None:
-        # nothing was added
-        return
-    if batch.writer is not None:
+    if batch.writer is not None and topic_partition is not None:
         progress = offset_of_progress(WriterProgress(batch.writer, batch.number, ends), others)
         transactions.commit_offsets(progress_group(batch.transactional_id), {topic_partition: progress})
-    transactions.end(is_committed=True)
+        added = topic_partition
+    if added is not None:
+        # a transaction to which nothing was added has not begun
+        transactions.end(is_committed=True)
 
 
 def _abort(transactions: Transactions) -> None:
