@@ -17,7 +17,7 @@ from typing import Callable
 import pyarrow as pa
 
 from spark_groupsource.records.columns import batch_encoder
-from spark_groupsource.records.columns.batch_encoder import BatchEncoder, compiled_writer
+from spark_groupsource.records.columns.batch_encoder import BatchEncoder, TopicPartitions, compiled_writer
 from spark_groupsource.records.columns.record_payloads import NUMPY_WRITER, RecordWriter
 from spark_groupsource.records.compression import codec_number
 
@@ -48,7 +48,7 @@ def rows() -> pa.RecordBatch:
 def groupsource(writer: RecordWriter, codec: str, batch: pa.RecordBatch, count: int) -> None:
     batch_encoder._selector = Fixed(writer)  # type: ignore[assignment]
     encoder = BatchEncoder(
-        lambda _: PARTITIONS,
+        lambda *_: TopicPartitions(PARTITIONS),
         topic="benchmark",
         codec=codec_number(codec),
         level=None,

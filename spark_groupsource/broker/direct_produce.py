@@ -92,7 +92,7 @@ def encoded_records(
     Raises: ConfigurationError as `key_and_value`, and for a partition that does not exist.
     """
     # an application that starts a broker need not produce, and PyArrow takes 100 ms to import
-    from spark_groupsource.records.columns.batch_encoder import BatchEncoder
+    from spark_groupsource.records.columns.batch_encoder import BatchEncoder, TopicPartitions
     from spark_groupsource.records.columns.record_lists import with_partition
 
     if partition is not None and partition >= partition_count:
@@ -100,7 +100,7 @@ def encoded_records(
             f"Argument partition must be from 0 to {partition_count - 1} for topic {topic}, got {partition}."
         )
     encoder = BatchEncoder(
-        lambda _: partition_count,
+        lambda *_: TopicPartitions(partition_count),
         topic=topic,
         batch_bytes=_BATCH_BYTES,
         buffer_bytes=_BUFFER_BYTES,

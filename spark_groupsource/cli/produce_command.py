@@ -219,12 +219,12 @@ class _Writer:
 
     def __init__(self, cluster: ClusterClient, topic: str, partition: int | None, count: int, codec: int) -> None:
         # other commands do not need PyArrow, whose import takes 100 ms
-        from spark_groupsource.records.columns.batch_encoder import BatchEncoder
+        from spark_groupsource.records.columns.batch_encoder import BatchEncoder, TopicPartitions
 
         self._topic, self._partition, self._count = topic, partition, count
         self._clock, self._producer = cluster.clock, BatchProducer(cluster)
         self._encoder = BatchEncoder(
-            lambda _: count,
+            lambda *_: TopicPartitions(count),
             topic=topic,
             codec=codec,
             batch_bytes=MAX_BATCH_BYTES,

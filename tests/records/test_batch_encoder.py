@@ -25,7 +25,7 @@ from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.columns import batch_encoder, compiled_payloads
-from spark_groupsource.records.columns.batch_encoder import BatchEncoder
+from spark_groupsource.records.columns.batch_encoder import BatchEncoder, TopicPartitions
 from spark_groupsource.records.columns.compiled_payloads import COMPILED_WRITER
 from spark_groupsource.records.columns.record_lists import record_columns
 from spark_groupsource.records.columns.record_payloads import NUMPY_WRITER, RecordWriter
@@ -66,12 +66,12 @@ def writer(request, monkeypatch):
     return WRITERS[request.param]
 
 
-def encoder(**given: Any) -> BatchEncoder:
+def encoder(partitions_of: Any = lambda topic, _: TopicPartitions(COUNTS[topic]), **given: Any) -> BatchEncoder:
     settings = {
         "topic": "t", "codec": 0, "level": None, "batch_bytes": 16_384, "max_record_bytes": 1 << 20,
         "buffer_bytes": 32 << 20, "timestamp_ms": lambda: NOW, **given,
     }  # fmt: skip
-    return BatchEncoder(COUNTS.__getitem__, **settings)
+    return BatchEncoder(partitions_of, **settings)
 
 
 def column(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -227,6 +227,46 @@ def test_records_without_key_by_turns() -> None:
     found = by_partition(written(used, table(value=[b"0", b"1"]), table(value=[b"2", b"3", b"4", b"5"])))
     values = {tp.partition: [record.value for record in records_of(*each)] for tp, each in found.items()}
     assert values == {0: [b"2", b"5"], 1: [b"0", b"3"], 2: [b"1", b"4"]}
+
+
+def test_records_without_key_are_written_to_partitions_with_a_leader(writer: Any) -> None:
+    key = next(each for each in (b"%d" % number for number in range(9)) if partition_of_key(each, 4) == 2)
+    for leaderless, expected in (({0, 2}, {1, 3}), ({0, 1, 2, 3}, {0, 1, 2, 3})):
+        used = encoder(lambda *_, found=leaderless: TopicPartitions(4, found), sticky_bytes=0, first_partition=3)
+        found = by_partition(written(used, table(value=[b"v"] * 8)))
+        assert {tp.partition for tp in found} == expected
+        (keyed,) = written(
+            encoder(lambda *_, found=leaderless: TopicPartitions(4, found)), table(key=[key], value=[b""])
+        )
+        assert keyed.topic_partition.partition == 2
+
+
+def test_partitions_that_were_added_are_written(writer: Any) -> None:
+    counts, asked = {"a": 2, "b": 1}, []
+
+    def partitions_of(topic: str, needed: int) -> TopicPartitions:
+        asked.append((topic, needed))
+        return TopicPartitions(counts[topic])
+
+    used = encoder(partitions_of, topic=None)
+
+    def add(*rows: tuple[str, int, bytes]) -> None:
+        topics, numbers, values = zip(*rows)
+        batch = table(topic=pa.array(topics), partition=pa.array(numbers, pa.int32()), value=list(values))
+        assert list(used.add(batch)) == []
+
+    add(("a", 0, b"1"), ("b", 0, b"2"), ("a", 1, b"3"))
+    counts["a"] = 4
+    add(("a", 3, b"4"), ("a", 0, b"5"), ("b", 0, b"6"), ("a", 2, b"7"))
+    # once per topic, and again for partition 3
+    assert asked == [("a", 1), ("b", 1), ("a", 4)]
+    found = {
+        tuple(tp): [record.value for record in records_of(*each)]
+        for tp, each in by_partition(list(used.finish())).items()
+    }
+    assert found == {
+        ("a", 0): [b"1", b"5"], ("a", 1): [b"3"], ("a", 2): [b"7"], ("a", 3): [b"4"], ("b", 0): [b"2", b"6"]
+    }  # fmt: skip
 
 
 def test_a_batch_waits_until_the_next_record_does_not_fit(writer: Any) -> None:

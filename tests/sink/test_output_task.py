@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
 from real_kafka import RealKafka
 from support.clients import open_cluster
 from support.faulty_broker import faulty_broker
@@ -105,6 +106,23 @@ def test_a_batch_size_of_zero_makes_a_batch_of_each_record(embedded: Any, topic:
         options(embedded.bootstrap_servers, topic, transactional_id="t", batch_size="0"), values("a", "b", "c")
     )
     assert [each.record_count for each in output.batches] == [1, 1, 1]
+
+
+def test_a_partition_that_was_added_is_written(embedded: Any, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_topic(embedded.bootstrap_servers, topic, 1)
+    given = options(embedded.bootstrap_servers, topic)
+    rows = [pa.RecordBatch.from_pydict({"value": ["a"], "partition": pa.array([n], pa.int32())}) for n in (0, 2, 3)]
+    # metadata with one partition are cached
+    write_records(given, rows[:1])
+    admin = AdminClient({"bootstrap.servers": embedded.bootstrap_servers})
+    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(30)
+    write_records(given, rows[1:2])
+    assert {number: len(found) for number, found in read_back(embedded.bootstrap_servers, topic, 3).items()} == {
+        0: 1, 1: 0, 2: 1
+    }  # fmt: skip
+    monkeypatch.setattr(output_task, "UNKNOWN_TOPIC_TIMEOUT_MS", 50)
+    with pytest.raises(ConfigurationError, match="Column partition is 3 in a row of topic .* which has 3 partitions"):
+        write_records(given, rows[2:])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ Source: Kafka `KafkaProducer`, `RecordAccumulator`, `BuiltInPartitioner` (KIP-48
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Any, Callable, Collection, Iterator, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -50,6 +50,20 @@ _CHUNK_BYTES = 4 << 20
 _NO_KEY = -1
 
 
+class TopicPartitions(NamedTuple):
+    """The partitions of a topic: their number, and those without a leader, which receive no records without a key.
+
+    Source: BuiltInPartitioner.nextPartition (Cluster.availablePartitionsForTopic).
+    """
+
+    total: int
+    leaderless: Collection[int] = ()
+
+
+PartitionsOf = Callable[[str, int], TopicPartitions]
+"""(topic, number of partitions that are needed) -> its partitions"""
+
+
 class BatchEncoder:
     """Columns of records -> record batches by partition.
 
@@ -61,7 +75,8 @@ class BatchEncoder:
     `value` may be missing.
 
     Args:
-        partition_count: returns the number of partitions of a topic; called once per topic.
+        partitions_of: returns the partitions of a topic, at least the given number of them if they exist; called once
+            per topic, and again for a row with a partition beyond them, which may have been added since.
         topic: of all records; takes precedence over the column.
         codec: an index of `compression.CODECS`.
         level: of the codec, None for its default.
@@ -78,7 +93,7 @@ class BatchEncoder:
 
     def __init__(
         self,
-        partition_count: Callable[[str], int],
+        partitions_of: PartitionsOf,
         *,
         topic: str | None,
         codec: int = 0,
@@ -93,7 +108,7 @@ class BatchEncoder:
         self._codec, self._level, self._timestamp_ms = codec, level, timestamp_ms
         self._batch_bytes, self._max_record_bytes, self._buffer_bytes = batch_bytes, max_record_bytes, buffer_bytes
         self._targets = _Targets(
-            partition_count, topic, batch_bytes if sticky_bytes is None else sticky_bytes, first_partition
+            partitions_of, topic, batch_bytes if sticky_bytes is None else sticky_bytes, first_partition
         )
         self._open = OpenBatches(*(np.zeros(0, np.int64) for _ in OpenBatches._fields))
         self._waiting: dict[int, _Waiting] = {}
@@ -284,13 +299,11 @@ class _Targets:
     """The partitions of all topics, and the choice of the partition of each record.
 
     Attributes:
-        partitions: the partition of each slot; those of a topic follow each other.
+        partitions: the partition of each slot.
     """
 
-    def __init__(
-        self, partition_count: Callable[[str], int], topic: str | None, sticky_bytes: int, first_partition: int
-    ) -> None:
-        self._partition_count, self._topic, self._sticky_bytes = partition_count, topic, sticky_bytes
+    def __init__(self, partitions_of: PartitionsOf, topic: str | None, sticky_bytes: int, first_partition: int) -> None:
+        self._partitions_of, self._topic, self._sticky_bytes = partitions_of, topic, sticky_bytes
         self._first_partition = first_partition
         self.partitions: list[TopicPartition] = []
         self._topics: dict[str, _Topic] = {}
@@ -331,15 +344,15 @@ class _Targets:
             hashes = np.zeros(rows.row_count, np.int64)
             hashes[chosen] = writer.hashes(data, bounds[:-1][chosen], lengths[chosen])
         for topic, at in self._topics_of(rows):
+            self._check_numbers(topic, numbers[at][has_number[at]])
             if hashes is not None:
                 numbers[at] = np.where(by_key[at], hashes[at] % topic.count, numbers[at])
-            self._check_numbers(topic, numbers[at][has_number[at]])
             sticky = ~(has_number | by_key)[at]
             if sticky.any():
                 found = numbers[at]
                 found[sticky] = topic.sticky_partitions(sizes[at][sticky], self._sticky_bytes)
                 numbers[at] = found
-            numbers[at] += topic.first_slot
+            numbers[at] = topic.slots[numbers[at]]
         return numbers
 
     def _topics_of(self, rows: _Columns) -> Iterator[tuple[_Topic, Any]]:
@@ -362,13 +375,23 @@ class _Targets:
     def _known(self, name: str) -> _Topic:
         topic = self._topics.get(name)
         if topic is None:
-            count = self._partition_count(name)
-            topic = self._topics[name] = _Topic(name, count, self.slot_count, self._first_partition % count)
-            self.partitions += (TopicPartition(name, number) for number in range(count))
+            topic = self._topics[name] = _Topic(name, self._first_partition)
+            self._describe(topic, 1)
         return topic
 
-    @staticmethod
-    def _check_numbers(topic: _Topic, numbers: Numbers) -> None:
+    def _describe(self, topic: _Topic, needed: int) -> None:
+        """Reads the partitions of a topic; those that it has keep their slots."""
+        found = self._partitions_of(topic.name, needed)
+        added = range(topic.count, found.total)
+        topic.slots = np.append(topic.slots, self.slot_count + np.arange(len(added)))
+        self.partitions += (TopicPartition(topic.name, number) for number in added)
+        available = [number for number in range(topic.count) if number not in found.leaderless]
+        topic.available = np.array(available or range(topic.count), np.int64)
+
+    def _check_numbers(self, topic: _Topic, numbers: Numbers) -> None:
+        needed = int(numbers.max(initial=0)) + 1
+        if needed > topic.count:
+            self._describe(topic, needed)
         is_wrong = (numbers < 0) | (numbers >= topic.count)
         if is_wrong.any():
             raise ConfigurationError(
@@ -378,28 +401,40 @@ class _Targets:
 
 
 class _Topic:
-    """A topic, and the partition of its records without a key."""
+    """A topic, and the partition of its records without a key.
 
-    def __init__(self, name: str, count: int, first_slot: int, first_partition: int) -> None:
-        self.name, self.count, self.first_slot = name, count, first_slot
-        self._partition, self._written = first_partition, 0
+    Attributes:
+        slots: the slot of each partition.
+        available: the partitions of records without a key, which follow each other from `first_partition` on, modulo
+            their number.
+    """
+
+    def __init__(self, name: str, first_partition: int) -> None:
+        self.name = name
+        self.slots = self.available = np.zeros(0, np.int64)
+        self._position, self._written = first_partition, 0
+
+    @property
+    def count(self) -> int:
+        return len(self.slots)
 
     def sticky_partitions(self, sizes: Numbers, sticky_bytes: int) -> Numbers:
         """Returns the partition of each record without a key: the next one after `sticky_bytes`."""
+        available: Numbers = self.available
         if not sticky_bytes:
-            found = (self._partition + np.arange(len(sizes))) % self.count
-            self._partition = (self._partition + len(sizes)) % self.count
+            found = available[(self._position + np.arange(len(sizes))) % len(available)]
+            self._position += len(sizes)
             return found
         ends = np.cumsum(sizes)
         found = np.empty(len(sizes), np.int64)
         first, before = 0, -self._written
         while True:
             after = int(np.searchsorted(ends, before + sticky_bytes)) + 1
-            found[first:after] = self._partition
+            found[first:after] = available[self._position % len(available)]
             if after > len(sizes):
                 self._written = int(ends[-1]) - before
                 return found
-            self._partition, self._written = (self._partition + 1) % self.count, 0
+            self._position, self._written = self._position + 1, 0
             first, before = after, int(ends[after - 1])
             if after == len(sizes):
                 return found

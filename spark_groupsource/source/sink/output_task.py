@@ -17,7 +17,7 @@ from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.client.records.producer_settings import ProducerSettings
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
-from spark_groupsource.records.columns.batch_encoder import BatchEncoder
+from spark_groupsource.records.columns.batch_encoder import BatchEncoder, TopicPartitions
 from spark_groupsource.records.encoded_batch import EncodedBatch
 from spark_groupsource.source.options.sink_columns import SINK_COLUMNS
 from spark_groupsource.source.options.sink_options import SinkOptions
@@ -74,7 +74,7 @@ def encoded_batches(
     """
     settings = options.producer
     encoder = BatchEncoder(
-        lambda topic: partition_count(cluster, topic, options),
+        lambda topic, needed: topic_partitions(cluster, topic, options, needed),
         topic=options.topic,
         codec=settings.codec,
         level=settings.level,
@@ -90,17 +90,24 @@ def encoded_batches(
     yield from encoder.finish()
 
 
-def partition_count(cluster: ClusterClient, topic: str, options: SinkOptions) -> int:
-    """Returns the number of partitions of a topic.
+def topic_partitions(cluster: ClusterClient, topic: str, options: SinkOptions, needed: int) -> TopicPartitions:
+    """Returns the partitions of a topic; fewer than are needed if they do not exist for `UNKNOWN_TOPIC_TIMEOUT_MS`.
 
-    Raises: ConfigurationError if it does not exist for `UNKNOWN_TOPIC_TIMEOUT_MS`; BrokerError for a missing permission
-        or an invalid name; NetworkError after max.block.ms.
+    Raises: ConfigurationError if the topic does not exist for as long; BrokerError for a missing permission or an
+        invalid name; NetworkError after max.block.ms.
     """
     retry = cluster.retry()
+    is_cached = True
     while True:
-        view = cluster.metadata([topic], refresh=retry.attempt > 0, timeout_ms=retry.remaining_ms)
-        if topic in view.topics:
-            return len(view.topics[topic].partitions)
+        view = cluster.metadata([topic], refresh=not is_cached, timeout_ms=retry.remaining_ms)
+        found = view.topics.get(topic)
+        if found is not None and (len(found.partitions) >= needed or retry.elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS):
+            leaderless = {number for number, each in found.partitions.items() if each.leader_id not in view.nodes}
+            return TopicPartitions(len(found.partitions), leaderless)
+        if found is not None and is_cached:
+            is_cached = False
+            continue
+        is_cached = False
         code = view.errors.get(topic, int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         hint = ""
         if code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:

@@ -15,7 +15,7 @@ from spark_groupsource.client.records.producer import MAX_BATCH_BYTES, BatchProd
 from spark_groupsource.errors import BrokerError, ErrorCode, MalformedRecordError
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.columns.arrow_arrays import fixed_width, integers, is_valid
-from spark_groupsource.records.columns.batch_encoder import BatchEncoder
+from spark_groupsource.records.columns.batch_encoder import BatchEncoder, TopicPartitions
 from spark_groupsource.records.columns.binary_columns import milliseconds
 from spark_groupsource.records.columns.record_lists import header_lists
 from spark_groupsource.records.encoded_batch import EncodedBatch
@@ -77,7 +77,7 @@ class DeadLetterQueue:
         found = self._cluster.describe_topics([self._topic], refresh=True)
         self._partition_count = len(found[self._topic].partitions)
         return BatchEncoder(
-            lambda _: self._partition_count,
+            lambda *_: TopicPartitions(self._partition_count),
             topic=self._topic,
             batch_bytes=MAX_BATCH_BYTES,
             buffer_bytes=_MAX_PENDING_BYTES,
