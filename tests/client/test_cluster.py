@@ -53,6 +53,35 @@ def test_metadata_are_cached_until_max_age(cluster: Any, topic: str) -> None:
         assert client.metadata([topic], refresh=True).topics[topic] is not before
 
 
+def test_cached_metadata_of_one_topic_do_not_take_longer_with_many_topics() -> None:
+    row = MetadataResponse.MetadataResponseTopic
+
+    def versions(request: Any, version: int) -> Any:
+        return advertise(ApiVersions=(0, 3), Metadata=(4, 12))
+
+    def metadata(request: Any, version: int) -> Any:
+        node = MetadataResponse.MetadataResponseBroker(node_id=1, host="127.0.0.1", port=1, rack=None)
+        topics = [
+            row(error_code=0, name=t.name, topic_id=None, partitions=[], is_internal=False) for t in request.topics
+        ]
+        return MetadataResponse(throttle_time_ms=0, brokers=[node], cluster_id="c", controller_id=1, topics=topics)
+
+    def shortest_s(client: ClusterClient) -> float:
+        taken = []
+        for _ in range(50):
+            began = time.perf_counter()
+            client.metadata(["t0"])
+            taken.append(time.perf_counter() - began)
+        return min(taken)
+
+    with fake_broker(ApiVersions=versions, Metadata=metadata) as broker, open_cluster(str(broker.address)) as client:
+        client.metadata(["t0"])
+        alone = shortest_s(client)
+        client.metadata([f"t{number}" for number in range(10_000)])
+        # a lookup among all topics takes a hundred times as long
+        assert shortest_s(client) < 20 * alone
+
+
 @pytest.mark.conformance("KC-089")
 def test_error_of_an_unknown_topic_contains_the_remedy(cluster: Any, topic: str) -> None:
     with open_cluster(cluster.bootstrap_servers) as client:

@@ -630,9 +630,9 @@ class Router:
             retry = self.retry(timeout_ms)
             view = self._request_metadata(request, retry)
             self._update_cache(self._confirmed(view, names, retry), names)
-        wanted = None if names is None else set(names)
         with self._lock:
-            chosen = {name: known for name, (_, known) in self._topics.items() if wanted is None or name in wanted}
+            wanted = self._topics if names is None else [name for name in names if name in self._topics]
+            chosen = {name: self._topics[name][1] for name in wanted}
             return ClusterMetadata(
                 dict(self._nodes),
                 {name: known for name, known in chosen.items() if isinstance(known, TopicInfo)},
