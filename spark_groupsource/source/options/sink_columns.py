@@ -95,7 +95,8 @@ def _check_encoded(given: ColumnFormat, kind: DataType, topic: str | None) -> No
     try:
         # the time zone of the session is known to the tasks
         arrow = to_arrow_type(kind, timezone="UTC")
-    except PySparkException:
+    except (PySparkException, ValueError):
+        # ValueError: PyArrow has no map with keys of nulls
         raise ConfigurationError(
             f"Column {given.column} is {kind.simpleString()}, which has a type that Spark does not pass to a Python "
             "data source. Cast it."
