@@ -72,6 +72,19 @@ def test_a_query_reads_its_input_and_writes_its_output_without_reading_it(
     assert write(client, output, group, topic)
 
 
+def test_the_topic_without_permission_is_named_among_many(
+    secured: Secured, client: ClusterClient, topic: str, group: str
+) -> None:
+    secured.permit(Kind.TRANSACTIONAL_ID, group, WRITE)
+    names = [f"{topic}-{number}" for number in range(8)]
+    for name in names:
+        secured.broker.produce(name, [b"1"])
+        secured.permit(Kind.TOPIC, name, READ if name == names[6] else WRITE)
+    batches = [EncodedBatch(TopicPartition(name, 0), encode_batch([Record(None, b"x", 0)]), 1) for name in names]
+    with pytest.raises(BrokerError, match=rf"AddPartitionsToTxn \({names[6]}-0\) for .* TOPIC_AUTHORIZATION_FAILED"):
+        publish(client, Publication(group, batches), Sources(None))
+
+
 def test_a_query_without_groupsource_source_reads_its_output(
     secured: Secured, client: ClusterClient, topic: str, group: str
 ) -> None:

@@ -13,7 +13,7 @@ Source: KIP-98, KIP-447; Kafka `TransactionManager` (the handlers of its request
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Callable, Iterable, Mapping, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, TypeVar
 
 from spark_groupsource.client.cluster.cluster_client import UNKNOWN_TOPIC_TIMEOUT_MS, ClusterClient
 from spark_groupsource.client.cluster.group_offsets import NO_MEMBER, CommittingMember
@@ -41,6 +41,11 @@ from spark_groupsource.wire.messages import (
 )
 
 R = TypeVar("R", bound="Response")
+
+# error code of a partition, or of a response as a whole
+_Code = tuple[Optional[TopicPartition], int]
+# OPERATION_NOT_ATTEMPTED is that of the partitions that another one made fail
+_NO_CAUSE = frozenset({ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED})
 
 _ADD_PARTITIONS_VERSION, _ADD_OFFSETS_VERSION, _OFFSET_COMMIT_VERSION, _END_VERSION, _INIT_VERSION = 3, 4, 4, 4, 5
 # member id and generation in TxnOffsetCommit (KIP-447)
@@ -113,7 +118,7 @@ class Transactions:
             producer_epoch=-1,
         )
         try:
-            response = self._call(request, "InitProducerId", top_level_error, max_version=_INIT_VERSION)
+            response = self._call(request, "InitProducerId", _of_response, max_version=_INIT_VERSION)
         except BrokerError as error:
             if error.code != ErrorCode.INVALID_TRANSACTION_TIMEOUT:
                 raise
@@ -135,8 +140,7 @@ class Transactions:
             v3_and_below_producer_epoch=self.producer.epoch,
             v3_and_below_topics=[row(name=name, partitions=numbers) for name, numbers in by_topic(added).items()],
         )
-        operation = f"AddPartitionsToTxn ({bounded_names(added)})"
-        self._call(request, operation, _partition_codes, max_version=_ADD_PARTITIONS_VERSION)
+        self._call(request, "AddPartitionsToTxn", _of_added, max_version=_ADD_PARTITIONS_VERSION)
 
     def send(
         self, batches: Iterable[EncodedBatch], settings: ProducerSettings = ProducerSettings()
@@ -167,7 +171,7 @@ class Transactions:
             producer_epoch=producer.epoch,
             group_id=group_id,
         )
-        self._call(add, f"AddOffsetsToTxn of group '{group_id}'", top_level_error, max_version=_ADD_OFFSETS_VERSION)
+        self._call(add, f"AddOffsetsToTxn of group '{group_id}'", _of_response, max_version=_ADD_OFFSETS_VERSION)
         topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
         commit = TxnOffsetCommitRequest(
             transactional_id=self.transactional_id,
@@ -196,8 +200,8 @@ class Transactions:
         try:
             self._call(
                 commit,
-                f"TxnOffsetCommit of group '{group_id}' ({bounded_names(sorted(offsets))})",
-                _offset_codes,
+                f"TxnOffsetCommit of group '{group_id}'",
+                _of_offsets,
                 key=group_id,
                 min_version=_MEMBERS_SINCE if member.member_id else 0,
                 max_version=_OFFSET_COMMIT_VERSION,
@@ -216,13 +220,13 @@ class Transactions:
             producer_epoch=self.producer.epoch,
             committed=is_committed,
         )
-        self._call(request, "EndTxn", top_level_error, max_version=_END_VERSION)
+        self._call(request, "EndTxn", _of_response, max_version=_END_VERSION)
 
     def _call(
         self,
         request: Request[R],
         operation: str,
-        codes_of: Callable[[R], Sequence[int]],
+        codes_of: Callable[[R], Sequence[_Code]],
         *,
         max_version: int,
         min_version: int = 0,
@@ -235,17 +239,18 @@ class Transactions:
                 TransactionalId(self.transactional_id) if key is None else key,
                 request,
                 retry.remaining_ms,
-                errors=codes_of,
+                errors=lambda received: [code for _, code in codes_of(received)],
                 min_version=min_version,
                 max_version=max_version,
             )
-            # OPERATION_NOT_ATTEMPTED names the partitions that another one made fail
-            codes = [code for code in codes_of(response) if code and code != ErrorCode.OPERATION_NOT_ATTEMPTED]
-            if not codes:
+            failed = [each for each in codes_of(response) if each[1] not in _NO_CAUSE]
+            if not failed:
                 return response
-            fatal = next((code for code in codes if code not in RETRIABLE), None)
-            name = f"{operation} for transactional id '{self.transactional_id}'"
-            error = BrokerError(codes[0] if fatal is None else fatal, name)
+            fatal = next((code for _, code in failed if code not in RETRIABLE), None)
+            shown = failed[0][1] if fatal is None else fatal
+            names = [tp for tp, code in failed if tp is not None and code == shown]
+            listed = f" ({bounded_names(sorted(names))})" if names else ""
+            error = BrokerError(shown, f"{operation}{listed} for transactional id '{self.transactional_id}'")
             if fatal is not None:
                 raise error
             if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and retry.elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS:
@@ -253,9 +258,21 @@ class Transactions:
             retry.backoff_or_raise(error)
 
 
-def _partition_codes(response: Any) -> list[int]:
-    return [p.partition_error_code for t in response.results_by_topic_v3_and_below for p in t.results_by_partition]
+def _of_response(response: Any) -> list[_Code]:
+    return [(None, code) for code in top_level_error(response)]
 
 
-def _offset_codes(response: Any) -> list[int]:
-    return [p.error_code for topic in response.topics for p in topic.partitions]
+def _of_added(response: Any) -> list[_Code]:
+    return [
+        (TopicPartition(topic.name, p.partition_index), p.partition_error_code)
+        for topic in response.results_by_topic_v3_and_below
+        for p in topic.results_by_partition
+    ]
+
+
+def _of_offsets(response: Any) -> list[_Code]:
+    return [
+        (TopicPartition(topic.name, p.partition_index), p.error_code)
+        for topic in response.topics
+        for p in topic.partitions
+    ]
