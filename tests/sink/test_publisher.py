@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 from support.clients import open_cluster
+from support.faulty_broker import faulty_broker
 from support.sink_application import stable_end
 from support.topics import create_topic
 
@@ -89,6 +90,19 @@ def end(client: ClusterClient, output: TopicPartition) -> int:
 
 def progress(client: ClusterClient, transactional_id: str) -> list[WriterProgress]:
     return read_progress(client.fetch_committed(progress_group(transactional_id)).values())
+
+
+def recorded_timeouts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns the timeouts of the transactions that begin from now on."""
+    begun: list[int] = []
+
+    class Recorded(Transactions):
+        def init(self, timeout_ms: int) -> ProducerIdAndEpoch:
+            begun.append(timeout_ms)
+            return super().init(timeout_ms)
+
+    monkeypatch.setattr(publisher, "Transactions", Recorded)
+    return begun
 
 
 def test_output_and_progress_are_committed_together(client, output, transactional_id):
@@ -233,17 +247,42 @@ def test_a_partition_that_does_not_exist_is_named_without_further_transactions(
     client, transactional_id, topic, monkeypatch
 ):
     monkeypatch.setattr(transactions_module, "UNKNOWN_TOPIC_TIMEOUT_MS", 50)
-    begun: list[int] = []
-
-    class Counted(Transactions):
-        def init(self, timeout_ms: int) -> ProducerIdAndEpoch:
-            begun.append(timeout_ms)
-            return super().init(timeout_ms)
-
-    monkeypatch.setattr(publisher, "Transactions", Counted)
+    begun = recorded_timeouts(monkeypatch)
     with pytest.raises(BrokerError, match=f"AddPartitionsToTxn .*{topic}-7.* failed: UNKNOWN_TOPIC_OR_PARTITION"):
         publish(client, batch(TopicPartition(topic, 7), transactional_id, 1), FakeSources())
     assert len(begun) == 1
+
+
+def test_a_transaction_that_took_too_long_is_repeated_with_all_of_the_timeout(
+    client, output, transactional_id, monkeypatch
+):
+    monkeypatch.setattr(publisher, "_MIN_TIMEOUT_MS", 300)
+    begun = recorded_timeouts(monkeypatch)
+
+    class Slow(FakeSources):
+        def join(self, producer: ProducerIdAndEpoch, known: WriterProgress | None) -> JoinedOffsets:
+            if not self.producers:
+                # waits for the marker of the coordinator, which aborts the transaction
+                assert end(client, output) == 2
+            return super().join(producer, known)
+
+    assert publish(client, batch(output, transactional_id, 1), Slow())
+    assert begun == [300, 60_000]
+    assert progress(client, transactional_id) == [WriterProgress("q", 1)]
+
+
+def test_metadata_of_all_topics_are_requested_at_once(embedded, topic, transactional_id):
+    names = [f"{topic}-{number}" for number in range(5)]
+    for name in names:
+        create_topic(embedded.bootstrap_servers, name)
+    with (
+        faulty_broker(embedded.bootstrap_servers, lambda: None) as proxy,
+        open_cluster(str(proxy.address)) as other,
+    ):
+        batches = [EncodedBatch(TopicPartition(name, 0), encode_batch([Record(None, b"x", 0)]), 1) for name in names]
+        publish(other, Publication(transactional_id, batches), FakeSources())
+        # a transaction ends after its timeout, also while each of 10,000 topics is looked up
+        assert [name for name, _, _ in proxy.requests].count("Metadata") <= 2
 
 
 def test_offsets_of_an_unknown_member_are_rejected(client, output, transactional_id, group):

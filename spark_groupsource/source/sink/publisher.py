@@ -98,7 +98,7 @@ class Publication:
 
     @property
     def transaction_timeout_ms(self) -> int:
-        """The timeout of the transaction, in proportion to the bytes to send."""
+        """The timeout of the first transaction, in proportion to the bytes to send."""
         size = sum(len(each.data) for each in self.batches)
         return min(_MIN_TIMEOUT_MS + size * 1000 // _SLOWEST_BYTES_PER_S, self.settings.transaction_timeout_ms)
 
@@ -111,16 +111,17 @@ def publish(cluster: ClusterClient, batch: Publication, sources: Sources) -> boo
     """
     transactions = Transactions(cluster, batch.transactional_id)
     retry = cluster.retry(batch.settings.delivery_timeout_ms)
+    timeout_ms = batch.transaction_timeout_ms
     fenced = aborted = 0
     while True:
         started_ms = cluster.clock.now_ms()
         try:
-            transactions.init(batch.transaction_timeout_ms)
+            transactions.init(timeout_ms)
             found = _progress(cluster, batch)
             known = found.get(batch.writer or "")
             if known is not None and _is_published(known, batch, sources):
                 return False
-            _send(batch, transactions)
+            _send(cluster, batch, transactions)
             joined = sources.join(transactions.producer, known)
             # a source without data has not joined
             ends = {**(known.ends if known is not None else {}), **joined.ends}
@@ -129,13 +130,17 @@ def publish(cluster: ClusterClient, batch: Publication, sources: Sources) -> boo
         except GroupSourceError as error:
             fenced += is_producer_fenced(error)
             aborted += is_aborted(error)
+            elapsed_ms = cluster.clock.now_ms() - started_ms
             try:
                 if fenced >= _MAX_FENCED:
-                    raise _fenced_error(batch, cluster.clock.now_ms() - started_ms) from error
+                    raise _fenced_error(batch, elapsed_ms, timeout_ms) from error
                 if aborted >= _MAX_ABORTED:
                     raise _aborted_error(batch, error) from error
                 if not can_begin_again(error):
                     raise
+                if elapsed_ms >= timeout_ms:
+                    # the brokers are slower than expected
+                    timeout_ms = batch.settings.transaction_timeout_ms
                 retry.backoff_or_raise(error)
             except GroupSourceError as raised:
                 if transactions.has_begun and not isinstance(raised, NetworkError):
@@ -186,8 +191,10 @@ def _is_published(known: WriterProgress, batch: Publication, sources: Sources) -
     return True
 
 
-def _send(batch: Publication, transactions: Transactions) -> None:
+def _send(cluster: ClusterClient, batch: Publication, transactions: Transactions) -> None:
     if batch.batches:
+        # one request for all topics; an error appears at its partition
+        cluster.metadata({each.topic for each in batch.partitions})
         transactions.add_partitions(batch.partitions)
         transactions.send(batch.batches, batch.settings)
 
@@ -223,8 +230,8 @@ def _abort(transactions: Transactions) -> None:
         _log.debug("[transactional_id=%s] Aborting failed: %s", transactions.transactional_id, error)
 
 
-def _fenced_error(batch: Publication, elapsed_ms: int) -> TransactionAbortedError:
-    name, timeout_ms = batch.transactional_id, batch.transaction_timeout_ms
+def _fenced_error(batch: Publication, elapsed_ms: int, timeout_ms: int) -> TransactionAbortedError:
+    name = batch.transactional_id
     if elapsed_ms >= timeout_ms:
         return TransactionAbortedError(
             f"The transaction of kafka.transactional.id={name} took {elapsed_ms} ms, more than its timeout of "
