@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 from uuid import uuid4
 
 import pytest
@@ -21,10 +21,19 @@ from support.topics import create_topic
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.records.producer_settings import ProducerSettings
-from spark_groupsource.errors import RETRIABLE, BrokerError, ErrorCode, GroupSourceError, TransactionAbortedError
-from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
+from spark_groupsource.client.records.transactions import Transactions
+from spark_groupsource.errors import (
+    RETRIABLE,
+    BrokerError,
+    ErrorCode,
+    GenerationMismatchError,
+    GroupSourceError,
+    TransactionAbortedError,
+)
+from spark_groupsource.model import OffsetAndMetadata, ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.encoded_batch import EncodedBatch
+from spark_groupsource.source.group.transactional_commits import TransactionalCommits
 from spark_groupsource.source.positions.published_progress import WriterProgress
 from spark_groupsource.source.sink.publisher import JoinedOffsets, Publication, publish
 
@@ -187,6 +196,33 @@ def test_no_error_that_a_java_producer_retries_ends_a_transaction() -> None:
     # only those of a member end a transaction of Java's producer that another transaction cannot succeed after
     refused = {code for api in JAVA for code in JAVA[api].abortable if expected_outcome(api, code) == "raised"}
     assert {code for code in refused if not code.name.endswith("AUTHORIZATION_FAILED")} == OF_MEMBERS
+
+
+@pytest.mark.parametrize("fault", [None, E.INVALID_PRODUCER_EPOCH])
+@pytest.mark.parametrize(
+    "error",
+    [
+        GenerationMismatchError(group_id="g", member_id="m", generation_id=1, cause="a rebalance"),
+        BrokerError(E.TOPIC_AUTHORIZATION_FAILED, "TxnOffsetCommit"),
+    ],
+)
+def test_the_error_of_an_offset_is_raised_and_its_transaction_aborted(
+    embedded: EmbeddedBroker, group: str, fault: Fault, error: GroupSourceError
+) -> None:
+    class Failing:
+        def commit_in_transaction(self, offsets: object, transactions: Transactions) -> None:
+            transactions.commit_offsets(group, {TopicPartition(group, 0): OffsetAndMetadata(1, "", -1)})
+            raise error
+
+    create_topic(embedded.bootstrap_servers, group, 1)
+    ownership = cast(Any, Failing())
+    with faulty_broker(embedded.bootstrap_servers, lambda: fault, "EndTxn") as proxy, open_cluster(
+        str(proxy.address), default_api_timeout_ms="2000"
+    ) as cluster:
+        with pytest.raises(type(error)) as raised:
+            TransactionalCommits(cluster, f"T-{group}").commit(ownership, {})
+        assert raised.value is error
+        assert [name for name, _, _ in proxy.requests][-1] == "EndTxn"
 
 
 @pytest.mark.parametrize("fault", [LOSE_REQUEST, LOSE_RESPONSE])

@@ -12,6 +12,7 @@ Source: KIP-98, KIP-447; Kafka `TransactionManager` (the handlers of its request
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, TypeVar
 
@@ -25,6 +26,7 @@ from spark_groupsource.errors import (
     BrokerError,
     ConfigurationError,
     ErrorCode,
+    GroupSourceError,
     NetworkError,
     UnsupportedVersionError,
 )
@@ -39,6 +41,8 @@ from spark_groupsource.wire.messages import (
     Response,
     TxnOffsetCommitRequest,
 )
+
+_log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound="Response")
 
@@ -221,6 +225,13 @@ class Transactions:
             committed=is_committed,
         )
         self._call(request, "EndTxn", _of_response, max_version=_END_VERSION)
+
+    def abort(self) -> None:
+        """Ends the transaction early, after an error that the caller raises; without success it ends at its timeout."""
+        try:
+            self.end(is_committed=False)
+        except GroupSourceError as error:
+            _log.debug("[transactional_id=%s] Aborting failed: %s", self.transactional_id, error)
 
     def _call(
         self,

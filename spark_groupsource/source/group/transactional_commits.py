@@ -11,7 +11,7 @@ from typing import Any, Mapping
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.records.transactions import Transactions, can_begin_again
-from spark_groupsource.errors import BrokerError, GenerationMismatchError, NetworkError
+from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.model import OffsetAndMetadata, ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.source.group.ownership import Ownership
 from spark_groupsource.source.positions.published_progress import (
@@ -77,11 +77,9 @@ class TransactionalCommits:
                 ownership.commit_in_transaction(offsets, transactions)
                 transactions.end(is_committed=True)
                 return
-            except GenerationMismatchError:
-                transactions.end(is_committed=False)
-                raise
-            except (BrokerError, NetworkError) as error:
+            except GroupSourceError as error:
                 if not can_begin_again(error):
+                    transactions.abort()
                     raise
                 retry.backoff_or_raise(error)
 

@@ -41,6 +41,7 @@ _log = logging.getLogger(__name__)
 # an open transaction hides its records, and the offsets of its group, until its timeout
 _MIN_TIMEOUT_MS = 10_000
 _SLOWEST_BYTES_PER_S = 1_000_000
+_SLOWEST_PARTITIONS_PER_S = 100
 # two processes of one query fence each other until the members of one are removed from the group
 _MAX_FENCED = 3
 # coordinators and leaders that move agree again within seconds
@@ -98,9 +99,10 @@ class Publication:
 
     @property
     def transaction_timeout_ms(self) -> int:
-        """The timeout of the first transaction, in proportion to the bytes to send."""
+        """The timeout of the first transaction, in proportion to the bytes to send and the partitions."""
         size = sum(len(each.data) for each in self.batches)
-        return min(_MIN_TIMEOUT_MS + size * 1000 // _SLOWEST_BYTES_PER_S, self.settings.transaction_timeout_ms)
+        needed_s = size / _SLOWEST_BYTES_PER_S + len(self.partitions) / _SLOWEST_PARTITIONS_PER_S
+        return min(_MIN_TIMEOUT_MS + int(needed_s * 1000), self.settings.transaction_timeout_ms)
 
 
 def publish(cluster: ClusterClient, batch: Publication, sources: Sources) -> bool:
@@ -144,7 +146,7 @@ def publish(cluster: ClusterClient, batch: Publication, sources: Sources) -> boo
                 retry.backoff_or_raise(error)
             except GroupSourceError as raised:
                 if transactions.has_begun and not isinstance(raised, NetworkError):
-                    _abort(transactions)
+                    transactions.abort()
                 raise
 
 
@@ -220,14 +222,6 @@ def _commit(
     if added is not None:
         # a transaction to which nothing was added has not begun
         transactions.end(is_committed=True)
-
-
-def _abort(transactions: Transactions) -> None:
-    """Ends a transaction early, whose error is raised; without success it ends at its timeout."""
-    try:
-        transactions.end(is_committed=False)
-    except GroupSourceError as error:
-        _log.debug("[transactional_id=%s] Aborting failed: %s", transactions.transactional_id, error)
 
 
 def _fenced_error(batch: Publication, elapsed_ms: int, timeout_ms: int) -> TransactionAbortedError:
