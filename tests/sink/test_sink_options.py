@@ -208,6 +208,7 @@ AVRO_LONG = {"value.format": "avro", "value.schema": "long"}
         ({"value.format": "json"}, IntegerType(), "Column value is int32; with value.format=json it must be a struct,"),
         ({"value.format": "json"}, schema_of(i=DayTimeIntervalType()), "Column value.i is duration[us], which is not"),
         ({"value.format": "string"}, YearMonthIntervalType(), "which has a type that Spark does not pass to a Python"),
+        ({"value.format": "json"}, ArrayType(NullType(), False), "array<void>, which has a type that Spark does not"),
         ({"value.format": "json"}, MapType(NullType(), NullType()), "map<void,void>, which has a type that Spark does"),
         ({"value.format": "long"}, StringType(), "Column value is string; with value.format=long it must be int8 or"),
         ({"value.format": "avro"}, schema_of(**{"a b": LongType()}), "has a field 'a b', which is no name in Avro"),

@@ -96,7 +96,7 @@ def _check_encoded(given: ColumnFormat, kind: DataType, topic: str | None) -> No
         # the time zone of the session is known to the tasks
         arrow = to_arrow_type(kind, timezone="UTC")
     except (PySparkException, ValueError):
-        # ValueError: PyArrow has no map with keys of nulls
+        # ValueError: PyArrow has no nulls that are required, as the elements of array() and the keys of map()
         raise ConfigurationError(
             f"Column {given.column} is {kind.simpleString()}, which has a type that Spark does not pass to a Python "
             "data source. Cast it."
