@@ -10,7 +10,6 @@ from datetime import date, datetime
 from typing import Any
 
 import numpy as np
-import pandas
 import pyarrow as pa
 import pytest
 
@@ -164,9 +163,13 @@ class SparkFrame:
         return self._table
 
 
+def pandas_frame(columns: dict[str, list[Any]], **given: Any) -> Any:
+    return pytest.importorskip("pandas").DataFrame(columns, **given)
+
+
 TABLES = {
-    "pandas": lambda columns: pandas.DataFrame(columns),
-    "index": lambda columns: pandas.DataFrame(columns, index=["x", "y"]),
+    "pandas": pandas_frame,
+    "index": lambda columns: pandas_frame(columns, index=["x", "y"]),
     "arrow": pa.table,
     "batch": pa.record_batch,
     "spark": lambda columns: SparkFrame(pa.table(columns)),
@@ -201,7 +204,7 @@ def test_columns_of_records_in_a_table() -> None:
         assert broker.produce("json", pa.table({"key": [1, None], "value": [{"a": 1}, None]})) == 2
         assert written(broker, "json") == [(0, b"1", b'{"a":1}', ()), (0, None, None, ())]
         # a column that records do not have: it would be lost
-        broker.produce("rows", pandas.DataFrame({"value": [0.5], "sensor": ["s"], "when": [datetime(2020, 1, 2)]}))
+        broker.produce("rows", pa.table({"value": [0.5], "sensor": ["s"], "when": [datetime(2020, 1, 2)]}))
         assert written(broker, "rows") == [(0, None, b'{"value":0.5,"sensor":"s","when":"2020-01-02T00:00:00"}', ())]
         assert broker.produce("none", pa.table({"value": pa.array([], pa.string())})) == 0
         assert broker.produce("many", pa.table({"n": range(25_000)})) == 25_000

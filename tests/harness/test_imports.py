@@ -87,3 +87,9 @@ def test_names_of_test_modules_are_unique() -> None:
     """pytest imports a module without its directory; a run of some files does not show that two names are equal."""
     names = Counter(path.name for path in MODULES.values() if path.name.startswith("test_"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_a_test_that_needs_pandas_is_skipped_without_it() -> None:
+    """An import at the top of a module would stop the collection of every test."""
+    optional = re.compile(r"^(?:import|from) pandas\b", re.MULTILINE)
+    assert [path.name for path in PATHS if optional.search(path.read_text(encoding="utf-8"))] == []

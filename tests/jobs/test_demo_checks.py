@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas
 import pyarrow
 import pyarrow.parquet
 import pytest
 from demo_checks import carrier_means, check_lag, check_means, check_rows, read_output
+
+if TYPE_CHECKING:
+    import pandas
+else:
+    pandas = pytest.importorskip("pandas")
 
 ENDS = {0: 3, 1: 2, 2: 0}
 

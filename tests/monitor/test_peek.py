@@ -40,7 +40,7 @@ def numbers(result: Any) -> list[int]:
 
 def test_the_last_records(cluster: Any) -> None:
     found = cluster.peek("flights", last=3)
-    assert numbers(found) == [47, 48, 49] and list(found.pandas().columns) == found.arrow().column_names
+    assert numbers(found) == [47, 48, 49]
     assert found.arrow().column_names == ["partition", "offset", "timestamp", "key", "value"]
     assert len(cluster.peek("flights")) == 20 and len(cluster.peek("flights", last=100)) == 50
     assert len(cluster.peek("flights", last=0)) == len(cluster.peek("empty")) == 0
@@ -283,3 +283,10 @@ def test_a_reset_acts_only_when_it_is_executed(cluster: Any) -> None:
         group.lag(by="age")
     with pytest.raises(GroupSourceError):
         group.reset("earliest", topic="flights:9")
+
+
+def test_the_rows_are_a_pandas_frame(cluster: Any) -> None:
+    pytest.importorskip("pandas")
+    found = cluster.peek("flights", last=3)
+    frame = found.pandas()
+    assert list(frame.columns) == found.arrow().column_names and len(frame) == 3

@@ -1,6 +1,5 @@
 """Queries downstream of the source: joins, windows, pandas, sinks, several loads."""
 
-import pandas
 import pyarrow.dataset
 import pytest
 from confluent_kafka import Producer
@@ -242,6 +241,7 @@ def test_queries_of_two_groups_each_read_everything(harness):
 
 
 def test_pandas_udf_and_map_in_pandas(harness):
+    pandas = pytest.importorskip("pandas")
     harness.produce(40)
 
     @F.pandas_udf("long")
@@ -258,6 +258,7 @@ def test_pandas_udf_and_map_in_pandas(harness):
 
 @needs_admission_control
 def test_apply_in_pandas_with_state(harness):
+    pandas = pytest.importorskip("pandas")
     harness.produce(40)
 
     def count(key, frames, state):
@@ -274,6 +275,7 @@ def test_apply_in_pandas_with_state(harness):
 
 
 def test_batch_read_twice_by_foreach_batch(harness):
+    pandas = pytest.importorskip("pandas")
     harness.produce(40)
     written = []
 

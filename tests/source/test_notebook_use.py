@@ -16,6 +16,16 @@ def harness(spark, cluster, topic, group, tmp_path):
     opened.close()
 
 
+def test_batch_read_is_a_pandas_frame(harness):
+    pytest.importorskip("pandas")
+    harness.produce(40)
+    reader = harness.spark.read.format("groupsource")
+    reader = reader.option("kafka.bootstrap.servers", harness.cluster.bootstrap_servers)
+    frame = reader.option("subscribe", harness.topic).load()
+    rows = frame.toPandas()
+    assert list(rows.columns) == frame.columns and sorted(map(int, rows["value"])) == list(range(40))
+
+
 def test_partial_actions_caches_and_views_of_a_batch_read(harness):
     harness.produce(40)
     servers = harness.cluster.bootstrap_servers
@@ -29,8 +39,6 @@ def test_partial_actions_caches_and_views_of_a_batch_read(harness):
         assert harness.topic in frame._repr_html_()
     finally:
         harness.spark.conf.unset("spark.sql.repl.eagerEval.enabled")
-    pandas = frame.toPandas()
-    assert list(pandas.columns) == frame.columns and sorted(map(int, pandas["value"])) == list(range(40))
     cached = frame.select(F.col("value").cast("string").cast("int").alias("n")).cache()
     try:
         assert cached.count() == 40
