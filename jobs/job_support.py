@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 CONTEXT = {**HELP, "show_default": True}
 # column of `decode_json` with the text of a value that does not match the schema
 CORRUPT_RECORD = "_corrupt_record"
+# columns of `decode_keyed` beside those of the schema
+POSITION = ("_topic", "_partition", "_offset", "_valid", "_deleted")
 
 Function = Callable[..., Any]
 
@@ -76,12 +78,17 @@ class Stream:
             options["maxOffsetsPerTrigger"] = str(self.max_offsets)
         return spark.readStream.format("groupsource").options(**options).load()
 
-    def run(self, writer: DataStreamWriter) -> None:
-        """Runs the query until it ends, or until SIGTERM or Ctrl-C, which drain it."""
+    def run(self, writer: DataStreamWriter, table: str | None = None) -> None:
+        """Runs the query until it ends, or until SIGTERM or Ctrl-C, which drain it.
+
+        Args:
+            table: the table that it appends to; None if `writer` has the destination.
+        """
         from spark_groupsource import run_until_signal
 
         trigger: dict[str, Any] = {"availableNow": True} if self.available_now else {"processingTime": self.trigger}
-        run_until_signal(writer.option("checkpointLocation", self.checkpoint).trigger(**trigger).start())
+        prepared = writer.option("checkpointLocation", self.checkpoint).trigger(**trigger)
+        run_until_signal(prepared.toTable(table) if table else prepared.start())
 
 
 def topic_options(command: Function) -> Function:
@@ -185,3 +192,19 @@ def decode_json(value: str | Column, schema: str) -> Column:
     text = F.col(value) if isinstance(value, str) else value
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT_RECORD}
     return F.from_json(text.cast("string"), f"{schema}, {CORRUPT_RECORD} STRING", options)
+
+
+def decode_keyed(records: DataFrame, schema: str, key: str) -> DataFrame:
+    """The columns of the schema, `key` included, with position and validity of the record.
+
+    The key is the column of the schema; where there is none, and for a tombstone, it is the key of the record.
+    """
+    from pyspark.sql import functions as F
+
+    rows = records.withColumn("decoded", decode_json("value", schema))
+    record_key = F.col("key").cast("string").alias("_key")
+    valid = F.col(f"decoded.{CORRUPT_RECORD}").isNull().alias("_valid")
+    position = [F.col(name).alias(f"_{name}") for name in ("topic", "partition", "offset")]
+    rows = rows.select("decoded.*", record_key, valid, F.col("value").isNull().alias("_deleted"), *position)
+    own = F.col(key).cast("string") if key in rows.columns else F.lit(None)
+    return rows.withColumn(key, F.coalesce(own, "_key")).drop("_key", CORRUPT_RECORD)

@@ -16,31 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from job_database import Changes, Database, TopicPartition, connect
-from job_support import CONTEXT, CORRUPT_RECORD, Stream, decode_json, job_session, stream_options
+from job_support import CONTEXT, POSITION, Stream, decode_keyed, job_session, stream_options
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
-# columns beside those of the table
-POSITION = ("_topic", "_partition", "_offset", "_valid", "_deleted")
 # the types of a database column; any other value is stored as text
 PLAIN_TYPES = ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string")
-
-
-def decoded(records: DataFrame, schema: str, key: str) -> DataFrame:
-    """The columns of the schema, `key` included, with position and validity of the record.
-
-    The key is the column of the schema; where there is none, and for a tombstone, it is the key of the record.
-    """
-    from pyspark.sql import functions as F
-
-    rows = records.withColumn("decoded", decode_json("value", schema))
-    record_key = F.col("key").cast("string").alias("_key")
-    valid = F.col(f"decoded.{CORRUPT_RECORD}").isNull().alias("_valid")
-    position = [F.col(name).alias(f"_{name}") for name in ("topic", "partition", "offset")]
-    rows = rows.select("decoded.*", record_key, valid, F.col("value").isNull().alias("_deleted"), *position)
-    own = F.col(key).cast("string") if key in rows.columns else F.lit(None)
-    return rows.withColumn(key, F.coalesce(own, "_key")).drop("_key", CORRUPT_RECORD)
 
 
 def not_applied(next_offsets: dict[TopicPartition, int]) -> Column:
@@ -143,7 +125,7 @@ def main(
     if (lookup is None) != (on is None):
         raise click.UsageError("--lookup and --on belong together: give both or neither.")
     with job_session(log_level) as spark:
-        rows = decoded(stream.load(spark), schema, key)
+        rows = decode_keyed(stream.load(spark), schema, key)
         if lookup is not None:
             from pyspark.sql import functions as F
 
