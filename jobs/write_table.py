@@ -1,9 +1,10 @@
-"""Streams JSON records into a table of Delta Lake or Apache Iceberg exactly once.
+"""Streams JSON records into a Delta Lake or Iceberg table.
 
-Without ``--key``, each record is appended as a row with the columns of ``land_parquet.py``, the date excepted; the
-streaming sink of the format leaves out a micro-batch that the table already has. With ``--key``, the last record of a
-key becomes the row of that key by MERGE, and a tombstone deletes it; a row is not replaced by an earlier record of its
-partition, so a micro-batch that is delivered again changes nothing. The records of a key must be in one partition.
+Each record is applied once. Without ``--key``, it is appended as a row with the columns of ``land_parquet.py``, the
+date excepted; the streaming sink of the format leaves out a micro-batch that the table already has. With ``--key``,
+the last record of a key becomes the row of that key by MERGE, and a tombstone deletes it; a row is not replaced by an
+earlier record of its partition, so a micro-batch that is delivered again changes nothing. The records of a key must be
+in one partition.
 
 The package of the format and its catalog are settings of spark-submit, so the job is the same on every Spark:
 
