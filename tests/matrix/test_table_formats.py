@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 JOB = Path(job_support.__file__).with_name("write_table.py")
 KEYS, ROUND = 7, 300
-# after two batches, then drained
+# after the first commit, then drained
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 START_S = 240
 
