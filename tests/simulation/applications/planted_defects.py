@@ -306,7 +306,7 @@ PLANTED: tuple[PlantedDefect, ...] = (
     ),
     PlantedDefect(
         "a transaction has the output without the offsets",
-        {(StreamSession, "_ends_in_flight"): lambda self, *_: {}},
+        {(StreamSession, "_planned_ends"): lambda self, *_: {}},
         features=("transactions",),
     ),
     PlantedDefect(

@@ -369,6 +369,8 @@ class Application:
         )
         is_new = publish(self.sink_client, publication, self)
         self.run.events["published" if is_new else "published before"] += 1
+        # before Spark writes commits/N
+        self.kernel.sleep_ms(self.random.choice([5, 50, 2_000]))
 
     def ends(self) -> Mapping[str, str]:
         """As `ReaderSources`: the reader replies over its control socket."""
