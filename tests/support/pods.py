@@ -51,9 +51,15 @@ def quantity(text: Any) -> float:
 
 def _readable(directory: Path) -> list[Path]:
     """Returns what a container has of a directory: if other users cannot read it, installations alone."""
-    installations = sorted({Path(sys.base_prefix), Path(sys.prefix), REPOSITORY, SPARK_HOME})
     is_readable = directory.stat().st_mode & 0o005 == 0o005
-    return [directory] if is_readable else [path for path in installations if path.is_relative_to(directory)]
+    return [directory] if is_readable else _installations(directory)
+
+
+def _installations(directory: Path) -> list[Path]:
+    """Returns the installations below a directory, without those that are in another one."""
+    found = {Path(sys.base_prefix), Path(sys.prefix), REPOSITORY, SPARK_HOME}
+    outer = [path for path in sorted(found) if not found & set(path.parents)]
+    return [path for path in outer if path.is_relative_to(directory)]
 
 
 class Node:
@@ -166,16 +172,16 @@ class Container:
                 yield f"cp -a /etc {target} && echo '{_POD_IP} {' '.join(self._node.hosts)}' >> {target}/hosts"
             elif entry.is_dir() and entry.name not in _EMPTY:
                 # what another directory is mounted on stays writable, as /dev
-                for directory in _readable(entry):
-                    mounted = f"{root}{directory}"
-                    yield f"mkdir -p {mounted} && mount --rbind {directory} {mounted}"
-                    yield f"mount -o remount,bind,ro {mounted}"
+                yield from self._bind(root, _readable(entry))
         # 64 MiB, as container runtimes give it; it hides that of this machine, which may have the directories of tests
         yield f"mount -t tmpfs -o size=64m,mode=1777 tmpfs {root}/dev/shm"
         yield f"mkdir -p {root}/opt/spark/conf {root}/opt/spark/work-dir && ln -s {SPARK_HOME}/* {root}/opt/spark/"
         for path, file in self._node.image.items():
             yield f"mkdir -p {root}{Path(path).parent} && cp {file} {root}{path}"
         yield from self._volumes(root)
+        for name in _EMPTY:
+            # a clone in /tmp, for example, also if a volume is mounted there
+            yield from self._bind(root, _installations(Path("/") / name))
         line = f"{self._user}:x:{self._user}:{self._group}:anonymous uid:/opt/spark:/bin/false"
         # as the entry point of Spark's images does, if it can
         known = f"grep -q '^[^:]*:[^:]*:{self._user}:' {root}/etc/passwd"
@@ -183,6 +189,13 @@ class Container:
             yield f"{known} || echo '{line}' >> {root}/etc/passwd"
         else:
             yield f"mount -o remount,ro {root}"
+
+    @staticmethod
+    def _bind(root: Path, directories: Sequence[Path]) -> Iterator[str]:
+        for directory in directories:
+            mounted = f"{root}{directory}"
+            yield f"mkdir -p {mounted} && mount --rbind {directory} {mounted}"
+            yield f"mount -o remount,bind,ro {mounted}"
 
     def _volumes(self, root: Path) -> Iterator[str]:
         volumes = {volume["name"]: volume for volume in self._spec.get("volumes", ())}
