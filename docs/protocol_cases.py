@@ -69,7 +69,7 @@ def second_member(group: GroupScenario) -> None:
     has finished what it is processing. The join timer is the largest rebalance timeout of the members, and limits that
     time. The initial delay does not apply, because the group was not Empty.
 
-    A PySpark user sees a pause: with an eager assignor (range) nobody owns a partition from the JoinGroup of `a` to
+    A PySpark user sees a pause: with an eager assignor (range) no member owns a partition from the JoinGroup of `a` to
     the responses to SyncGroup, with `cooperative-sticky` only the partitions that move have no owner. groupsource
     sends the JoinGroup of `a` after the running micro-batch.
     """
@@ -298,7 +298,7 @@ def static_member(group: GroupScenario) -> None:
 
     Members with a `group.instance.id` are static (KIP-345). `b` restarts without LeaveGroup and joins without a member
     id; the coordinator finds its instance id, gives it a new member id and the assignment that the old one had,
-    stores that, and nobody rebalances. The leader `a` restarts, too: it stays the leader and may skip the assignment
+    stores that, and no rebalance begins. The leader `a` restarts, too: it stays the leader and may skip the assignment
     (KIP-814). The old member id is fenced: a second process with the same instance id gets FENCED_INSTANCE_ID.
 
     A restart must take less than `session.timeout.ms`, else the member is removed as in the case above. With

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support import sink_application
 from support.clusters import Cluster
-from support.sink_application import PARTITIONS, RECORDS, KilledError, SinkApplication, check, fill, read_output
+from support.sink_application import PARTITIONS, RECORDS, KilledError, SinkApplication, check, read_output
 
 from spark_groupsource.errors import ConfigurationError, RequestTimeoutError, TransactionAbortedError
 
@@ -64,17 +64,6 @@ def separate_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
         return [path for path in found(sources) if path.name.endswith(f"-{pid}")]
 
     monkeypatch.setattr(sink_application._Sources, "_sockets", sockets)
-
-
-@pytest.fixture
-def output(topic: str) -> str:
-    return f"{topic}-out"
-
-
-@pytest.fixture
-def filled(cluster: Cluster, topic: str, output: str) -> Cluster:
-    """A cluster whose topic has records, and an empty topic for the output."""
-    return fill(cluster, topic, output)
 
 
 @pytest.mark.usefixtures("separate_drivers")

@@ -36,11 +36,6 @@ BATCH = 40
 
 
 @pytest.fixture
-def output(topic: str) -> str:
-    return f"{topic}-out"
-
-
-@pytest.fixture
 def application(
     cluster: Cluster, topic: str, group: str, output: str, tmp_path: Path
 ) -> Iterator[SinkApplication]:

@@ -12,7 +12,7 @@ from confluent_kafka import TopicPartition as Offset
 from confluent_kafka.admin import AdminClient
 from support.clients import open_cluster
 from support.clusters import Cluster
-from support.sink_application import PARTITIONS, RECORDS, STEPS, KilledError, SinkApplication, check, fill, read_output
+from support.sink_application import PARTITIONS, RECORDS, STEPS, KilledError, SinkApplication, check, read_output
 from support.waiting import wait_until
 
 from spark_groupsource.client.admin import describe_groups
@@ -26,17 +26,6 @@ def run_out(application: SinkApplication) -> None:
         if not application.trigger() and application.commits == len(application.offsets):
             return
     raise AssertionError("the application does not come to an end")
-
-
-@pytest.fixture
-def output(topic: str) -> str:
-    return f"{topic}-out"
-
-
-@pytest.fixture
-def filled(cluster: Cluster, topic: str, output: str) -> Cluster:
-    """A cluster whose topic has records, and an empty topic for the output."""
-    return fill(cluster, topic, output)
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -545,7 +545,7 @@ def test_committed_offset_that_went_back_is_committed_again_before_the_partition
 
 @pytest.mark.parametrize("how", ["trigger", "last end offset"])
 def test_member_that_has_returned_commits_its_last_batch_before_it_leaves(how):
-    """The member was removed before it could commit its last batch; nobody else has read it."""
+    """The member was removed before it could commit its last batch, which no other member has read."""
     query = Query(startingOffsets="earliest")
     query.trigger()
     query.group.commit_error = fenced()

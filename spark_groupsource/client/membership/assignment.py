@@ -41,7 +41,7 @@ def compute_assignment(
     assignor: Assignor,
     joined: Joined,
     with_racks: bool,
-    is_current: Callable[[], bool] = lambda: True,
+    is_current: Callable[[], bool],
 ) -> GroupAssignment:
     """Runs `assignor` over all members with refreshed metadata.
 
