@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from support.topics import create_topic
 
+from spark_groupsource.client.admin import delete_offsets
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership import commit_history, offsets_topic
 from spark_groupsource.client.membership.commit_history import find_last_commits
@@ -25,6 +26,21 @@ def test_last_commit_of_an_author_is_found_before_later_ones(cluster, topic, gro
         client.commit(group, {partitions[1]: OffsetAndMetadata(5, "author")})
         found = find_last_commits(client, group, partitions[:3], "author")
         assert found == {partitions[0]: 7, partitions[1]: 5, partitions[2]: None}
+
+
+def test_commits_before_offsets_were_deleted_do_not_count(cluster, topic, group, monkeypatch):
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 2)
+    monkeypatch.setattr(offsets_topic, "_FIRST_RECORDS", 1)
+    deleted, kept = [TopicPartition(topic, n) for n in range(2)]
+    with ClusterClient(servers, ClientSettings.parse({"bootstrap.servers": servers})) as client:
+        client.commit(group, {p: OffsetAndMetadata(7, "author") for p in (deleted, kept)})
+        delete_offsets(client, group, [deleted])
+        # the tombstone is in a later window than the commit
+        for offset in range(10):
+            client.commit(group, {kept: OffsetAndMetadata(offset, "another")})
+        client.commit(group, {deleted: OffsetAndMetadata(3, "another")})
+        assert find_last_commits(client, group, [deleted, kept], "author") == {deleted: None, kept: 7}
 
 
 def test_log_that_was_not_read_to_its_start_leaves_the_commits_unknown(cluster, topic, group, monkeypatch):

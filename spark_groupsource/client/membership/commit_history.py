@@ -25,10 +25,11 @@ def find_last_commits(
 ) -> dict[TopicPartition, int | None]:
     """Returns the last offset that the author `metadata` committed for each partition, None if there was none.
 
-    A later commit replaces it for OffsetFetch, but it remains in the log until compaction. Partitions are absent where
-    this is unknown: the log cannot be read, or is longer than the 111,000 records that are read in about 5 s.
+    A later commit replaces it for OffsetFetch, but it remains in the log until compaction. Commits before a tombstone
+    do not count: the topic was deleted, or the offset was deleted or has expired. Partitions are absent where this is
+    unknown: the log cannot be read, or is longer than the 111,000 records that are read in about 5 s.
     """
-    found: dict[TopicPartition, int] = {}
+    found: dict[TopicPartition, int | None] = {}
     is_complete = False
     reader = OffsetsTopicReader(cluster, group_id, _TIMEOUT_MS)
     try:
@@ -50,11 +51,12 @@ def find_last_commits(
 
 def _last_commits(
     reader: OffsetsTopicReader, window: OffsetRange, group_id: str, metadata: str
-) -> dict[TopicPartition, int]:
-    found: dict[TopicPartition, int] = {}
+) -> dict[TopicPartition, int | None]:
+    found: dict[TopicPartition, int | None] = {}
     for key, value in reader.records(window):
-        if isinstance(key, OffsetKey) and key.group_id == group_id and value is not None:
-            commit = decode_offset_value(value)
-            if is_author(commit.metadata, metadata):
-                found[TopicPartition(key.topic, key.partition)] = commit.offset
+        if not isinstance(key, OffsetKey) or key.group_id != group_id:
+            continue
+        commit = None if value is None else decode_offset_value(value)
+        if commit is None or is_author(commit.metadata, metadata):
+            found[TopicPartition(key.topic, key.partition)] = None if commit is None else commit.offset
     return found

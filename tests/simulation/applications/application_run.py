@@ -339,7 +339,8 @@ class ApplicationRun:
 
     def _late_commit(self) -> None:
         application = self._one()
-        if application is None:
+        # a drain commits twice
+        if application is None or application.is_leaving:
             return
         self.events["late commit"] += 1
         # at once: the response alone is lost

@@ -45,18 +45,22 @@ class Link:
         self.cut_until_ms = 0
         # duration of the response to a Fetch request, 0 for a fast link
         self.slow_ms = 0
-        self._late: list[int] = []
+        # of the next OffsetCommit
+        self._late_ms: int | None = None
 
     def delay_next_commit(self, delay_ms: int) -> None:
         """Delivers the next OffsetCommit so late; the client gets no response."""
-        self._late.append(delay_ms)
+        self._late_ms = delay_ms
 
     def repair(self) -> None:
         self.cut_until_ms = 0
-        self._late.clear()
+        self._late_ms = None
 
     def take_delay(self, key: ApiKey) -> int | None:
-        return self._late.pop() if self._late and key == ApiKey.OFFSET_COMMIT else None
+        if key != ApiKey.OFFSET_COMMIT:
+            return None
+        late_ms, self._late_ms = self._late_ms, None
+        return late_ms
 
 
 class Connection:
