@@ -102,8 +102,8 @@ _OLDER_VERSIONS = [
     ],
     [
         "SyncGroup in Stable",
-        "*renews* here, as with the coordinator in Scala up to 3.9; in Kafka 4 the session timer is left as it is",
-        "",
+        "the session timer is left as it is, since 4.0 (coordinator in Java)",
+        "*renews*",
     ],
     [
         "members that never send SyncGroup",

@@ -148,9 +148,9 @@ ERRORS = {
 RENEWING = {
     GroupOperation.HEARTBEAT: (PREPARING_REBALANCE, COMPLETING_REBALANCE, STABLE),
     GroupOperation.COMMIT_MEMBER: (PREPARING_REBALANCE, STABLE),
-    GroupOperation.SYNC: (STABLE,),
 }
 """Operation -> states in which it renews the session of the member."""
+JOINING = (GroupOperation.JOIN_NEW, GroupOperation.JOIN_KNOWN, GroupOperation.REPLACE_STATIC)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
@@ -161,13 +161,15 @@ def test_every_operation_in_every_state_has_kafkas_result(state: GroupState, ope
         return  # another test covers this rule
     context = GroupContext()
     members = in_state(context, state)
+    deadline = context.session_deadline(follower(members).member_id) if members else None
     context.clock.advance_ms(1)
 
     assert OPERATIONS[operation](context, members) is expected
 
-    if state in RENEWING.get(operation, ()):
-        deadline = context.session_deadline(follower(members).member_id)
-        assert deadline == context.clock.now_ms() + SESSION_MS
+    if members and operation not in JOINING:
+        is_renewed = state in RENEWING.get(operation, ())
+        expected_deadline = context.clock.now_ms() + SESSION_MS if is_renewed else deadline
+        assert context.session_deadline(follower(members).member_id) == expected_deadline
     assert context.state() is after(state, operation)
 
 

@@ -175,7 +175,8 @@ GROUP_RULES: Mapping[GroupState, Mapping[GroupOperation, GroupRule]] = {
         # the leader rejoins to request a rebalance after a change of topic metadata
         GroupOperation.JOIN_KNOWN: GroupRule(GroupAction.RETURN_IF_UNCHANGED_FOLLOWER),
         GroupOperation.REPLACE_STATIC: GroupRule(GroupAction.STORE_IF_PROTOCOL_KEPT),
-        GroupOperation.SYNC: GroupRule(GroupAction.RETURN_ASSIGNMENT, renews_session=True),
+        # the session is not renewed, as in GroupMetadataManager of Kafka 4; the coordinator of Kafka 3 renewed it
+        GroupOperation.SYNC: GroupRule(GroupAction.RETURN_ASSIGNMENT),
         GroupOperation.HEARTBEAT: _RENEW,
         GroupOperation.LEAVE: _ACCEPT,
         GroupOperation.COMMIT_MEMBER: _RENEW,

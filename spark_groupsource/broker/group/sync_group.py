@@ -47,8 +47,6 @@ def sync_group(
     if member.member_id in group.pending_syncs:
         rebalance_events.add_syncing(builder, group, member)
     remove_pending_sync(builder, group, member.member_id)
-    if rule.renews_session:
-        builder.set_timer(SessionTimer(group.group_id, member.member_id), member.session_timeout_ms)
     if rule.action is GroupAction.RETURN_ASSIGNMENT:
         # the assignments of a leader that retries are ignored
         builder.reply(context.token, sync_success_response(group, member.assignment))
