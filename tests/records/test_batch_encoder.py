@@ -510,7 +510,9 @@ def repeated(kind: str, size: int, count: int) -> pa.Array:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["large", "view", "dictionary"])
+@pytest.mark.parametrize(
+    "kind", ["large", *(pytest.param(each, marks=pytest.mark.soak) for each in ("view", "dictionary"))]
+)
 def test_values_above_2_gib_in_one_record_batch(writer: Any, kind: str) -> None:
     size, count = 8_000_000, 280
     batch = table(key=repeated("dictionary", 1, count), value=repeated(kind, size, count))

@@ -16,7 +16,7 @@ from support.sink_application import PARTITIONS, RECORDS, KilledError, SinkAppli
 
 from spark_groupsource.errors import ConfigurationError, RequestTimeoutError, TransactionAbortedError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.one_cluster]
 
 STATE = {str(number): RECORDS // PARTITIONS for number in range(PARTITIONS)}
 

@@ -238,6 +238,7 @@ def test_driver_pod_drains_within_its_grace_period_and_continues(driver: Driver,
     assert len(driver.positions()) == RECORDS
 
 
+@pytest.mark.soak
 def test_killed_driver_pod_leaves_its_members_and_loses_nothing(driver: Driver) -> None:
     with driver.start() as pod:
         driver.wait_for_commits(pod, 4 * BATCH)

@@ -32,15 +32,16 @@ _LONG_SECONDS = 5.0
 def is_for_soak(item: pytest.Item) -> bool:
     """Whether only a run with ``--soak`` has the test.
 
-    It is marked ``soak``, or its cluster is not selected: a Spark test has one selected cluster, a test of foreign
-    clients alone has the embedded broker.
+    It is marked ``soak``, or its cluster is not selected: a test that is marked ``spark`` or ``one_cluster`` has
+    one selected cluster, a test of foreign clients alone has the embedded broker.
     """
     if item.get_closest_marker("soak") is not None:
         return True
     callspec = getattr(item, "callspec", None)
     if callspec is not None and item.get_closest_marker("foreign") is not None:
         return bool(callspec.params.get("cluster") == "kafka")
-    if callspec is None or "cluster" not in callspec.params or item.get_closest_marker("spark") is None:
+    has_one = any(item.get_closest_marker(name) is not None for name in ("spark", "one_cluster"))
+    if callspec is None or "cluster" not in callspec.params or not has_one:
         return False
     cluster = callspec.params["cluster"]
     others = [part for part in callspec.id.split("-") if part != cluster]
@@ -59,7 +60,7 @@ def file_name(file: Path) -> str:
 
 
 def selected_cluster(test: str) -> str:
-    """Returns the cluster of a Spark test: always the same one, and each one for about half of the tests."""
+    """Returns the cluster of a test that has one: always the same one, and each one for about half of the tests."""
     return CLUSTERS[zlib.crc32(test.encode()) % len(CLUSTERS)]
 
 
