@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Callable, TypeVar
+from contextlib import contextmanager
+from typing import Callable, Iterator, TypeVar
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.network.outage import Outage
@@ -48,6 +49,21 @@ class LockedCalls:
         longest_ms = cluster.settings.default_api_timeout_ms
         self._outage = Outage(entity, clock, limit_ms=longest_ms, report_after_ms=longest_ms)
 
+    @contextmanager
+    def _limited(self, wait_ms: int) -> Iterator[None]:
+        """Holds the lock; each wait for the brokers has the time limit."""
+        with self._lock:
+            self._cluster.call_timeout_ms = wait_ms
+            try:
+                yield
+            finally:
+                self._cluster.call_timeout_ms = None
+
+    def once(self, call: Callable[[], _T]) -> _T:
+        """Runs `call` under the lock, with the time limit of a first attempt; a later call does what it fails to do."""
+        with self._limited(min(_FIRST_WAIT_MS, self._cluster.settings.default_api_timeout_ms)):
+            return call()
+
     def run(self, call: Callable[[], _T]) -> _T:
         """Runs `call` under the lock; repeats it after a failure while the query waits for its cluster.
 
@@ -58,8 +74,7 @@ class LockedCalls:
         wait_ms, is_reported = _FIRST_WAIT_MS, False
         longest_ms = self._cluster.settings.default_api_timeout_ms
         while True:
-            with self._lock:
-                self._cluster.call_timeout_ms = min(wait_ms, longest_ms)
+            with self._limited(min(wait_ms, longest_ms)):
                 try:
                     result = call()
                     self._outage.ended()
@@ -78,8 +93,6 @@ class LockedCalls:
                         _log.warning(
                             "[%s] Waiting for an open transaction with offsets of the group: %s", self._entity, error
                         )
-                finally:
-                    self._cluster.call_timeout_ms = None
             self._clock.sleep_ms(_PAUSE_MS)
             # a coordinator that responds is not slow
             wait_ms = _FIRST_WAIT_MS if is_unstable else wait_ms * 2

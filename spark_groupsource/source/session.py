@@ -219,9 +219,11 @@ class StreamSession:
 
     def commit(self) -> None:
         """Retries a failed commit; everything else was committed by `latest_offset`."""
-        with self._lock:
-            if self._positions.uncommitted and not self.drained.is_set():
-                self._commit_positions(dict(self._positions.uncommitted))
+        self._calls.once(self._commit_again)
+
+    def _commit_again(self) -> None:
+        if self._positions.uncommitted and not self.drained.is_set():
+            self._commit_positions(dict(self._positions.uncommitted))
 
     def input_partitions(self, start_json: dict[str, Any], end_json: dict[str, Any]) -> list[GroupInputPartition]:
         """Returns the read tasks of a batch; before a logged batch is read again, the group is joined.
@@ -338,13 +340,15 @@ class StreamSession:
 
         Raises: BrokerError, NetworkError; the next call of Spark commits again.
         """
-        with self._lock:
-            if not self._draining.is_set() and end_json == self._last_end:
-                start = self._batch_checkpointed(end_json)
-                self._reports.batch_ended()
-                self._commit(start)
-                is_committed = self._positions.is_committed(start, self._existing(self._ownership.snapshot()))
-                self._co_readers.call_ended(has_planned=False, is_committed=is_committed)
+        self._calls.once(lambda: self._batch_finished(end_json))
+
+    def _batch_finished(self, end_json: dict[str, Any]) -> None:
+        if not self._draining.is_set() and end_json == self._last_end:
+            start = self._batch_checkpointed(end_json)
+            self._reports.batch_ended()
+            self._commit(start)
+            is_committed = self._positions.is_committed(start, self._existing(self._ownership.snapshot()))
+            self._co_readers.call_ended(has_planned=False, is_committed=is_committed)
 
     def rejoin_if_idle(self) -> None:
         """Takes part in a rebalance while no batch is in flight and everything is committed; to be called often.
@@ -374,8 +378,9 @@ class StreamSession:
 
     def _poll_between_batches(self, timeout_ms: int) -> bool:
         """Polls the group while no batch is planned or in flight; the next call of Spark applies the assignment."""
-        if self._positions.checkpoint is not None and self._is_before_rebalance():
-            self._commit(self._positions.checkpoint, repeated=True)
+        start = self._positions.checkpoint
+        if start is not None and self._is_before_rebalance():
+            self._calls.once(lambda: self._commit(start, repeated=True))
         return not self._positions.uncommitted and self._ownership.poll(timeout_ms)
 
     def _leave_drained(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from support.session_fakes import FakeCluster, Query
+from support.session_fakes import NO_LIMITS, P0, FakeCluster, Query
 
 from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode, GroupSourceError, NetworkError
@@ -136,3 +137,43 @@ def test_drain_ends_a_call_that_waits_for_the_brokers(monkeypatch: pytest.Monkey
     assert query.trigger() is None
     assert query.session.drained.is_set() and query.group.calls[-1] == "leave"
     assert query.clock.now_ms() < 5_000
+
+
+def _fail_a_commit(query: Query) -> None:
+    query.group.commit_error = NetworkError("lost")
+    query.session.latest_offset(query.start, NO_LIMITS)
+    query.group.commit_error = None
+
+
+def _rebalance_between_batches(query: Query) -> None:
+    query.session.batch_finished(query.start)
+    query.group.rebalance({P0: 0})
+
+
+@pytest.mark.parametrize(
+    ("prepare", "call"),
+    [
+        (_fail_a_commit, lambda query: query.session.commit()),
+        (lambda query: None, lambda query: query.session.batch_finished(query.start)),
+        (_rebalance_between_batches, lambda query: query.session.rejoin_if_idle()),
+        (_rebalance_between_batches, lambda query: query.session.peer_reply("g", 0)),
+    ],
+    ids=["retry of a commit", "finished batch", "rejoin between batches", "reply to a co-reader"],
+)
+def test_commits_between_calls_of_spark_hold_the_lock_for_a_first_attempt_only(
+    prepare: Callable[[Query], None], call: Callable[[Query], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    prepare(query)
+    limits: list[int | None] = []
+    committed = query.group.commit
+
+    def commit(*args: Any, **settings: Any) -> None:
+        limits.append(query.cluster.call_timeout_ms)
+        committed(*args, **settings)
+
+    monkeypatch.setattr(query.group, "commit", commit)
+    call(query)
+    assert limits and set(limits) == {5_000}
+    assert query.cluster.call_timeout_ms is None

@@ -174,7 +174,7 @@ class GroupClient:
         """Commits each offset by the member that owns the partition, in that member's generation.
 
         If one member cannot commit, the others still do. While the coordinator moves or loads, the commit
-        is retried up to default.api.timeout.ms.
+        is retried for as long as a call may take, see `Router.retry`.
 
         Args:
             max_rebalance_wait_ms: how long to retry while the group waits for its leader's assignment, in which no
