@@ -2,7 +2,7 @@
 
 The tables map the state of a group and an operation to an action; the handlers branch on the tables. Other
 modules look at a state only to order checks (Dead before members, Empty before generations), to run the join phase
-(`rebalance.py`), to expire offsets, and for descriptions and log lines. The tables contain no member, generation or
+(`group_rebalance.py`), to expire offsets, and for descriptions and log lines. The tables contain no member, generation or
 timer: the handlers check those first.
 
 A generation lasts from one completed join phase to the next:
@@ -85,7 +85,7 @@ class GroupOperation(Enum):
 
 
 class GroupAction(Enum):
-    """Reaction of the coordinator to an operation; the handlers have one branch for each action."""
+    """Reaction of the coordinator to an operation."""
 
     REJECT = "return the error"
     ADD_MEMBER = "add the member, delay the response, start a join phase unless one is running"

@@ -167,9 +167,10 @@ def _lag(cluster: ClusterClient, query: TableQuery) -> Iterator[Row]:
                 "current_offset": None if row.committed is None else row.committed.offset,
                 "log_end_offset": row.log_end_offset,
                 "lag": row.lag,
+                "consumer_id": None if member is None else member.member_id,
+                "host": None if member is None else member.client_host,
+                "client_id": None if member is None else member.client_id,
             }
-            if member is not None:
-                found |= {"consumer_id": member.member_id, "host": member.client_host, "client_id": member.client_id}
             yield found if more is None else found | next(more)
 
 
