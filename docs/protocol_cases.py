@@ -41,9 +41,9 @@ def offsets(group: GroupScenario) -> None:
     they join again; in CompletingRebalance it returns REBALANCE_IN_PROGRESS, because the partitions have new owners
     that have not been notified yet; a commit of an old generation gets ILLEGAL_GENERATION.
 
-    A query logs the last error as a warning and continues with its new assignment. A read task gets the same error as
-    the response to its Heartbeat, and fails with `GenerationMismatchError`: its batch is not committed. The rule needs no
-    setting; it is the reason why two owners of a partition do not commit over each other.
+    A query logs the last error as a warning and continues with its new assignment. A read task gets the same error
+    as the response to its Heartbeat, and fails with `GenerationMismatchError`: its batch is not committed. The rule
+    needs no setting; it is the reason why two owners of a partition do not commit over each other.
     """
     a, b = group.member("a"), group.member("b")
     a.join()

@@ -2,8 +2,8 @@
 
 The tables map the state of a group and an operation to an action; the handlers branch on the tables. Other
 modules look at a state only to order checks (Dead before members, Empty before generations), to run the join phase
-(`group_rebalance.py`), to expire offsets, and for descriptions and log lines. The tables contain no member, generation or
-timer: the handlers check those first.
+(`group_rebalance.py`), to expire offsets, and for descriptions and log lines. The tables contain no member, generation
+or timer: the handlers check those first.
 
 A generation lasts from one completed join phase to the next:
 
