@@ -30,7 +30,7 @@ from spark_groupsource.source.options.option_parser import parse_options
 from spark_groupsource.source.positions.offset_json import SourceOffset, decode_offset, encode_offset
 from spark_groupsource.source.positions.planning import Backlog, limit_ends, plan_tasks
 from spark_groupsource.source.tasks.task_partition import GroupInputPartition, TaskMembership
-from spark_groupsource.wire.commit_reports import author_metadata
+from spark_groupsource.wire.commit_reports import commit_metadata
 from spark_groupsource.wire.consumer_protocol import encode_assignment, encode_subscription
 from spark_groupsource.wire.frames import encode_request, encode_response
 from spark_groupsource.wire.messages import HeartbeatRequest, JoinGroupRequest, JoinGroupResponse, SyncGroupRequest
@@ -74,7 +74,7 @@ def requests(owned: list[TopicPartition], members: list[str]) -> None:
     """Prints the requests at the coordinator between two rebalances."""
     heartbeat = size(HeartbeatRequest(group_id=GROUP, generation_id=7, member_id=members[0], group_instance_id=None), 4)
     share = owned[: len(owned) // len(members)]
-    offsets = {p: OffsetAndMetadata(123_456_789, author_metadata(ID.replace("-", "")), 5) for p in share}
+    offsets = {p: OffsetAndMetadata(123_456_789, commit_metadata(ID.replace("-", ""), ID), 5) for p in share}
     member = CommittingMember(7, members[0], None)
     commit = size(offset_commit_request(GROUP, offsets, member, {}), 9)
     per_s = len(members) / HEARTBEAT_S

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Mapping
 from uuid import uuid4
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.client.cluster.group_offsets import TopicIds
 from spark_groupsource.client.network.retry import retry_level
 from spark_groupsource.common.clock import Clock, SystemClock
 from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError, NetworkError
@@ -54,7 +55,7 @@ from spark_groupsource.source.positions.published_progress import digest, reader
 from spark_groupsource.source.positions.schema_changes import SchemaChanges
 from spark_groupsource.source.positions.stream_positions import StreamPositions
 from spark_groupsource.source.tasks.task_partition import GroupInputPartition
-from spark_groupsource.wire.commit_reports import author_metadata
+from spark_groupsource.wire.commit_reports import commit_metadata
 
 if TYPE_CHECKING:
     from spark_groupsource.source.group.transactional_commits import TransactionalCommits
@@ -431,7 +432,7 @@ class StreamSession:
     def _commit_positions(self, offsets: Offsets) -> None:
         # a later call can commit as well, except for the last one
         is_last = self._draining.is_set() or self._planner.is_available_now
-        report, commits = self._commits_of(offsets)
+        report, commits = self._commits_of(offsets, self._positions.topic_ids)
         try:
             if self._transactions is not None and self._options.group_id is not None:
                 self._transactions.commit(self._ownership, commits)
@@ -454,14 +455,22 @@ class StreamSession:
             self._positions = self._positions.commit_succeeded(offsets)
             self._reports.committed()
 
-    def _commits_of(self, offsets: Offsets) -> tuple[str, dict[TopicPartition, OffsetAndMetadata]]:
-        """Returns the report of a rebalance that waits for a commit, and the offsets with their metadata."""
-        metadata, report = author_metadata(self.reader), self._reports.pending()
-        epochs = self._epochs.of_records(offsets)
-        commits = {p: OffsetAndMetadata(offset, metadata, epochs.get(p, -1)) for p, offset in offsets.items()}
+    def _commits_of(
+        self, offsets: Offsets, topic_ids: TopicIds
+    ) -> tuple[str, dict[TopicPartition, OffsetAndMetadata]]:
+        """Returns the report of a rebalance that waits for a commit, and the offsets with their metadata.
+
+        Args:
+            topic_ids: ids of the topics in which the offsets are.
+        """
+        report, epochs = self._reports.pending(), self._epochs.of_records(offsets)
+        topics = {p.topic for p in offsets}
+        metadata = {topic: commit_metadata(self.reader, topic_ids.get(topic, "")) for topic in topics}
+        commits = {p: OffsetAndMetadata(at, metadata[p.topic], epochs.get(p, -1)) for p, at in offsets.items()}
         if report and commits:
             first = min(commits)
-            commits[first] = commits[first]._replace(metadata=f"{metadata} {report}")
+            reported = commit_metadata(self.reader, topic_ids.get(first.topic, ""), report)
+            commits[first] = commits[first]._replace(metadata=reported)
         return report, commits
 
     def _commit_failed(self, offsets: Offsets, error: BrokerError | NetworkError) -> None:
@@ -515,7 +524,8 @@ class StreamSession:
         """
         with self._lock:
             assert self._transactions is not None, "the source has no transactional id"
-            _, commits = self._commits_of(self._in_flight)
+            topic_ids = self._offsets.decode(self._in_flight_end).topic_ids
+            _, commits = self._commits_of(self._in_flight, topic_ids)
             self._transactions.join(self._ownership, commits, producer)
             self._joined = self._in_flight, batch
             return list(commits)
@@ -628,8 +638,6 @@ class StreamSession:
             self._held_commits = {**resolved.to_commit, **resolved.followed_resets}
         elif resolved.to_commit:
             self._commit_positions(resolved.to_commit)
-        recreated = self._start_positions.recreated(self._positions, start)
-        self._positions = self._positions.with_acquired(recreated)
 
     # -- 3: plan -----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,7 @@
-"""Metadata of commits: author, and a report of the rebalance.
+"""Metadata of commits: author, topic id, and a report of the rebalance.
+
+The topic id shows whether the offset is one of the present topic: a topic may be deleted and created again, and neither
+brokers before Kafka 4.1 nor transactional commits identify topics by their ids.
 
 The first commit of a query after a rebalance carries what its members know of it, so that any client that reads
 `__consumer_offsets` knows it, too. The report is about 500 bytes; offset.metadata.max.bytes is 4,096 by default.
@@ -7,6 +10,7 @@ The first commit of a query after a rebalance carries what its members know of i
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Iterable, Sequence
 
 from spark_groupsource.log_text import escaped
@@ -19,6 +23,7 @@ _MAX_METADATA = 8_192
 _MAX_GENERATION = 2**31 - 1
 _YEAR_3000_MS = 32_503_680_000_000
 _PREFIX = "groupsource "
+_TOPIC_ID = re.compile(_PREFIX + r'\S* \{"i":"([0-9a-f-]{36})"[,}]')
 _CODES = {
     EventKind.REBALANCE_STARTED: "s",
     EventKind.MEMBER_LEFT: "l",
@@ -42,12 +47,26 @@ _ORDER = {kind: number for number, kind in enumerate(_CODES)}
 
 
 def author_metadata(reader: str) -> str:
-    """Returns the metadata of every commit of one query."""
+    """Returns what the metadata of every commit of one query starts with; see `is_author`."""
     return f"{_PREFIX}{reader}"
 
 
+def commit_metadata(reader: str, topic_id: str = "", report: str = "") -> str:
+    """Returns the metadata of a commit; `topic_id` is the id as text, empty for a broker without topic ids."""
+    fields = f'{{"i":"{topic_id}"}}' if topic_id else ""
+    if fields and report:
+        fields = f"{fields[:-1]},{report[1:]}"
+    return f"{author_metadata(reader)} {fields or report}".rstrip()
+
+
+def committed_topic_id(metadata: str) -> str:
+    """Returns the id of the topic that a commit with this metadata is of, "" if the metadata does not have it."""
+    found = _TOPIC_ID.match(metadata)
+    return found[1] if found else ""
+
+
 def is_author(metadata: str, author: str) -> bool:
-    """Returns whether `author` wrote a commit with this metadata, with or without a report."""
+    """Returns whether `author` wrote a commit with this metadata, whatever follows its name."""
     return metadata == author or metadata.startswith(f"{author} {{")
 
 

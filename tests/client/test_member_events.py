@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from unittest.mock import Mock
 
 import pytest
@@ -22,6 +23,8 @@ from spark_groupsource.monitor.rebalances.rebalance import Cause, Origin, Rebala
 from spark_groupsource.wire.commit_reports import (
     MAX_REPORT_CHARS,
     author_metadata,
+    commit_metadata,
+    committed_topic_id,
     decode_report,
     encode_report,
     is_author,
@@ -208,6 +211,22 @@ def test_author_with_and_without_report() -> None:
     author = author_metadata("reader")
     assert is_author(author, author) and is_author(f'{author} {{"g":1}}', author)
     assert not is_author(f"{author}2", author) and not is_author("", author)
+
+
+@pytest.mark.parametrize("report", ["", '{"g":1,"a":"a"}'])
+def test_metadata_of_a_commit_have_author_topic_id_and_report(report: str) -> None:
+    topic_id = "0b1f3c1e-7f4e-4b43-9d0e-0e3f5d2d7a11"
+    without, metadata = commit_metadata("reader", "", report), commit_metadata("reader", topic_id, report)
+    assert (committed_topic_id(without), committed_topic_id(metadata)) == ("", topic_id)
+    assert is_author(without, author_metadata("reader")) and is_author(metadata, author_metadata("reader"))
+    expected = json.loads(report or "{}")
+    assert json.loads(metadata.removeprefix("groupsource reader ")) == {"i": topic_id, **expected}
+    assert json.loads(without.removeprefix("groupsource reader") or "{}") == expected
+
+
+def test_other_metadata_have_no_topic_id() -> None:
+    other = 'other {"i":"0b1f3c1e-7f4e-4b43-9d0e-0e3f5d2d7a11"}'
+    assert not any(committed_topic_id(each) for each in ("", "m", other, 'groupsource r {"i":1}'))
 
 
 def test_report_without_events_is_empty() -> None:

@@ -19,7 +19,7 @@ from spark_groupsource.client.admin import describe_groups
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import ConfigurationError, DataLossError
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
@@ -133,6 +133,45 @@ def test_recreated_topic_is_reported_before_a_replay_reads_it(scenario):
         assert lenient.reader.partitions({}, end) == []
         lenient.start = end
         assert offsets(lenient.trigger()) == list(range(50))
+
+
+def test_offsets_of_a_recreated_topic_do_not_move_back(scenario):
+    """Another application has read records of the new topic; the checkpoint has the id of the former one."""
+    scenario.produce(30)
+    scenario.run_and_kill()
+    scenario.wait_left()
+    delete_topic(scenario.cluster.bootstrap_servers, scenario.topic)
+    create_topic(scenario.cluster.bootstrap_servers, scenario.topic)
+    scenario.produce(50)
+    former, scenario.checkpoint = scenario.checkpoint, {}
+    with scenario.query(maxOffsetsPerTrigger="20") as other:
+        assert offsets(other.trigger()) == list(range(20))
+        other.trigger()
+    scenario.wait_left()
+    assert scenario.committed() == 20
+    scenario.checkpoint = former
+    with scenario.query(failOnDataLoss="false") as restarted:
+        assert offsets(restarted.trigger()) == list(range(20, 50))
+        assert scenario.committed() == 20
+        assert restarted.trigger() == [] and scenario.committed() == 50
+
+
+def test_commit_of_a_deleted_topic_is_not_followed(scenario):
+    """A commit by name, in a transaction for example, may arrive after the topic was recreated."""
+    with scenario.query() as query:
+        scenario.produce(1)
+        query.trigger()
+        query.trigger()
+        (metadata,) = {c.metadata for c in scenario.client.fetch_committed(scenario.group).values()}
+    scenario.wait_left()
+    delete_topic(scenario.cluster.bootstrap_servers, scenario.topic)
+    create_topic(scenario.cluster.bootstrap_servers, scenario.topic)
+    scenario.produce(50)
+    scenario.client.commit(scenario.group, {scenario.partition: OffsetAndMetadata(40, metadata)})
+    assert scenario.committed() == 40
+    with scenario.query() as new:
+        assert offsets(new.trigger()) == list(range(50))
+        assert new.trigger() == [] and scenario.committed() == 50
 
 
 def test_a_deleted_group_is_continued_from_the_checkpoint_and_starts_again_without_one(scenario):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.session_fakes import NO_LIMITS, P0, P1, P2, FakeCluster, FakeGroup, Query
 
+from spark_groupsource.client.cluster.metadata import EARLIEST
 from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.common.net import Address
 from spark_groupsource.errors import (
@@ -350,26 +351,66 @@ def test_topic_recreated_during_the_run_is_detected_by_its_id():
     assert query.committed() == {P0: 12}
 
 
+def test_topic_recreated_with_as_many_records_is_committed():
+    cluster, group = FakeCluster(topic_id="old"), FakeGroup({P0: 0})
+    query = Query(startingOffsets="earliest", cluster=cluster, group=group, failOnDataLoss="false")
+    query.trigger()
+    assert query.trigger() is None and query.committed() == {P0: 10}
+    # the coordinator deletes the offsets of a deleted topic
+    query.cluster.topic_id, query.group.commits = "new", {}
+    query.clock.advance_ms(500)
+    assert query.trigger() == {P0: (0, 10)}
+    assert query.trigger() is None and query.committed() == {P0: 10}
+
+
 @pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("committed, end", [(None, 12), (8, 12), (8, 3)])
 def test_topic_recreated_during_a_lookup_does_not_end_the_query(
-    is_first: bool, monkeypatch: pytest.MonkeyPatch
+    is_first: bool, committed: int | None, end: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lookup has found no topic; the metadata that are requested then have the new one."""
+    """The lookup has found no topic; the metadata that are requested then have the new one.
+
+    A position that was acquired from another member is one of the former topic, too.
+    """
     cluster = FakeCluster(topic_id="old")
-    query = Query(startingOffsets="earliest", cluster=cluster, group=FakeGroup({P0: 0}), failOnDataLoss="false")
+    commits = {} if committed is None else {P0: OffsetAndMetadata(committed)}
+    group = FakeGroup({P0: 0}, commits)
+    query = Query(startingOffsets="earliest", cluster=cluster, group=group, failOnDataLoss="false")
     if not is_first:
-        assert query.trigger() == {P0: (0, 10)}
+        assert query.trigger() == {P0: (committed or 0, 10)}
     found = cluster.list_offsets
 
     def recreate(*_: object, **__: object) -> None:
         monkeypatch.setattr(cluster, "list_offsets", found)
-        cluster.topic_id, cluster.logs[P0] = "new", (0, 12)
+        cluster.topic_id, cluster.logs[P0] = "new", (0, end)
+        group.commits.clear()
         raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "offset of t-0")
 
     monkeypatch.setattr(cluster, "list_offsets", recreate)
     query.clock.advance_ms(500)
+    assert query.trigger() == {P0: (0, end)}
+    assert query.trigger() is None and query.committed() == {P0: end}
+
+
+def test_recreated_topic_that_is_deleted_once_more_does_not_end_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = FakeCluster({P0: (0, 10)}, topic_id="old")
+    query = Query(startingOffsets="earliest", cluster=cluster, group=FakeGroup({P0: 0}), failOnDataLoss="false")
+    query.trigger()
+    found = cluster.list_offsets
+
+    def delete(requested: Any, **_: object) -> Any:
+        if set(requested.values()) == {EARLIEST}:
+            monkeypatch.setattr(cluster, "list_offsets", found)
+            cluster.logs.clear()
+        return found(requested)
+
+    monkeypatch.setattr(cluster, "list_offsets", delete)
+    cluster.topic_id = "new"
+    query.clock.advance_ms(500)
+    assert query.trigger() == {}
+    cluster.topic_id, cluster.logs[P0] = "newest", (0, 12)
+    query.clock.advance_ms(1_500)
     assert query.trigger() == {P0: (0, 12)}
-    assert query.trigger() is None and query.committed() == {P0: 12}
 
 
 @pytest.mark.parametrize("is_lenient", [True, False])

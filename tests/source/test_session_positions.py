@@ -20,6 +20,8 @@ from spark_groupsource.errors import (
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
 from spark_groupsource.source.group.co_readers import CoReaders
 
+OLD_ID, NEW_ID = (f"00000000-0000-0000-0000-{number:012}" for number in (1, 2))
+
 
 def own_commit(offset):
     return OffsetAndMetadata(offset, "groupsource abc")
@@ -573,6 +575,44 @@ def test_recreated_topic_is_data_loss_although_it_is_longer(caplog):
     assert lenient.trigger() is None
     assert lenient.committed() == {P0: 10}
     assert "recreated" in caplog.text
+
+
+NEW_TOPIC = OffsetAndMetadata(4, f'groupsource other {{"i":"{NEW_ID}"}}')
+
+
+@pytest.mark.parametrize(
+    "commit, begin",
+    [
+        (NEW_TOPIC, 4),
+        (NEW_TOPIC._replace(metadata=NEW_TOPIC.metadata[:-1] + ',"g":3}'), 4),
+        # as many as were read of the former topic
+        (NEW_TOPIC._replace(offset=7), 7),
+        # of a member that commits by name, perhaps of the former topic
+        (OffsetAndMetadata(4, "", 0), 0),
+        (own_commit(4), 0),
+    ],
+)
+def test_recreated_topic_continues_where_other_members_have_read_it(commit, begin):
+    start = {"t": {"0": 7}, "@group": {**RESTART["@group"], "topic_ids": {"t": OLD_ID}, "group_id": "g"}}
+    group = FakeGroup(assigned={P0: 0}, commits={P0: commit})
+    query = Query(start, FakeCluster(topic_id=NEW_ID), group, failOnDataLoss="false", onGroupReset="fail")
+    assert query.trigger() == {P0: (begin, 10)}
+    assert query.trigger() is None and query.committed() == {P0: 10}
+    # no commit but that of the end
+    assert [call for call in group.calls if call[0] == "commit"] == [("commit", {P0: 10})]
+
+
+def test_topic_recreated_during_the_run_continues_where_other_members_have_read_it():
+    """Another member has owned the partition while this query had older metadata."""
+    cluster, group = FakeCluster(topic_id=OLD_ID), FakeGroup(assigned={P0: 0})
+    query = Query(startingOffsets="earliest", cluster=cluster, group=group, failOnDataLoss="false")
+    assert query.trigger() == {P0: (0, 10)}
+    cluster.topic_id, cluster.logs[P0], group.topic_ids = NEW_ID, (0, 10), {"t": NEW_ID}
+    group.commits[P0] = NEW_TOPIC
+    query.clock.advance_ms(500)
+    assert query.trigger() == {P0: (4, 10)}
+    # the same offset as in the former topic
+    assert query.trigger() is None and query.committed() == {P0: 10}
 
 
 def test_added_partition_with_deleted_records_is_data_loss(caplog):

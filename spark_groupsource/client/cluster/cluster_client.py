@@ -58,6 +58,7 @@ from spark_groupsource.errors import (
     UnsupportedVersionError,
 )
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
+from spark_groupsource.wire.commit_reports import committed_topic_id
 from spark_groupsource.wire.messages import (
     OffsetFetchResponse,
 )
@@ -225,7 +226,8 @@ class ClusterClient(Router):
             partitions: None for all committed offsets; otherwise the result has every given partition, with None
                 for those without a committed offset.
             topic_ids: ids of the topics that are meant; a broker that has another topic of the name fails with
-                UNKNOWN_TOPIC_ID, one before version 10 does not check it.
+                UNKNOWN_TOPIC_ID, one before version 10 does not check it. A commit whose metadata has the id of another
+                topic is left out.
         Raises: BrokerError, NetworkError.
         """
         if partitions is not None and not partitions:
@@ -240,8 +242,9 @@ class ClusterClient(Router):
         fetched: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(partitions or ())
         for topic in fetched_group(response).topics:
             for p in topic.partitions:
-                if p.committed_offset >= 0:
-                    committed = OffsetAndMetadata(p.committed_offset, p.metadata or "", p.committed_leader_epoch)
+                committed = OffsetAndMetadata(p.committed_offset, p.metadata or "", p.committed_leader_epoch)
+                topic_id = topic_ids and committed_topic_id(committed.metadata)
+                if committed.offset >= 0 and (not topic_id or topic_ids.get(topic.name, topic_id) == topic_id):
                     fetched[TopicPartition(topic.name, p.partition_index)] = committed
         return fetched
 

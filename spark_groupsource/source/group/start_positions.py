@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import AbstractSet, Iterable, Mapping, NamedTuple
 
 from spark_groupsource.common.clock import Clock
@@ -24,7 +25,7 @@ from spark_groupsource.source.positions.position_decisions import (
     decide_positions,
 )
 from spark_groupsource.source.positions.stream_positions import StreamPositions
-from spark_groupsource.wire.commit_reports import author_metadata
+from spark_groupsource.wire.commit_reports import author_metadata, committed_topic_id
 
 _log = logging.getLogger(__name__)
 
@@ -106,14 +107,18 @@ class StartPositions:
         topics = {p.topic for p in owned} | set(previous.topic_ids)
         existing_ids = self._lookup.topic_ids(topics, refresh=True)
         current = previous.with_topic_ids(existing_ids)
-        checkpoint = checkpointed_positions(start, current)
-        recreated = _recreated_topics(current, start)
-        lost = {p for p in checkpoint if p not in owned and p not in deleted and p.topic not in recreated}
+        replaced = _recreated_topics(current, start)
+        known = replace(start, positions={p: at for p, at in start.positions.items() if p.topic not in replaced})
+        checkpoint = checkpointed_positions(known, current)
+        lost = {p for p in checkpoint if p not in owned and p not in deleted}
         commits = self._ownership.committed(sorted(owned | lost), existing_ids)
-        owned = owned - self._find_absent((p for p in owned if p not in checkpoint and commits.get(p) is None), current)
+        positioned = {p for p in owned & start.positions.keys() if p.topic in replaced}
+        recreated = self._recreated(positioned, start, current, commits)
+        without = (p for p in owned if not (p in checkpoint or p in recreated or commits.get(p) is not None))
+        owned = owned - self._find_absent(without, current)
         decided = decide_positions(
-            owned,
-            start,
+            owned - recreated.keys(),
+            known,
             current,
             commits,
             self._ownership.last_commits,
@@ -125,7 +130,7 @@ class StartPositions:
         acquired: Offsets = {
             p: position.offset
             for p, position in decided.items()
-            if position.offset is not None and position.offset != start.positions.get(p)
+            if position.offset is not None and position.offset != known.positions.get(p)
         }
         unknown = [p for p, position in decided.items() if position.offset is None]
         initial = self._resolve_initial(unknown, current, commits)
@@ -141,6 +146,7 @@ class StartPositions:
             for p, position in decided.items()
             if position.source is PositionSource.COMMIT_RESET and position.offset is not None
         }
+        acquired.update(recreated)
         return ResolvedPositions(current.assigned(owned, acquired, commits, delivered), to_commit, commits, resets)
 
     def _report_deleted(
@@ -197,21 +203,44 @@ class StartPositions:
         deleted = self._log_ends.deleted
         return {p: offset for p, offset in initial.items() if not positions.is_added(p) and p not in deleted}
 
-    def recreated(self, positions: StreamPositions, start: SourceOffset) -> Offsets:
-        """Returns start offsets of partitions whose topic was recreated since `start`.
+    def _recreated(
+        self,
+        partitions: AbstractSet[TopicPartition],
+        start: SourceOffset,
+        positions: StreamPositions,
+        commits: Commits | None = None,
+    ) -> Offsets:
+        """Returns start offsets of partitions whose topic was recreated since this query had positions in it.
 
-        Raises: DataLossError.
+        Args:
+            commits: the group's committed offsets, fetched if they are not given.
+        Raises: DataLossError, BrokerError, NetworkError.
         """
-        topics = _recreated_topics(positions, start)
-        lost = [p for p in sorted(positions.owned) if p.topic in topics and p in start.positions]
-        if not lost:
+        if not partitions:
             return {}
-        self._data_loss.recreated({p: start.positions[p] for p in lost})
+        self._data_loss.recreated({p: start.positions[p] for p in sorted(partitions) if p in start.positions})
         # the new topic may have fewer partitions; one that is added later is read from its start
-        missing = self._lookup.missing(lost)
+        missing = self._lookup.missing(partitions)
         self._log_ends.add_deleted(missing, is_reported=False)
-        # a committed offset may be of the deleted topic or of the new one, so it is not used
-        return dict.fromkeys(missing, 0) | self._lookup.earliest(p for p in lost if p not in missing)
+        existing = sorted(partitions - set(missing))
+        commits = self._ownership.committed(existing, positions.topic_ids) if commits is None else commits
+        # other members have read records of the new topic; what was committed without its id may be of the deleted one
+        read: Offsets = {
+            p: commit.offset
+            for p in existing
+            if (commit := commits.get(p)) is not None
+            and (p not in start.positions or committed_topic_id(commit.metadata) == positions.topic_ids[p.topic])
+        }
+        return dict.fromkeys(missing, 0) | read | self._earliest([p for p in existing if p not in read])
+
+    def _earliest(self, partitions: list[TopicPartition]) -> Offsets:
+        """Returns the log start offset of each partition, 0 for those that were deleted once more."""
+        try:
+            return self._lookup.earliest(partitions)
+        except BrokerError as error:
+            deleted = self._lookup.missing_after(error, partitions)
+            self._log_ends.add_deleted(deleted, is_reported=False)
+            return dict.fromkeys(deleted, 0) | self._earliest([p for p in partitions if p not in deleted])
 
     def check_topics(self, positions: StreamPositions, start: SourceOffset) -> StreamPositions:
         """Returns the positions after topics that were recreated since the last call, found in cached metadata.
@@ -221,11 +250,13 @@ class StartPositions:
         # a deleted topic has no id, and its cached metadata would be requested every time
         topics = {p.topic for p in positions.owned - self._log_ends.deleted} & set(positions.topic_ids)
         found = self._lookup.topic_ids(topics) if topics else {}
-        if all(positions.topic_ids[topic] == topic_id for topic, topic_id in found.items()):
+        recreated = positions.recreated_topics(found)
+        if not recreated:
             return positions
         self._log_ends.expire()
         updated = positions.with_topic_ids(found)
-        return updated.with_acquired(self.recreated(updated, start))
+        partitions = {p for p in updated.owned if p.topic in recreated}
+        return updated.with_acquired(self._recreated(partitions, start, updated))
 
     def _react_to_resets(
         self, decided: Mapping[TopicPartition, StartPosition], checkpoint: Offsets

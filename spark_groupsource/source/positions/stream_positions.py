@@ -141,7 +141,9 @@ class StreamPositions:
             topic_ids={**self.topic_ids, **topic_ids},
             partition_counts={t: count for t, count in self.partition_counts.items() if t not in recreated},
             starting={p: offset for p, offset in self.starting.items() if p.topic not in recreated},
+            committed={p: offset for p, offset in self.committed.items() if p.topic not in recreated},
             delivered={p: offset for p, offset in self.delivered.items() if p.topic not in recreated},
+            uncommitted={p: offset for p, offset in self.uncommitted.items() if p.topic not in recreated},
         )
 
     def begins(self, start: SourceOffset) -> dict[TopicPartition, int]:

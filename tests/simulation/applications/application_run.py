@@ -458,8 +458,6 @@ class ApplicationRun:
             self.trace(f"the commit of {p} by {member_id} goes back from {former} to {offset}")
             application = self._application(member_id)
             is_repeated = application is not None and application.is_running and not _ignores_group(application)
-            # a member that has known the former topic reads the new one from its start
-            is_repeated = is_repeated and "recreate" not in self.features
             self._went_back(p, offset, is_repeated=is_repeated)
         elif offset > former:
             self._set_back.pop(p, None)
@@ -627,10 +625,6 @@ class ApplicationRun:
 
     def planned(self, application: Application, start: dict[str, Any], end: dict[str, Any]) -> None:
         """Checks which records the first batch of a run leaves out."""
-        if "recreate" in self.features and decode_offset(start).topic_ids != decode_offset(end).topic_ids:
-            # a committed offset may be of the former topic, so the new one is read from its start
-            for p in decode_offset(end).positions:
-                self._excuse(p, 0, self.cluster.ends[p], is_own=True)
         if application.has_planned or not end or application.first_owned is None:
             return
         application.has_planned = True

@@ -22,6 +22,7 @@ from spark_groupsource.client.network.outage import Outage
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.common.deadlines import TransferDeadline
 from spark_groupsource.errors import GenerationMismatchError
+from spark_groupsource.source.group import start_positions
 from spark_groupsource.source.group.batch_replay import BatchReplay
 from spark_groupsource.source.group.ownership import GroupSnapshot
 from spark_groupsource.source.group.replay_wait import ReplayStep, ReplayWait
@@ -285,7 +286,12 @@ PLANTED: tuple[PlantedDefect, ...] = (
     ),
     PlantedDefect(
         "a recreated topic is read from the position in the former one",
-        {(StartPositions, "recreated"): lambda self, positions, start: {}},
+        {(start_positions, "_recreated_topics"): lambda positions, start: set()},
+        features=("recreate",),
+    ),
+    PlantedDefect(
+        "a recreated topic is read from its start although other members have read it",
+        {(start_positions, "committed_topic_id"): lambda metadata: ""},
         features=("recreate",),
     ),
     PlantedDefect(
