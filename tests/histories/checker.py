@@ -1,7 +1,8 @@
 """Anomalies of a history.
 
 Source of the kinds: Jepsen's analysis of Kafka and of Bufstream 0.1.0 (lost writes, duplicates, unseen writes,
-inconsistent offsets, nonmonotonic polls and sends, aborted reads, torn transactions, cycles).
+inconsistent offsets, nonmonotonic polls and sends, aborted reads, torn transactions, cycles). "Torn offset" is this
+project's own: the committed offset of a group is not that of the last transaction whose records are visible.
 
 A cycle of writes alone is no anomaly: Kafka does not isolate the writes of transactions from each other. The graph has
 an edge from the writer of a value to each reader of it, and from each operation of a process to its next one.
@@ -141,6 +142,17 @@ def _torn_transactions(seen: Observations) -> Iterator[Anomaly]:
             )
 
 
+def _torn_offsets(seen: Observations) -> Iterator[Anomaly]:
+    last: dict[str, int] = {}
+    for operation in seen.history:
+        known = last.get(operation.group, -1)
+        if operation.fetched not in (None, known):
+            text = f"{operation.process} found {operation.fetched} in {operation.group}, after the commit of {known}"
+            yield Anomaly("torn offset", text)
+        if operation.committed is not None and seen.took_effect(operation):
+            last[operation.group] = operation.committed
+
+
 def _polls(seen: Observations) -> Iterator[Anomaly]:
     """Polls of a process that go back, or leave out a value that is in the log for others."""
     positions: dict[str, dict[str, int]] = defaultdict(dict)
@@ -252,6 +264,7 @@ _CHECKS: tuple[Callable[[Observations], Iterator[Anomaly]], ...] = (
     _lost_writes,
     _aborted_reads,
     _torn_transactions,
+    _torn_offsets,
     _polls,
     _sends,
     _cycles,

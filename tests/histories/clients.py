@@ -1,4 +1,8 @@
-"""Clients of several libraries that record what they know."""
+"""Clients of several libraries that record what they know.
+
+A transaction also commits an offset of a group, the last of its values. Clients give up early, as an application with a
+deadline does: an outcome that they do not know is what a broker and the next transaction have to handle.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +10,38 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from itertools import count
+from queue import Empty, Queue
 from typing import Any, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as Assigned
 from kafka import KafkaProducer
+from kafka import TopicPartition as KafkaPythonPartition
 from kafka.errors import KafkaError as KafkaPythonError
+from kafka.structs import OffsetAndMetadata as KafkaPythonOffset
 
 from histories.history import History, Operation, Outcome, Polled, Sent
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.records.transactions import Transactions
 from spark_groupsource.errors import GroupSourceError
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.encoded_batch import EncodedBatch
 
+API_TIMEOUT_S = 2.0
+"""How long a client repeats the requests of a call, before it does not know the outcome."""
+REQUEST_TIMEOUT_MS = 1_000
 TRANSACTION_TIMEOUT_MS = 4_000
-_TIMEOUT_S = 6.0
+# a call may end itself at API_TIMEOUT_S
+_CALL_S = API_TIMEOUT_S + 1
 # a share of the transactions is aborted on purpose
 _ABORTED = 0.2
 _LIBRDKAFKA = {
     "log_level": 0,
-    "socket.timeout.ms": 2_000,
+    "socket.timeout.ms": REQUEST_TIMEOUT_MS,
     "reconnect.backoff.max.ms": 200,
     "retry.backoff.ms": 20,
     "retry.backoff.max.ms": 200,
@@ -60,6 +73,35 @@ class Recorder:
         return int(log.rpartition("-")[2])
 
 
+    def group(self, transactional_id: str) -> tuple[str, TopicPartition]:
+        """Returns the group and the partition of the offset that the transactions of an id commit."""
+        return f"{transactional_id}-offsets", TopicPartition(self.topic, 0)
+
+
+def _within_timeout(call: Callable[[], object]) -> None:
+    """Performs a call that may never end: of kafka-python, or SendOffsetsToTransaction of librdkafka 2.16 after a cut.
+
+    Raises: TimeoutError after the timeout, or the error of the call.
+    """
+    ended: Queue[BaseException | None] = Queue()
+
+    def perform() -> None:
+        try:
+            call()
+        except BaseException as error:
+            ended.put(error)
+        else:
+            ended.put(None)
+
+    threading.Thread(target=perform, daemon=True).start()
+    try:
+        error = ended.get(timeout=_CALL_S)
+    except Empty:
+        raise TimeoutError(f"{call} did not end within {_CALL_S} s") from None
+    if error is not None:
+        raise error
+
+
 class Client(Protocol):
     """One client; `step` performs and records an operation, `close` is called once."""
 
@@ -79,12 +121,16 @@ class LibrdkafkaWriter:
             **_LIBRDKAFKA,
             "bootstrap.servers": bootstrap_servers,
             "enable.idempotence": True,
-            "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
+            "message.timeout.ms": int(API_TIMEOUT_S * 1000),
         }
         self._transactional_id = transactional_id
         if transactional_id is not None:
             self._settings["transactional.id"] = transactional_id
             self._settings["transaction.timeout.ms"] = TRANSACTION_TIMEOUT_MS
+            self._group, self._partition = recorder.group(transactional_id)
+            consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": self._group, "log_level": 0})
+            self._metadata = consumer.consumer_group_metadata()
+            consumer.close()
         self._producer: Producer | None = None
         self._started = 0
         self._error = ""
@@ -95,7 +141,7 @@ class LibrdkafkaWriter:
             self._started += 1
             if self._transactional_id is not None:
                 try:
-                    producer.init_transactions(_TIMEOUT_S)
+                    producer.init_transactions(API_TIMEOUT_S)
                 except KafkaException:
                     return
             self._producer = producer
@@ -108,16 +154,19 @@ class LibrdkafkaWriter:
             outcome = self._transaction(self._producer, sent, offsets, failed)
         else:
             self._produce(self._producer, sent, offsets, failed)
-            self._producer.flush(_TIMEOUT_S)
+            self._producer.flush(API_TIMEOUT_S)
             outcome = Outcome.OK if len(offsets) == len(sent) else Outcome.UNKNOWN
-        if outcome is Outcome.UNKNOWN:
-            # the next operation is of a process of its own, whose writes are not ordered after these
+        if outcome is Outcome.UNKNOWN or self._error:
+            # The next operation is of a process of its own, whose writes are not ordered after these. Without
+            # InitProducerId after an error, an EndTxn that arrives late ends the next transaction: it has the same
+            # epoch (KIP-890, transaction protocol 1).
             self._producer = None
         known = tuple(each._replace(offset=offsets.get(each.value)) for each in sent)
         name = f"{self._name}.{self._started}"
-        self._recorder.add(
-            Operation(name, outcome, sent=known, is_transaction=is_transaction, error=self._error)
-        )
+        found = Operation(name, outcome, sent=known, is_transaction=is_transaction, error=self._error)
+        if is_transaction:
+            found = replace(found, group=self._group, committed=sent[-1].value)
+        self._recorder.add(found)
 
     def _transaction(
         self, producer: Producer, sent: list[Sent], offsets: dict[int, int], failed: set[int]
@@ -127,23 +176,27 @@ class LibrdkafkaWriter:
         try:
             producer.begin_transaction()
             self._produce(producer, sent, offsets, failed)
-            producer.flush(_TIMEOUT_S)
+            producer.flush(API_TIMEOUT_S)
             if not is_aborted and not failed and len(offsets) == len(sent):
+                offset = Assigned(self._partition.topic, self._partition.partition, sent[-1].value)
+                send = producer.send_offsets_to_transaction
+                _within_timeout(partial(send, [offset], self._metadata, API_TIMEOUT_S))
                 is_committing = True
-                producer.commit_transaction(_TIMEOUT_S)
+                producer.commit_transaction(API_TIMEOUT_S)
                 return Outcome.OK
-            producer.abort_transaction(_TIMEOUT_S)
+            producer.abort_transaction(API_TIMEOUT_S)
             return Outcome.FAILED
         except KafkaException as error:
             self._error = error.args[0].name()
-            if not error.args[0].txn_requires_abort():
-                return Outcome.UNKNOWN
-        try:
-            producer.abort_transaction(_TIMEOUT_S)
-            return Outcome.UNKNOWN if is_committing else Outcome.FAILED
-        except KafkaException as error:
-            self._error = error.args[0].name()
+        except TimeoutError as error:
+            self._error = str(error)
+            return Outcome.FAILED
+        # nothing is committed before EndTxn; a producer that does not know its outcome must not abort
+        if is_committing:
             return Outcome.UNKNOWN
+        with suppress(KafkaException):
+            producer.abort_transaction(API_TIMEOUT_S)
+        return Outcome.FAILED
 
     def _produce(
         self, producer: Producer, sent: list[Sent], offsets: dict[int, int], failed: set[int]
@@ -181,9 +234,12 @@ class OwnWriter:
     def step(self) -> None:
         sent = self._recorder.sent(self._draw, 4)
         known, outcome, error = tuple(sent), Outcome.FAILED, ""
+        group, partition = self._recorder.group(self._transactional_id)
+        fetched: int | None = None
         try:
             transactions = Transactions(self._cluster, self._transactional_id)
             transactions.init(TRANSACTION_TIMEOUT_MS)
+            fetched = fetch_offset(self._cluster, group, partition)
             by_log: dict[str, list[int]] = {}
             for log, value, _ in sent:
                 by_log.setdefault(log, []).append(value)
@@ -199,6 +255,7 @@ class OwnWriter:
                 for log, values in by_log.items()
                 for at, value in enumerate(values)
             )
+            transactions.commit_offsets(group, {partition: OffsetAndMetadata(sent[-1].value)})
             is_aborted = self._draw.random() < _ABORTED
             outcome = Outcome.FAILED if is_aborted else Outcome.UNKNOWN
             transactions.end(is_committed=not is_aborted)
@@ -206,7 +263,12 @@ class OwnWriter:
         except GroupSourceError as found:
             # before EndTxn nothing can be committed: the next transaction, or its timeout, aborts it
             error = type(found).__name__
-        self._recorder.add(Operation(self._name, outcome, sent=known, is_transaction=True, error=error))
+        self._recorder.add(
+            Operation(
+                self._name, outcome, sent=known, is_transaction=True, error=error, group=group,
+                committed=sent[-1].value, fetched=fetched,
+            )
+        )  # fmt: skip
 
     def close(self) -> None:
         """Has no connection of its own."""
@@ -223,11 +285,13 @@ class KafkaPythonWriter:
             "bootstrap_servers": bootstrap_servers,
             "transactional_id": transactional_id,
             "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS,
-            "delivery_timeout_ms": TRANSACTION_TIMEOUT_MS,
-            "request_timeout_ms": 2_000,
-            "max_block_ms": int(_TIMEOUT_S * 1000),
+            "delivery_timeout_ms": int(API_TIMEOUT_S * 1000),
+            "request_timeout_ms": REQUEST_TIMEOUT_MS,
+            "max_block_ms": int(API_TIMEOUT_S * 1000),
             "reconnect_backoff_max_ms": 200,
         }
+        self._group, at = recorder.group(transactional_id)
+        self._partition = KafkaPythonPartition(at.topic, at.partition)
         self._producer: KafkaProducer | None = None
         self._started = 0
 
@@ -248,21 +312,27 @@ class KafkaPythonWriter:
                 self._producer.send(self._recorder.topic, b"%d" % value, partition=self._recorder.partition(log))
                 for log, value, _ in sent
             ]
-            offsets = [future.get(_TIMEOUT_S).offset for future in futures]
+            offsets = [future.get(API_TIMEOUT_S).offset for future in futures]
             known = tuple(each._replace(offset=at) for each, at in zip(sent, offsets))
+            offset = {self._partition: KafkaPythonOffset(sent[-1].value, "", -1)}
+            _within_timeout(partial(self._producer.send_offsets_to_transaction, offset, self._group))
             is_aborted = self._draw.random() < _ABORTED
             outcome = Outcome.FAILED if is_aborted else Outcome.UNKNOWN
             if is_aborted:
-                self._producer.abort_transaction()
+                _within_timeout(self._producer.abort_transaction)
             else:
-                self._producer.commit_transaction()
+                _within_timeout(self._producer.commit_transaction)
                 outcome = Outcome.OK
-        except KafkaPythonError as found:
+        except (KafkaPythonError, TimeoutError) as found:
             # the next transaction, or its timeout, aborts what was not committed
             error = type(found).__name__
             self._discard()
-        name = f"{self._name}.{self._started}"
-        self._recorder.add(Operation(name, outcome, sent=known, is_transaction=True, error=error))
+        self._recorder.add(
+            Operation(
+                f"{self._name}.{self._started}", outcome, sent=known, is_transaction=True, error=error,
+                group=self._group, committed=sent[-1].value,
+            )
+        )  # fmt: skip
 
     def _discard(self) -> None:
         producer, self._producer = self._producer, None
@@ -274,6 +344,12 @@ class KafkaPythonWriter:
 
     def close(self) -> None:
         self._discard()
+
+
+def fetch_offset(cluster: ClusterClient, group: str, partition: TopicPartition) -> int:
+    """Returns the committed offset of a group, -1 if there is none."""
+    found = cluster.fetch_committed(group, [partition])[partition]
+    return -1 if found is None else found.offset
 
 
 class LibrdkafkaReader:

@@ -1,4 +1,8 @@
-"""Clusters whose brokers are killed, frozen and cut off."""
+"""Clusters whose brokers are killed, frozen and cut off.
+
+A fault of one broker begins at a request of a client, mostly one of a transaction, and most last longer than the client
+repeats its requests: then the client does not know what became of its operation.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,26 @@ import random
 import signal
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from chaos.brokers import CONFIG, Broker, EmbeddedBrokerProcess, RealKafkaBroker
-from chaos.proxy import Proxy
+from chaos.proxy import Moment, Proxy
 from support.kafka_cluster import KafkaCluster
 
-# longer than the session of a broker, so that its leaders move
-_FROZEN_S = 4.0
+from histories.clients import API_TIMEOUT_S
+from spark_groupsource.wire.api_keys import ApiKey
+
+FAULT_S = (0.25 * API_TIMEOUT_S, 2 * API_TIMEOUT_S)
+"""Range of the duration of a fault: from shorter than a request of a client to longer than all its repetitions."""
+# the longest one is longer than the session of a broker, so that its leaders move
+_FROZEN_S = 6.0
+_APIS = (
+    ApiKey.END_TXN, ApiKey.END_TXN, ApiKey.END_TXN, ApiKey.TXN_OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT, ApiKey.PRODUCE,
+    ApiKey.INIT_PRODUCER_ID, ApiKey.ADD_PARTITIONS_TO_TXN,
+)  # fmt: skip
+_MOMENT_S = 10.0
 
 
 class FaultyCluster(Protocol):
@@ -32,7 +47,7 @@ class FaultyCluster(Protocol):
 class OneBroker:
     """One broker behind a proxy."""
 
-    faults = ("none", "kill", "freeze", "cut", "hold")
+    faults = ("none", "kill", "freeze", "cut", "hold", "lost responses")
 
     def __init__(self, directory: Path, *, kafka: bool = False, script: Sequence[str] = ()) -> None:
         self._proxy = Proxy()
@@ -45,19 +60,35 @@ class OneBroker:
         self._broker.start()
 
     def inject(self, fault: str, draw: random.Random) -> None:
+        if fault == "none":
+            return
+        moment = Moment(draw.choice(_APIS), draw.random() < 0.5)
+        # without such a request, for example because no client works, there is no fault
+        if self._proxy.begin_at(moment, partial(self._begin, fault), _MOMENT_S):
+            time.sleep(draw.uniform(*FAULT_S))
+            self._end(fault)
+
+    def _begin(self, fault: str) -> None:
+        if fault == "kill":
+            # no response is received that the broker sent before
+            self._proxy.cut()
+            self._broker.signal(signal.SIGKILL)
+        elif fault == "freeze":
+            self._broker.signal(signal.SIGSTOP)
+        elif fault == "cut":
+            self._proxy.cut()
+        elif fault == "hold":
+            self._proxy.hold()
+        else:
+            self._proxy.hold(only_responses=True)
+
+    def _end(self, fault: str) -> None:
         if fault == "kill":
             self._broker.kill()
             self._broker.start()
         elif fault == "freeze":
-            self._broker.signal(signal.SIGSTOP)
-            time.sleep(draw.uniform(0.1, 1.5))
             self._broker.signal(signal.SIGCONT)
-        elif fault == "cut":
-            self._proxy.drop(draw.uniform(0.3, 1.0), draw)
-        elif fault == "hold":
-            self._proxy.hold()
-            time.sleep(draw.uniform(0.1, 1.5))
-            self._proxy.release()
+        self._proxy.release()
 
     def stop(self) -> None:
         self._broker.stop()

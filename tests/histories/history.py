@@ -40,6 +40,9 @@ class Operation:
         sent, polled: in order.
         is_reassigned: the client has other partitions or positions than in its operation before.
         is_transaction: the values were sent in one transaction.
+        group: the group whose offset is below; each has one transactional id.
+        committed: the offset that the transaction commits, or None.
+        fetched: the offset that was committed when the operation began, -1 for none; None if it was not fetched.
         error: the error that ended it; empty if there was none.
     """
 
@@ -49,6 +52,9 @@ class Operation:
     polled: tuple[Polled, ...] = ()
     is_reassigned: bool = False
     is_transaction: bool = False
+    group: str = ""
+    committed: int | None = None
+    fetched: int | None = None
     error: str = ""
 
 

@@ -5,7 +5,9 @@
 Several processes record beside each other, because clients of a broker with a fault mostly wait. A process starts a
 cluster for each part of 10 histories, and each history has a topic of its own. With --spark, a Spark query that copies
 the topic exactly once is one of the clients, and a history has several faults, also of its processes. A history with
-anomalies is printed, and ends the run with status 1. A table has the faults, and what became of the operations.
+anomalies is printed, and ends the run with status 1. A table has the faults, and what became of the operations:
+transactions that are committed, aborted, or neither as far as their client knows, and single sends of which some are
+indefinite, too.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -28,9 +31,17 @@ from support.clients import open_cluster
 from support.topics import create_topic
 
 from histories.checker import Anomaly, find_anomalies
-from histories.clients import Client, LibrdkafkaReader, Recorder, clients
+from histories.clients import (
+    API_TIMEOUT_S,
+    REQUEST_TIMEOUT_MS,
+    Client,
+    LibrdkafkaReader,
+    Recorder,
+    clients,
+    fetch_offset,
+)
 from histories.faulty_clusters import FaultyCluster, OneBroker, ThreeBrokers
-from histories.history import History, Outcome
+from histories.history import History, Operation, Outcome
 from histories.spark_copies import SparkCopies
 from spark_groupsource.client.records.transactions import Transactions
 
@@ -41,9 +52,11 @@ _BEFORE, _AFTER = (5, 40), (20, 40)
 _OPERATIONS_S = 20.0
 # the start of a Spark application takes longer than a fault
 _SPARK_FAULTS = 8
-_END_S = 90.0
+_END_S = 60.0
 _TRANSACTIONS = ("committed", "aborted", "unknown")
-_COUNTED = ("histories", "faults", "operations", *_TRANSACTIONS, "sends", "batches", "polls", "values", "errors")
+_COUNTED = (
+    "histories", "faults", "operations", *_TRANSACTIONS, "sends", "indefinite", "batches", "polls", "values", "errors",
+)  # fmt: skip
 
 Seconds = Counter[str]
 """Time by phase of a history"""
@@ -82,7 +95,10 @@ def record(cluster: FaultyCluster, seed: int, spark: Path | None = None) -> tupl
         else:
             faults = draw.choices([*cluster.faults, *SparkCopies.faults], k=_SPARK_FAULTS)
             copies.wait_ready()
-        with open_cluster(bootstrap_servers, default_api_timeout_ms="6000", request_timeout_ms="2000") as own:
+        timeouts = {
+            "default_api_timeout_ms": str(int(API_TIMEOUT_S * 1000)), "request_timeout_ms": str(REQUEST_TIMEOUT_MS)
+        }  # fmt: skip
+        with open_cluster(bootstrap_servers, **timeouts) as own:
             running = list(clients(recorder, bootstrap_servers, own, seed))
             ended, errors = threading.Event(), list[BaseException]()
             threads = [threading.Thread(target=_run, args=(client, ended, errors), daemon=True) for client in running]
@@ -102,13 +118,16 @@ def record(cluster: FaultyCluster, seed: int, spark: Path | None = None) -> tupl
             ended.set()
             for thread in threads:
                 thread.join(_END_S)
-                assert not thread.is_alive(), "a client did not end"
+                assert not thread.is_alive(), f"a client did not end:\n{_stack(thread)}"
             assert not errors, f"a client failed: {errors}"
             watch.end("last operations")
         with open_cluster(bootstrap_servers) as own:
             # a transaction that is open hides what comes after it
             for name in "abc":
-                Transactions(own, f"{recorder.topic}-{name}").init(1_000)
+                transactional_id = f"{recorder.topic}-{name}"
+                Transactions(own, transactional_id).init(1_000)
+                group, partition = recorder.group(transactional_id)
+                recorder.add(Operation("end", group=group, fetched=fetch_offset(own, group, partition)))
         last = LibrdkafkaReader(recorder, bootstrap_servers, "end")
         deadline_s = time.monotonic() + _END_S
         assert last.read_to_end(lambda: time.monotonic() > deadline_s), "the logs could not be read to their ends"
@@ -129,6 +148,12 @@ def _wait_for(recorder: Recorder, count: int) -> None:
     expected, deadline_s = len(recorder.history) + count, time.monotonic() + _OPERATIONS_S
     while len(recorder.history) < expected and time.monotonic() < deadline_s:
         time.sleep(0.01)
+
+
+def _stack(thread: threading.Thread) -> str:
+    """Returns where a thread is."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "" if frame is None else "".join(traceback.format_stack(frame))
 
 
 def _run(client: Client, ended: threading.Event, errors: list[BaseException]) -> None:
@@ -155,6 +180,7 @@ def counted(faults: Sequence[str], history: History) -> Counts:
             found[name, outcomes[operation.outcome]] += 1
         elif operation.sent:
             found[name, "sends"] += 1
+            found[name, "indefinite"] += operation.outcome is Outcome.UNKNOWN
         found[name, "polls"] += bool(operation.polled)
         found[name, "values"] += len(operation.polled)
         found[name, "errors"] += bool(operation.error)
@@ -218,10 +244,10 @@ def _report(seed: int, faults: Sequence[str], anomalies: list[Anomaly], history:
 def table(counts: Counts, seconds: Seconds) -> Iterable[str]:
     """Yields lines with what happened by fault, and with the mean time of each phase of a history."""
     faults = sorted({fault for fault, _ in counts})
-    yield f"{'fault':<12}" + "".join(f"{name:>11}" for name in _COUNTED)
+    yield f"{'fault':<15}" + "".join(f"{name:>11}" for name in _COUNTED)
     for fault in faults:
-        yield f"{fault:<12}" + "".join(f"{counts[fault, name]:>11,}" for name in _COUNTED)
-    yield f"{'all':<12}" + "".join(f"{sum(counts[f, name] for f in faults):>11,}" for name in _COUNTED)
+        yield f"{fault:<15}" + "".join(f"{counts[fault, name]:>11,}" for name in _COUNTED)
+    yield f"{'all':<15}" + "".join(f"{sum(counts[f, name] for f in faults):>11,}" for name in _COUNTED)
     histories = sum(counts[fault, "histories"] for fault in faults)
     yield "seconds of a history: " + ", ".join(f"{name} {spent / histories:.1f}" for name, spent in seconds.items())
 

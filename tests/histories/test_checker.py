@@ -41,6 +41,12 @@ PLANTED: dict[str, History] = {
         wrote("q", Sent(B, 3, 2)),
         read("c", Polled(A, 0, 1), Polled(B, 2, 3)),
     ],
+    "torn offset": [
+        Operation("p", sent=(Sent(A, 1, 0),), group="g", committed=1),
+        Operation("p", Outcome.FAILED, sent=(Sent(A, 2, 2),), group="g", committed=2),
+        Operation("p", Outcome.UNKNOWN, sent=(Sent(A, 3, 4),), group="g", committed=3, fetched=2),
+        read("c", Polled(A, 0, 1)),
+    ],
     "nonmonotonic poll": [
         wrote("p", Sent(A, 1, 0), Sent(A, 2, 1)),
         read("c", Polled(A, 0, 1), Polled(A, 1, 2)),
@@ -75,6 +81,12 @@ ALLOWED: dict[str, History] = {
         wrote("p", Sent(A, 1, 0), Sent(A, 2, 1)),
         read("c", Polled(A, 0, 1), Polled(A, 1, 2)),
         read("c", Polled(A, 0, 1), Polled(A, 1, 2), is_reassigned=True),
+    ],
+    "offsets of transactions whose outcome shows in their values": [
+        Operation("p", Outcome.UNKNOWN, sent=(Sent(A, 1, 0),), group="g", committed=1, fetched=-1),
+        Operation("p", Outcome.UNKNOWN, sent=(Sent(A, 2, 2),), group="g", committed=2, fetched=1),
+        Operation("q", group="g", fetched=1),
+        read("c", Polled(A, 0, 1)),
     ],
     "a write without a known outcome that no client sees": [
         wrote("p", Sent(A, 1), outcome=Outcome.UNKNOWN),
