@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as Assigned
-from pyspark.errors import PySparkException
+from pyspark import TaskContext
+from pyspark.errors import PySparkException, StreamingQueryException
 from support.clients import open_cluster
 from support.clusters import Cluster
 from support.topics import create_topic, produce
+from support.waiting import wait_until
+
+from spark_groupsource.client.cluster.cluster_client import LATEST
+from spark_groupsource.model import TopicPartition
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
 Run = Callable[..., Any]
 
 
-def committed_values(bootstrap_servers: str, topic: str) -> list[str]:
-    """Returns what a read_committed consumer sees of a topic of one partition, sorted."""
+def log_end(bootstrap_servers: str, topic: str) -> int:
+    """Returns the end offset of a topic of one partition, which has no open transaction."""
     with open_cluster(bootstrap_servers) as client:
-        from spark_groupsource.client.cluster.cluster_client import LATEST
-        from spark_groupsource.model import TopicPartition
-
         tp = TopicPartition(topic, 0)
         # without an open transaction, the last stable offset is the end of the log
         end = client.list_offsets({tp: LATEST}, read_committed=True)[tp].offset
         assert end == client.list_offsets({tp: LATEST})[tp].offset
+    return end
+
+
+def committed_values(bootstrap_servers: str, topic: str) -> list[str]:
+    """Returns what a read_committed consumer sees of a topic of one partition, sorted."""
+    log_end(bootstrap_servers, topic)
     settings = {"group.id": "unused", "isolation.level": "read_committed", "enable.auto.commit": False}
     consumer = Consumer({"bootstrap.servers": bootstrap_servers, **settings, "enable.partition.eof": True})
     consumer.assign([Assigned(topic, 0, 0)])
@@ -70,9 +80,12 @@ class Copy:
         rows = self.spark.readStream.format("groupsource").options(**self.options, **given).load()
         return rows.selectExpr("cast(value as string) as value")
 
-    def run(self, frame: Any) -> Any:
+    def start(self, frame: Any) -> Any:
         writer = frame.writeStream.format("groupsource").options(**self.options, topic=self.output)
-        query = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
+        return writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
+
+    def run(self, frame: Any) -> Any:
+        query = self.start(frame)
         assert query.awaitTermination(300)
         return query
 
@@ -107,6 +120,54 @@ def test_what_is_available_is_written_once_in_each_run(copy: Copy, servers: str,
         copy.run(copy.stream(topic, group, maxOffsetsPerTrigger="10"))
         assert copy.values() == numbers(end)
         assert committed_offsets(servers, group) == end
+
+
+# without the fixture `cluster`, which has one cluster in a plain run: no other test has this row of the failure table
+@pytest.mark.parametrize(
+    ("broker", "killed"),
+    [("embedded", "worker"), ("embedded", "task"), pytest.param("kafka", "task", marks=pytest.mark.kafka)],
+)
+def test_a_task_that_is_killed_leaves_nothing_of_its_attempt(
+    spark: Any, request: pytest.FixtureRequest, broker: str, killed: str, topic: str, group: str, tmp_path: Path
+) -> None:
+    servers = request.getfixturevalue(broker).bootstrap_servers
+    copy = Copy(spark, servers, topic, tmp_path)
+    fill(servers, topic, 0, 10)
+    reached = tmp_path / "reached"
+
+    def stop_once(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            yield batch
+            if not reached.exists():
+                # the writer of this attempt has a record
+                (tmp_path / "attempt").write_text(str(TaskContext.get().taskAttemptId()))  # type: ignore[union-attr]
+                (tmp_path / "attempt").rename(reached)
+                if killed == "worker":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                signal.pause()
+
+    # each record is a batch of its own, between the tasks' workers, too
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
+    try:
+        rows = copy.stream(topic, group).mapInArrow(stop_once, "value string")
+        query = copy.start(rows)
+        wait_until(reached.exists, "a task has written a record", 60, 0.05)
+        if killed == "task":
+            assert log_end(servers, copy.output) == 0
+            # private: PySpark has no method for it; Spark runs the task again, as after the loss of an executor
+            spark.sparkContext._jsc.sc().killTaskAttempt(int(reached.read_text()), True, "test")
+            assert query.awaitTermination(300)
+        else:
+            with pytest.raises(StreamingQueryException, match="Python worker exited unexpectedly"):
+                query.awaitTermination(300)
+            assert log_end(servers, copy.output) == 0
+            copy.run(rows)
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    assert copy.values() == numbers(10)
+    assert committed_offsets(servers, group) == 10
+    # with the marker of one transaction
+    assert log_end(servers, copy.output) == 11
 
 
 def test_a_query_with_two_groups_commits_both_with_its_output(
