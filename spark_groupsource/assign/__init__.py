@@ -20,25 +20,33 @@ Foreign members lead the same groups, so an assignment must be the one that a Ja
 which ties are broken: `java_order.py` has the iteration orders of Java's collections, `rack_info.py` Kafka's rules for
 racks. Vectors of Java's assignors are the tests.
 
-Users supply their own with ``module:Class`` (`load_assignor`).
+Users supply their own with ``module:Class`` (`load_assignor`). One with the method of `Configurable` gets the offsets
+of the group, which it may request while it assigns.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Callable, Mapping, Protocol, Sequence
+from typing import Callable, Mapping, Protocol, Sequence, runtime_checkable
 
 from spark_groupsource.assign.range_roundrobin import RangeAssignor, RoundRobinAssignor
 from spark_groupsource.assign.sticky import CooperativeStickyAssignor, StickyAssignor
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.model import Assignment, GroupMember, PartitionRacks, TopicPartition
+from spark_groupsource.model import Assignment, GroupMember, PartitionRacks, Subscription, TopicPartition
 
 __all__ = [
+    "Assignment",
     "Assignor",
+    "Configurable",
     "CooperativeStickyAssignor",
+    "GroupMember",
+    "GroupOffsets",
+    "PartitionRacks",
     "RangeAssignor",
     "RoundRobinAssignor",
     "StickyAssignor",
+    "Subscription",
+    "TopicPartition",
     "load_assignor",
 ]
 
@@ -47,7 +55,9 @@ _SETTING = "kafka.partition.assignment.strategy"
 
 
 class Assignor(Protocol):
-    """Interface of an assignor; users can supply their own.
+    """Interface of an assignor; users can supply their own. A subclass needs `name`, `cooperative` and `assign`.
+
+    Each member has its own instance, created without arguments.
 
     Attributes:
         name: the protocol name for which members vote; the same in all of them.
@@ -70,6 +80,7 @@ class Assignor(Protocol):
             owned: the partitions that the member was last assigned.
             generation_id: the generation of that assignment, -1 if there was none.
         """
+        return None
 
     def assign(
         self, partitions: Mapping[str, int], members: Sequence[GroupMember], racks: PartitionRacks | None = None
@@ -84,6 +95,31 @@ class Assignor(Protocol):
 
     def on_assignment(self, assignment: Assignment, generation_id: int) -> None:
         """Is called in each member with its assignment."""
+        return None
+
+
+class GroupOffsets(Protocol):
+    """Offsets that an assignor may request; the methods are those of Kafka's consumer.
+
+    Each sends requests and raises BrokerError or NetworkError after kafka.default.api.timeout.ms.
+    """
+
+    def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Returns the committed offsets of the group; a partition without one is absent."""
+
+    def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Returns the log start offsets."""
+
+    def end_offsets(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Returns the high watermarks; with isolation.level=read_committed the last stable offsets."""
+
+
+@runtime_checkable
+class Configurable(Protocol):
+    """Interface of an assignor that needs offsets, as Kafka's Configurable gives one its settings."""
+
+    def configure(self, offsets: GroupOffsets) -> None:
+        """Is called once, before every other method."""
 
 
 _BUILT_IN: dict[str, Callable[[], Assignor]] = {
@@ -117,6 +153,9 @@ def load_assignor(name: str) -> Assignor:
             f"Option {_SETTING}: creating assignor {name!r} failed: {type(error).__name__}: {error}."
         ) from error
     missing = ", ".join(part for part in _ATTRIBUTES if not hasattr(assignor, part))
+    if not missing and not (assignor.name and isinstance(assignor.name, str)):
+        # a subclass of the protocol that does not set it
+        missing = "a name"
     if missing:
         raise ConfigurationError(
             f"Option {_SETTING}: assignor {name!r} lacks {missing}. Implement spark_groupsource.assign.Assignor."

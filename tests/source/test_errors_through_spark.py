@@ -43,13 +43,13 @@ from spark_groupsource.wire.messages import LeaveGroupRequest
 SERVERS, TOPIC, GROUP = {servers!r}, {topic!r}, {group!r}
 
 class Listener:
-    def assigned(self, partitions):
+    def on_partitions_assigned(self, partitions):
         pass
 
-    revoked = lost = assigned
+    on_partitions_revoked = on_partitions_assigned
 
 class Removing(Listener):
-    def assigned(self, partitions):
+    def on_partitions_assigned(self, partitions):
         with ClusterClient(SERVERS, ClientSettings.parse({{"bootstrap.servers": SERVERS}})) as client:
             members = describe_groups(client, [GROUP])[GROUP].members
             row, reason = LeaveGroupRequest.MemberIdentity, "removed by an operator"
@@ -59,7 +59,7 @@ class Removing(Listener):
 class Replacing(Listener):
     """Another process joins with the group.instance.id of a member."""
 
-    def assigned(self, partitions):
+    def on_partitions_assigned(self, partitions):
         self.other = confluent_kafka.Consumer(
             {{"bootstrap.servers": SERVERS, "group.id": GROUP, "group.instance.id": "worker-0",
              "partition.assignment.strategy": "range", "auto.offset.reset": "earliest"}}
@@ -68,7 +68,7 @@ class Replacing(Listener):
         assert self.other.poll(30) is not None
 
 class Deleting(Listener):
-    def assigned(self, partitions):
+    def on_partitions_assigned(self, partitions):
         admin = confluent_kafka.admin.AdminClient({{"bootstrap.servers": SERVERS}})
         admin.delete_topics([TOPIC + "-b"])[TOPIC + "-b"].result(30)
 '''

@@ -26,21 +26,21 @@ class Recording:
         with open(PATH, "a") as out:
             out.write(" ".join([what, str(os.getpid()), *(f"{{topic}}-{{n}}" for topic, n in partitions)]) + chr(10))
 
-    def revoked(self, partitions):
+    def on_partitions_revoked(self, partitions):
         self._record("revoked", partitions)
 
-    def assigned(self, partitions):
+    def on_partitions_assigned(self, partitions):
         self._record("assigned", partitions)
 
-    def lost(self, partitions):
+    def on_partitions_lost(self, partitions):
         self._record("lost", partitions)
 
 class Failing(Recording):
-    def assigned(self, partitions):
+    def on_partitions_assigned(self, partitions):
         raise KeyError("no table for it")
 
 class Half:
-    def revoked(self, partitions):
+    def on_partitions_revoked(self, partitions):
         pass
 """
 
@@ -89,8 +89,8 @@ def calls_of(calls, method):
 @pytest.mark.parametrize(
     "listener, message",
     [
-        ("Failing", r"Failing.assigned\(.*-\d\) raised KeyError: 'no table for it'"),
-        ("Half", "has no method assigned, lost"),
+        ("Failing", r"Failing.on_partitions_assigned\(.*-\d\) raised KeyError: 'no table for it'"),
+        ("Half", "has no method on_partitions_assigned"),
         ("Missing", "cannot be created: AttributeError"),
     ],
 )

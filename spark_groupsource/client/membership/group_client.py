@@ -10,8 +10,8 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Callable, Iterator, Mapping, Protocol, Sequence
 
-from spark_groupsource.assign import load_assignor
-from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.assign import Configurable, load_assignor
+from spark_groupsource.client.cluster.cluster_client import EARLIEST, LATEST, ClusterClient
 from spark_groupsource.client.cluster.group_offsets import NO_IDS, TopicIds
 from spark_groupsource.client.membership.assignment import metadata_snapshot
 from spark_groupsource.client.membership.member_commits import MemberCommits
@@ -95,7 +95,9 @@ class GroupClient:
         self.shared = SharedMembership(settings)
         self._commits = MemberCommits(cluster, self.shared, settings.group_id, self._clock)
         now_ms = self._clock.now_ms()
-        self.shared.members += [_create_member(settings, index, now_ms) for index in range(settings.members)]
+        self.shared.members += [
+            _create_member(cluster, settings, index, now_ms) for index in range(settings.members)
+        ]
         self.loop = MemberLoop(cluster, self.shared, self._commits)
 
     def __enter__(self) -> GroupClient:
@@ -450,8 +452,33 @@ class GroupClient:
                     member.membership.subscription_changed(SUBSCRIPTION_CHANGED)
 
 
-def _create_member(settings: GroupSettings, index: int, now_ms: int) -> LocalMember:
+class _GroupOffsets:
+    """What assignors of users may request; see `assign.GroupOffsets`."""
+
+    def __init__(self, cluster: ClusterClient, group_id: str) -> None:
+        self._cluster = cluster
+        self._group_id = group_id
+
+    def committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        fetched = self._cluster.fetch_committed(self._group_id, list(partitions))
+        return {tp: commit.offset for tp, commit in fetched.items() if commit is not None}
+
+    def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        return self._listed(partitions, EARLIEST)
+
+    def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        return self._listed(partitions, LATEST)
+
+    def _listed(self, partitions: Sequence[TopicPartition], at: int) -> dict[TopicPartition, int]:
+        listed = self._cluster.list_offsets(dict.fromkeys(partitions, at))
+        return {tp: found.offset for tp, found in listed.items()}
+
+
+def _create_member(cluster: ClusterClient, settings: GroupSettings, index: int, now_ms: int) -> LocalMember:
     assignors = [load_assignor(name) for name in settings.assignors]
+    for assignor in assignors:
+        if isinstance(assignor, Configurable):
+            assignor.configure(_GroupOffsets(cluster, settings.group_id))
     names = [assignor.name for assignor in assignors]
     if len(set(names)) < len(names):
         raise ConfigurationError(

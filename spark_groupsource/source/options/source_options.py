@@ -261,7 +261,8 @@ class SourceOptions(ClusterOptions):
     )
     rebalance_listener: str | None = _parsed(
         "rebalanceListener",
-        "Class as module:Class whose revoked, assigned and lost methods are called in the reader process.",
+        "Class as module:Class whose methods on_partitions_revoked, on_partitions_assigned and on_partitions_lost are "
+        "called in the reader process, as those of Kafka's ConsumerRebalanceListener.",
         parse_class_path,
         queries=STREAM,
         elsewhere="ignored",
