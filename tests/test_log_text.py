@@ -13,8 +13,7 @@ from typing import Sequence
 
 import pytest
 
-from spark_groupsource.broker.report_writer import ReportLine, ReportWriter
-from spark_groupsource.cli.broker_command import write_lines
+from spark_groupsource.broker.report_writer import DescriptorWriter, ReportLine, ReportWriter
 from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.errors import ApiError, ErrorCode, as_sentence
 from spark_groupsource.log_text import MAX_LINE_CHARS, describe_error, log_line
@@ -106,11 +105,11 @@ def test_the_command_writes_whole_lines(capfd: pytest.CaptureFixture[str], monke
         sizes.append(len(data))
         return write(descriptor, data[: max(len(data) // 2, 1)])  # as a signal interrupts a write
 
-    monkeypatch.setattr("spark_groupsource.cli.broker_command.os.write", write_half)
+    monkeypatch.setattr("spark_groupsource.broker.report_writer.os.write", write_half)
     at_ms = 1_700_000_000_007
     texts = [f"{number} {'x' * length}" for number, length in enumerate([20] * 400 + [9_000])]
     lines = [ReportLine(text, logging.INFO, at_ms) for text in texts]
-    write_lines(lines)
+    DescriptorWriter(2)(lines)
     monkeypatch.undo()
     at = datetime.fromtimestamp(at_ms / 1000).strftime("%Y-%m-%d %H:%M:%S")
     assert capfd.readouterr().err == "".join(f"{at},007 INFO {text}\n" for text in texts)

@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -20,10 +21,17 @@ from spark_groupsource.broker.direct_produce import append, check_records, encod
 from spark_groupsource.broker.leaders import Leader
 from spark_groupsource.broker.network import event_loop
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.report_writer import ReportWriter, log_report
+from spark_groupsource.broker.report_writer import (
+    DescriptorWriter,
+    ReportWriter,
+    WriteLines,
+    log_report,
+    log_request,
+    open_log,
+)
 from spark_groupsource.broker.server import BrokerServer
 from spark_groupsource.broker.storage.catalog import INTERNAL_TOPICS
-from spark_groupsource.common.arguments import check_integer, check_mapping, check_text, near_names
+from spark_groupsource.common.arguments import check_integer, check_mapping, check_text, near_names, shown
 from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.common.net import Address
 from spark_groupsource.errors import ConfigurationError, GroupSourceError
@@ -56,7 +64,8 @@ class EmbeddedBroker:
     settings by Kafka's names; `brokers`, number of nodes with consecutive ids, from ``node.id``, and consecutive ports:
     partition leaders and coordinators are distributed over the nodes, which share the data directory; `add_scram`,
     users, each ``SCRAM-SHA-256=[name=USER,password=PASSWORD]``; `topics`, name -> number of partitions, or the
-    records of a topic with one partition (see `produce`), for topics that do not exist yet.
+    records of a topic with one partition (see `produce`), for topics that do not exist yet; `log_requests`, True for a
+    line of level DEBUG for each request in the logger ``kafka.request.logger``, or a file to which it is appended.
 
     The first rebalance of a group does not wait for further members: ``group.initial.rebalance.delay.ms`` is 0, as in
     Kafka's server.properties for development; Kafka's default of 3 seconds is set by `config`.
@@ -73,12 +82,15 @@ class EmbeddedBroker:
         brokers: int = 1,
         add_scram: Collection[str] = (),
         topics: Mapping[str, Any] | None = None,
+        log_requests: bool | str | Path = False,
     ) -> None:
         check_integer("brokers", brokers, 1)
         check_integer("port", port, 0, 65_535)
         check_text("host", host)
         check_mapping("config", config, "a mapping from names of settings to values", optional=True)
         check_mapping("topics", topics, _TOPICS, optional=True)
+        if not isinstance(log_requests, (bool, str, Path)):
+            raise ConfigurationError(f"Argument log_requests must be True, False or a file, got {shown(log_requests)}.")
         for topic, content in (topics or {}).items():
             if not isinstance(content, int) or isinstance(content, bool):
                 check_records(f"topics[{topic!r}]", content)
@@ -96,6 +108,9 @@ class EmbeddedBroker:
         self._server: BrokerServer | None = None
         self._failure: BaseException | None = None
         self._write_line: ReportWriter | None = None
+        self._log_requests = log_requests
+        self._write_request: ReportWriter | None = None
+        self._request_file: int | None = None
         self.data_dir: Path | None = None
         self._bootstrap_servers = ""
         self._addresses: dict[str, str] = {}
@@ -105,8 +120,10 @@ class EmbeddedBroker:
         """Returns when clients can connect."""
         if self._thread is not None:
             raise RuntimeError("The broker is already running.")
+        write_request = self._open_request_log()
         self.data_dir = self._given_dir or Path(tempfile.mkdtemp(prefix="groupsource-broker-"))
         self._write_line = ReportWriter(log_report)
+        self._write_request = None if write_request is None else ReportWriter(write_request)
         ready: concurrent.futures.Future[str] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="groupsource-broker", daemon=True)
         self._thread.start()
@@ -126,6 +143,13 @@ class EmbeddedBroker:
             self.stop()
             raise
         return self
+
+    def _open_request_log(self) -> WriteLines | None:
+        """Raises: ConfigurationError."""
+        if isinstance(self._log_requests, bool):
+            return log_request if self._log_requests else None
+        self._request_file = open_log(self._log_requests, "log_requests")
+        return DescriptorWriter(self._request_file)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -325,6 +349,7 @@ class EmbeddedBroker:
             self._brokers,
             self._add_scram,
             listen_option="port",
+            write_request=self._write_request,
         )
         self._stopped = asyncio.Event()
         addresses = await self._server.start()
@@ -347,9 +372,13 @@ class EmbeddedBroker:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._write_line is not None:
-            self._write_line.close()
-            self._write_line = None
+        for writer in (self._write_line, self._write_request):
+            if writer is not None:
+                writer.close()
+        self._write_line = self._write_request = None
+        if self._request_file is not None:
+            os.close(self._request_file)
+            self._request_file = None
         if self._given_dir is None and self.data_dir is not None:
             shutil.rmtree(self.data_dir, ignore_errors=True)
             self.data_dir = None

@@ -85,20 +85,31 @@ def serve_forever(
     report: WriteLines | None = None,
     brokers: int = 1,
     add_scram: Collection[str] = (),
+    log_requests: WriteLines | None = None,
 ) -> None:
     """Runs a broker in this thread until SIGTERM or SIGINT, then stops it cleanly.
 
     Args: `config`, settings by Kafka's names; `ready`, called with ``host:port`` when clients can connect; `report`,
     called in a separate thread with log lines and their levels, by default the logger; `brokers`, number of nodes, at
-    consecutive ports; `add_scram`, users in the format of ``--add-scram``.
+    consecutive ports; `add_scram`, users in the format of ``--add-scram``; `log_requests`, as `report` for the
+    lines of the request log, by default none.
 
     Raises: ConfigurationError, StorageError: the broker cannot start.
     """
     parsed = broker_config(config)
     trim_heap = _tune_process()
 
-    async def run(write_line: ReportWriter) -> None:
-        server = BrokerServer(Path(data_dir), address, parsed, SystemClock(), write_line, brokers, add_scram)
+    async def run(write_line: ReportWriter, write_request: ReportWriter | None) -> None:
+        server = BrokerServer(
+            Path(data_dir),
+            address,
+            parsed,
+            SystemClock(),
+            write_line,
+            brokers,
+            add_scram,
+            write_request=write_request,
+        )
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -117,7 +128,10 @@ def serve_forever(
             await server.stop()
 
     write_line = ReportWriter(report or log_report)
+    write_request = None if log_requests is None else ReportWriter(log_requests)
     try:
-        event_loop.run(run(write_line))
+        event_loop.run(run(write_line, write_request))
     finally:
         write_line.close()
+        if write_request is not None:
+            write_request.close()

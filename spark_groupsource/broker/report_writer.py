@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Callable, NamedTuple, Sequence
 
 from spark_groupsource.common.clock import SystemClock
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.log_text import timed_line
 
 _LOGGER = logging.getLogger(__name__)
+_REQUEST_LOGGER = logging.getLogger("kafka.request.logger")
 _MAX_QUEUED_LINES = 1_000
 _CLOSE_TIMEOUT_S = 2.0
 # a wake-up of the thread for each line, or a system call for each, would take the interpreter's lock as often
@@ -30,6 +35,8 @@ class ReportLine(NamedTuple):
     at_ms: int
 
 
+_ATOMIC_WRITE_BYTES = 4_096  # to a pipe (PIPE_BUF of Linux): no other process writes within these lines
+
 WriteLines = Callable[[Sequence[ReportLine]], object]
 
 
@@ -38,6 +45,47 @@ def log_report(lines: Sequence[ReportLine]) -> None:
     for text, level, _ in lines:
         with suppress(Exception):  # of a filter or handler; the following lines may be accepted
             _LOGGER.log(level, text)
+
+
+def log_request(lines: Sequence[ReportLine]) -> None:
+    """Passes lines of the request log to the logger with Kafka's name."""
+    for text, level, _ in lines:
+        with suppress(Exception):
+            _REQUEST_LOGGER.log(level, text)
+
+
+class DescriptorWriter:
+    """Writes log lines with their local times to a file or pipe, several with one system call."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __call__(self, lines: Sequence[ReportLine]) -> None:
+        block = b""
+        for text, level, at_ms in lines:
+            line = f"{timed_line(text, logging.getLevelName(level), at_ms)}\n".encode()
+            if block and len(block) + len(line) > _ATOMIC_WRITE_BYTES:
+                self._write(block)
+                block = b""
+            block += line
+        self._write(block)
+
+    def _write(self, block: bytes) -> None:
+        # without Python's buffer: its lock would be held while a full pipe blocks, and the exit of the process waits
+        with suppress(OSError):  # the following lines may be accepted again
+            while block:
+                block = block[os.write(self._descriptor, block) :]
+
+
+def open_log(path: str | Path, option: str) -> int:
+    """Opens a file of log lines, to append to it; returns its descriptor. Raises: ConfigurationError."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigurationError(
+            f"Option {option}: {path} cannot be written: {reason}. Name a file in a directory that exists."
+        ) from error
 
 
 class ReportWriter:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Collection, Coroutine, Iterator, TypeVar
+from typing import TYPE_CHECKING, Any, Collection, Coroutine, Iterator, TypeVar
 
 from spark_groupsource.broker.api.dispatch import RequestDispatcher
 from spark_groupsource.broker.api.served_versions import SERVED
@@ -25,11 +25,14 @@ from spark_groupsource.broker.periodic_work import PeriodicWork
 from spark_groupsource.broker.security_config import ListenerSpec, advertised_addresses, listener_specs
 from spark_groupsource.broker.storage.data_directory import DataDirectory
 from spark_groupsource.broker.storage.reporter import Reporter
-from spark_groupsource.common.clock import Clock
+from spark_groupsource.common.clock import Clock, monotonic_ns
 from spark_groupsource.common.coroutines import Turns, next_turn, set_turns
 from spark_groupsource.common.net import Address
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.log_text import describe_error, log_line
+
+if TYPE_CHECKING:
+    from spark_groupsource.broker.request_log import RequestLog
 
 _LOGGER = logging.getLogger(__name__)
 _EMBEDDED_DEFAULTS = {"group.initial.rebalance.delay.ms": "0"}
@@ -41,6 +44,13 @@ _WILDCARDS = frozenset({"0.0.0.0", "::"})
 Result = TypeVar("Result")
 
 
+def _request_log(write_line: Reporter) -> RequestLog:
+    # most brokers have none
+    from spark_groupsource.broker.request_log import RequestLog
+
+    return RequestLog(monotonic_ns, write_line)
+
+
 def _log(line: str, level: int) -> None:
     _LOGGER.log(level, line)
 
@@ -49,7 +59,7 @@ class BrokerServer:
     """A broker with one listener per node. Everything runs in the event loop that calls `start`.
 
     Args: `write_line` takes one log line at a time, escaped and bounded; it must not block or raise. `listen_option`
-    is the caller's name of `address`, for messages.
+    is the caller's name of `address`, for messages. `write_request` takes the lines of the request log.
 
     Attributes: `warning`, set by `start` if other machines can connect without authentication, else empty.
     """
@@ -64,6 +74,7 @@ class BrokerServer:
         node_count: int = 1,
         add_scram: Collection[str] = (),
         listen_option: str = "--listen",
+        write_request: Reporter | None = None,
     ) -> None:
         def report(text: str, level: int = logging.WARNING, /) -> None:
             write_line(log_line(text), level)
@@ -74,11 +85,17 @@ class BrokerServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._limits = ConnectionLimits(config.queued_max_request_bytes)
-        self._router = router = ResponseRouter(self._schedule_timers)
+        request_log = None if write_request is None else _request_log(write_request)
+        self._router = router = (
+            ResponseRouter(self._schedule_timers)
+            if request_log is None
+            else request_log.new_router(self._schedule_timers)
+        )
         data = DataDirectory(data_dir, report)
         self.broker = Broker(config, data, clock, router.send, report, node_count, add_scram, self._start_task)
-        dispatcher = RequestDispatcher(
-            self.broker, SERVED, router.respond, router.run, router.complete_with
+        handling = self.broker, SERVED, router.respond, router.run, router.complete_with
+        dispatcher = (
+            RequestDispatcher(*handling) if request_log is None else request_log.new_dispatcher(*handling)
         )
         self._clock = clock
         self._report = report

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Sequence
 
 import click
 
@@ -15,13 +11,9 @@ from spark_groupsource.cli.commands import command
 from spark_groupsource.cli.common import key_values, read_lines, read_properties
 from spark_groupsource.common.net import parse_listen_address
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.log_text import timed_line
-
-if TYPE_CHECKING:
-    from spark_groupsource.broker.report_writer import ReportLine
 
 _FLUSH = "log.flush.interval.messages"
-_ATOMIC_WRITE_BYTES = 4_096  # to a pipe (PIPE_BUF of Linux): no other process writes within these lines
+_STANDARD_ERROR = "-"
 
 
 @command()
@@ -70,6 +62,14 @@ _ATOMIC_WRITE_BYTES = 4_096  # to a pipe (PIPE_BUF of Linux): no other process w
     type=click.Path(dir_okay=False, path_type=Path),
     help="File with values of --add-scram, one per line.",
 )
+@click.option(
+    "--log-requests",
+    is_flag=False,
+    flag_value=_STANDARD_ERROR,
+    metavar="[=FILE]",
+    help="Writes one line for each request, as Kafka's kafka.request.logger, to standard error or to the end of FILE: "
+    "API, version, client, principal, time, group, generation, member, topics; no records and no passwords.",
+)
 def broker(
     listen: str,
     data_dir: Path,
@@ -79,6 +79,7 @@ def broker(
     flush: str | None,
     add_scram: tuple[str, ...],
     add_scram_file: Path | None,
+    log_requests: str | None,
 ) -> None:
     """Runs a broker until SIGTERM or Ctrl-C.
 
@@ -87,6 +88,7 @@ def broker(
     """
     # imported here: the other commands do not need the broker
     from spark_groupsource.broker.process import serve_forever
+    from spark_groupsource.broker.report_writer import DescriptorWriter, open_log
 
     address = parse_listen_address(listen, "--listen")
     settings = read_properties(config_file, "--config-file") if config_file else {}
@@ -98,32 +100,19 @@ def broker(
             raise ConfigurationError(f"Option --flush sets {_FLUSH}, which is set in the configuration too. Give one.")
         if flush == "always":
             settings = {**settings, _FLUSH: "1"}
+    write_error = DescriptorWriter(sys.stderr.fileno())
+    write_request = write_error if log_requests == _STANDARD_ERROR else None
+    if log_requests is not None and write_request is None:
+        write_request = DescriptorWriter(open_log(log_requests, "--log-requests"))
     serve_forever(
         data_dir,
         address,
         settings,
         # flushed: scripts wait for this line
         ready=lambda addresses: print(f"listening on {addresses}", flush=True),
-        report=write_lines,
+        report=write_error,
         brokers=brokers,
         add_scram=add_scram,
+        log_requests=write_request,
     )
 
-
-def write_lines(lines: Sequence[ReportLine]) -> None:
-    """Writes log lines with their local times to standard error, several with one system call."""
-    block = b""
-    for text, level, at_ms in lines:
-        line = f"{timed_line(text, logging.getLevelName(level), at_ms)}\n".encode()
-        if block and len(block) + len(line) > _ATOMIC_WRITE_BYTES:
-            _write_block(block)
-            block = b""
-        block += line
-    _write_block(block)
-
-
-def _write_block(block: bytes) -> None:
-    # without Python's buffer: its lock would be held while a full pipe blocks, and the exit of the process waits for it
-    with suppress(OSError):  # the following lines may be accepted again
-        while block:
-            block = block[os.write(sys.stderr.fileno(), block) :]

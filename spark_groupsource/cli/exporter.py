@@ -16,6 +16,7 @@ import click
 from spark_groupsource.cli.commands import command, invalid_values
 from spark_groupsource.cli.common import cluster_options, one_line, open_cluster
 from spark_groupsource.cli.exporter_metrics import Sample, lag_samples, prometheus_text
+from spark_groupsource.cli.exporter_queries import query_samples
 from spark_groupsource.cli.exporter_rebalances import RebalanceMetrics
 from spark_groupsource.common import net
 from spark_groupsource.common.clock import SystemClock, monotonic_ns
@@ -218,7 +219,8 @@ def exporter(
     """Serves metrics for Prometheus at /metrics until SIGTERM or Ctrl-C, and /healthz.
 
     Topics, groups and lag have the names and labels of kafka_exporter. Rebalances are counted by cause, and the
-    durations of their phases are histograms. When the server is ready, it prints "listening on HOST:PORT".
+    durations of their phases are histograms. Queries of this user on this machine have the metrics of Kafka's consumer
+    (kafka_consumer_consumer_coordinator_metrics_*). When the server is ready, it prints "listening on HOST:PORT".
     """
     with invalid_values():
         groups = None if group is None else parse_selection("--group", group)
@@ -235,6 +237,7 @@ def exporter(
         parts = (
             MetricsPart("lag", lambda: lag_samples(cluster, topics, groups), interval_s, probe),
             MetricsPart("rebalances", rebalances.samples, interval_s, probe),
+            MetricsPart("queries", lambda: query_samples(groups), interval_s),
         )
         server = MetricsServer(listen, parts)
         if not server.is_loopback:

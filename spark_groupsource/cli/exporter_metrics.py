@@ -1,6 +1,7 @@
 """Metrics of topics and groups in the Prometheus text format.
 
 Names, labels and meanings are those of kafka_exporter (github.com/danielqsj/kafka_exporter), whose dashboards work.
+Metrics of members are those of Kafka's consumer, named as jmx_exporter does.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 from spark_groupsource.client.admin import GroupDescription, describe_groups, list_topics
 from spark_groupsource.client.cluster.cluster_client import ClusterClient, TopicInfo
+from spark_groupsource.client.membership.coordinator_metrics import COORDINATOR_METRICS
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.monitor.offsets.cluster_reads import (
     group_lag,
@@ -42,6 +44,11 @@ class Sample(NamedTuple):
     suffix: str = ""
     le: str | None = None
 
+
+CONSUMER_METRICS: Mapping[str, str] = {
+    name: f"kafka_consumer_consumer_coordinator_metrics_{name.replace('-', '_')}" for name in COORDINATOR_METRICS
+}
+"""Kafka's name -> metric, as jmx_exporter names the bean consumer-coordinator-metrics of kafka.consumer by default."""
 
 FAMILIES: Mapping[str, Family] = {
     "kafka_brokers": Family("gauge", "Number of brokers in the cluster."),
@@ -77,6 +84,14 @@ FAMILIES: Mapping[str, Family] = {
     "groupsource_rebalance_phase_seconds": Family(
         "histogram", "Duration of a phase of a rebalance.", ("group", "phase")
     ),
+    **{
+        CONSUMER_METRICS[name]: Family(
+            "counter" if name.endswith("-total") else "gauge",
+            text,
+            ("consumergroup", "client_id", "query", "reader_pid"),
+        )
+        for name, text in COORDINATOR_METRICS.items()
+    },
     "groupsource_exporter_up": Family(
         "gauge", "1 if the last read of this part succeeded, and the cluster has responded since.", ("part",)
     ),

@@ -297,7 +297,7 @@ class StreamSession:
     # -- calls of the control socket's thread ------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Returns state, generation, partitions and last end offset, for table queries; does not wait for Spark."""
+        """Returns state, assignment, last end offset and metrics, for table queries; does not wait for Spark."""
         assignment = self._assignment
         if self.drained.is_set():
             state = "drained"
@@ -312,6 +312,7 @@ class StreamSession:
             "generation": -1 if assignment is None else assignment.generation_id,
             "partitions": [] if assignment is None else sorted(assignment.owners),
             "published_batch": self._published_batch,
+            "metrics": dict(self._ownership.metrics()),
             "end": {topic: ends for topic, ends in (self._last_end or {}).items() if topic != GROUP_KEY},
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 from support.direct_readers import StreamQuery
 from support.topics import create_topic, produce
 
+from spark_groupsource.cli.exporter_metrics import prometheus_text
+from spark_groupsource.cli.exporter_queries import query_samples
 from spark_groupsource.monitor.selection import parse_selection
 from spark_groupsource.source.process.control_socket import ControlServer, control_directory
 from spark_groupsource.source.process.driver_process import driver_pid
 from spark_groupsource.source.process.group_claims import GroupClaim, claim_group
-from spark_groupsource.source.process.queries import query_rows
+from spark_groupsource.source.process.queries import query_metrics, query_rows
 
 
 def test_no_query_is_running() -> None:
@@ -23,6 +26,7 @@ def test_no_query_is_running() -> None:
 def test_name_and_batch_come_from_the_read_tasks() -> None:
     status = {"group": "g", "reader_pid": 7, "state": "running", "generation": 3}
     status |= {"transactional_id": "T", "published_batch": 11}
+    status |= {"client_id": "billing", "metrics": {"join-rate": 0.25, "heartbeat-total": 7}}
     status |= {"partitions": [["t", 0], ["t", 1]], "end": {"t": {"0": 5}}}
     server = ControlServer(os.getpid(), "0123", lambda proof: False, status=lambda: status)
     claim = claim_group(control_directory(os.getpid()), GroupClaim("g", "c", ("t",), None, False, 7, 0))
@@ -31,6 +35,10 @@ def test_name_and_batch_come_from_the_read_tasks() -> None:
             file.write('{"name": "orders", "id": "1f", "batch": 12}')
         (row,) = query_rows(os.getpid(), None)
         assert query_rows(os.getpid(), parse_selection("group", "other")) == []
+        assert query_metrics(os.getpid(), "1f", "g") == {"join-rate": 0.25, "heartbeat-total": 7}
+        assert query_metrics(os.getpid(), "1f", "other") == query_metrics(os.getpid(), "2f", "g") == {}
+        exported = prometheus_text(query_samples(parse_selection("group", "g")))
+        assert query_samples(parse_selection("group", "other")) == []
     finally:
         claim.release()
         server.close()
@@ -47,7 +55,12 @@ def test_name_and_batch_come_from_the_read_tasks() -> None:
         "published_batch": 11,
         "last_offsets": '{"t": {"0": 5}}',
         "reader_pid": 7,
+        "metrics": '{"join-rate": 0.25, "heartbeat-total": 7}',
     }
+    metric, labels = "kafka_consumer_consumer_coordinator_metrics", "consumergroup=\"g\",client_id=\"billing\""
+    labels += ',query="orders",reader_pid="7"'
+    assert f"{metric}_join_rate{{{labels}}} 0.25\n" in exported
+    assert f"# TYPE {metric}_heartbeat_total counter\n{metric}_heartbeat_total{{{labels}}} 7\n" in exported
 
 
 @pytest.mark.usefixtures("in_process")
@@ -60,5 +73,7 @@ def test_a_reader_reports_its_state(cluster: Any, topic: str, group: str) -> Non
         assert len(query.trigger()) == 4
         (row,) = query_rows(driver_pid(), selection)
         assert (row["state"], row["generation"], row["assignment"]) == ("running", 1, f"{topic}:0,1")
+        metrics = json.loads(row["metrics"])
+        assert metrics["assigned-partitions"] == 2 and metrics["rebalance-total"] == metrics["join-total"] == 1
         assert row["last_offsets"] == f'{{"{topic}": {{"0": 2, "1": 2}}}}' and row["reader_pid"] == os.getpid()
     assert query_rows(driver_pid(), selection) == []

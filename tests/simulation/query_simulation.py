@@ -308,6 +308,9 @@ class Member:
     ) -> None:
         raise NotImplementedError("the simulated queries write nothing")
 
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
     def step_back(self, reason: str) -> None:
         self._group.remove(self.id)
         self.owned, self.received, self.owned_since = {}, None, -1

@@ -25,6 +25,7 @@ def rebalances(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     monkeypatch.setattr(lag_listener, "driver_jvm_pid", lambda: 1)
     monkeypatch.setattr(lag_listener, "query_events", lambda driver, query: [])
+    monkeypatch.setattr(lag_listener, "query_metrics", lambda driver, query, group: {"join-rate": 0.5})
     monkeypatch.setattr(lag_listener, "rebalances_from_events", lambda events: found)
     return found
 
@@ -45,7 +46,7 @@ def test_lag_of_each_partition_is_reported(caplog: pytest.LogCaptureFixture) -> 
     (report,) = reports
     assert (report.query, report.batch, report.source, report.lags) == ("orders", 3, 3, {FIRST: 6, SECOND: 0})
     values = {"group": "g", "generation": 1, "partitions": 2, "lag": 6, "max_lag": 6, "rebalances": 0}
-    assert report.metrics == {**values, "rebalance_causes": []}
+    assert report.metrics == {**values, "rebalance_causes": [], "join-rate": 0.5}
     assert caplog.messages == [
         "[query=orders batch=3 group=g generation=1] Lag 6 offsets in 2 partitions, largest t-0: 6."
     ]
@@ -75,7 +76,8 @@ def test_without_the_driver_lag_is_reported_alone(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(lag_listener, "driver_jvm_pid", fail)
     listener = LagListener()
     listener.onQueryProgress(progress(latest=None))
-    assert (listener.last["id-1"][0].lags, listener.last["id-1"][0].rebalances) == ({}, ())
+    (report,) = listener.last["id-1"]
+    assert (report.lags, report.rebalances, report.consumer_metrics) == ({}, (), {})
 
 
 def test_an_error_of_the_callback_is_logged(caplog: pytest.LogCaptureFixture) -> None:

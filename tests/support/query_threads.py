@@ -27,13 +27,21 @@ COLUMNS = SelectedColumns(("partition", "offset"))
 class QueryThread:
     """A query that a thread runs as Spark does: batches, each followed by a pause, and at the end a drain.
 
+    `end` is the end offset of its last batch, which a restart passes as `start`.
+
     `seen` counts every (partition, offset) of finished batches; `during_rebalances` is the number of records of batches
     that were planned during a rebalance.
     """
 
-    def __init__(self, options: Mapping[str, str], pause: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, str],
+        pause: Callable[[], float] = lambda: 0.0,
+        start: dict[str, Any] | None = None,
+    ) -> None:
         self._reader = GroupStreamReader(parse_options(options, "stream"), COLUMNS, os.getpid())
         self._pause = pause
+        self.end = self._reader.initialOffset() if start is None else start
         self._ending = threading.Event()
         self.seen: Counter[tuple[int, int]] = Counter()
         self.during_rebalances = 0
@@ -56,17 +64,19 @@ class QueryThread:
 
     def _run(self) -> None:
         try:
-            start = self._reader.initialOffset()
+            if self.end:
+                # Spark passes the last batch of the checkpoint at a restart
+                self._reader.partitions(self.end, self.end)
             while not self._ending.is_set():
-                end = json.loads(json.dumps(self._reader.latestOffset(start, self._reader.getDefaultReadLimit())))
-                if end != start:
-                    self._read(start, end)
+                end = json.loads(json.dumps(self._reader.latestOffset(self.end, self._reader.getDefaultReadLimit())))
+                if end != self.end:
+                    self._read(self.end, end)
                     self._reader.commit(end)
-                    start = end
+                    self.end = end
                 self._ending.wait(self._pause())
             # private: the control socket requests the drain in the reader process
             process = self._reader._process
-            assert process is not None and process.session().request_drain(start)
+            assert process is not None and process.session().request_drain(self.end)
         except Exception as error:
             self.failure = error
         finally:
@@ -100,8 +110,15 @@ class ThreadedGroup:
         rows = ((n % PARTITIONS, None, b"%d" % n) for n in range(self.produced, self.produced + count))
         self.produced += produce(self.servers, self.topic, rows)
 
-    def start(self, name: str, pause: Callable[[], float] = lambda: 0.0, **options: str) -> QueryThread:
-        given = {
+    def start(
+        self,
+        name: str,
+        pause: Callable[[], float] = lambda: 0.0,
+        start: dict[str, Any] | None = None,
+        **options: str | None,
+    ) -> QueryThread:
+        """Starts a query; an option that is None is left out."""
+        given: dict[str, str | None] = {
             "kafka.bootstrap.servers": self.servers,
             "subscribe": self.topic,
             "kafka.group.id": self.group,
@@ -114,7 +131,7 @@ class ThreadedGroup:
             "kafka.partition.assignment.strategy": "cooperative-sticky",
             **options,
         }
-        return QueryThread(given, pause)
+        return QueryThread({name: text for name, text in given.items() if text is not None}, pause, start)
 
     def described(self) -> GroupDescription:
         return describe_groups(self.client, [self.group])[self.group]

@@ -179,6 +179,9 @@ class FakeGroup:
         if known is not None and any(known.get(topic) != topic_ids[topic] for topic in named):
             raise BrokerError(ErrorCode.UNKNOWN_TOPIC_ID, "request by topic id")
 
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
     def step_back(self, reason: str) -> None:
         self.calls.append("step back")
         self.joined, self.rejoin_needed = False, True

@@ -165,6 +165,12 @@ class GroupClient:
         with self.shared.changed:
             return list(self.shared.rebalance_log.rebalances)
 
+    def metrics(self) -> dict[str, float]:
+        """Returns the metrics of the members together; see `CoordinatorMetrics.values`."""
+        with self.shared.changed:
+            owned = sum(len(member.membership.owned) for member in self.shared.members)
+            return self.shared.metrics.values(self._clock.now_ms(), owned)
+
     # -- offsets -----------------------------------------------------------------------------------------------------
 
     def commit(

@@ -173,9 +173,16 @@ class MemberCommits:
             (CommittingMember(sent.generation_id, sent.member_id, member.membership.config.group_instance_id), offsets)
             for member, sent, offsets in commits
         ]
-        return self._cluster.commit_each(
+        sent_ms = self._clock.now_ms()
+        errors = self._cluster.commit_each(
             self._group_id, rows, timeout_ms=timeout_ms, topic_ids=topic_ids, on_lost=on_lost
         )
+        with self._shared.changed:
+            now_ms = self._clock.now_ms()
+            for error in errors:
+                if error is None or isinstance(error, BrokerError):
+                    self._shared.metrics.committed(now_ms - sent_ms, now_ms)
+        return errors
 
     def repeat(self, members: Sequence[LocalMember]) -> None:
         """Commits the last offsets of members again; does nothing while the owner commits.

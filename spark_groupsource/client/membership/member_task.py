@@ -115,31 +115,47 @@ class MemberTask:
     # -- rebalance ---------------------------------------------------------------------------------------------------
 
     async def _join(self) -> None:
-        membership = self.membership
         prepared = await self._join_request()
         if prepared is None:
             return
-        request, sent, reason = prepared
+        has_ended = False
+        try:
+            has_ended = await self._rebalance(*prepared)
+        finally:
+            with self._shared.changed:
+                if not has_ended and not self._shared.is_closing:
+                    self._shared.metrics.rebalance_failed(self._clock.now_ms())
+
+    async def _rebalance(self, request: JoinGroupRequest, sent: Generation, reason: str) -> bool:
+        """Sends JoinGroup and SyncGroup; returns True if the member has an assignment, or its member id (KIP-394)."""
+        membership, metrics = self.membership, self._shared.metrics
         started = self._clock.instant()
+        with self._shared.changed:
+            metrics.rebalance_started(self.member.client_id, started.now_ms)
         is_static = membership.config.group_instance_id is not None
         response = await self._call(request, 5 if is_static else 0, _JOIN_ANSWERED)
         if response is None:
-            return
+            return False
         with self._shared.changed:
             now = self._clock.instant()
             outcome = membership.on_join_response(response, sent, now.now_ms)
             if isinstance(outcome, Joined):
+                metrics.joined(now.now_ms - started.now_ms, now.now_ms)
                 self._record_joined(outcome, sent, reason, started, now)
         if isinstance(outcome, Joined):
             role = f"leader of {len(outcome.members)} members" if outcome.is_leader else "follower"
             join_ms = now.now_ms - started.now_ms
             _log.info("%s Joined the group as %s in %d ms.", self.member.log_prefix, role, join_ms)
-            if await self._sync(outcome) and not sent.member_id:
+            if not await self._sync(outcome):
+                return False
+            if not sent.member_id:
                 await self._find_unassigned()
-        elif response.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+            return True
+        if response.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             await self._await_member_ids()
-        else:
-            self._apply_rule(outcome, outcome.code or response.error_code, "JoinGroup")
+            return True
+        self._apply_rule(outcome, outcome.code or response.error_code, "JoinGroup")
+        return False
 
     async def _join_request(self) -> tuple[JoinGroupRequest, Generation, str] | None:
         """Returns the JoinGroup request, its generation and its reason; None where the member must not join now."""
@@ -198,6 +214,8 @@ class MemberTask:
             now = self._clock.instant()
             rule = membership.on_sync_response(response, joined.generation, now.now_ms)
             if rule.reaction is Reaction.CONTINUE:
+                latency_ms, generation_id = now.now_ms - started.now_ms, joined.generation.generation_id
+                shared.metrics.synced(self.member.client_id, generation_id, latency_ms, now.now_ms)
                 shared.events.contacted(self.member.client_id, now.now_ms)
                 received = membership.assignment
                 shared.events.synced(
@@ -352,6 +370,7 @@ class MemberTask:
         with shared.changed:
             now_ms = self._clock.now_ms()
             request = membership.heartbeat_request(now_ms)
+            shared.metrics.heartbeat_sent(self.member.client_id, now_ms)
             sent = membership.generation
             # as in Kafka's client, a coordinator that does not respond is replaced when the session timer expires
             timeout_ms = min(self._cluster.settings.request_timeout_ms, membership.session_left_ms(now_ms))
@@ -367,6 +386,7 @@ class MemberTask:
             return
         with shared.changed:
             now = self._clock.instant()
+            shared.metrics.heartbeat_received(now.now_ms - now_ms, now.now_ms)
             owned_since = membership.generation
             rule = membership.on_heartbeat_response(code, sent, now.now_ms)
             self._record_heartbeat(rule, code, owned_since, now)

@@ -12,6 +12,7 @@ from typing import Callable, Mapping, NamedTuple
 from spark_groupsource.assign import Assignor
 from spark_groupsource.client.cluster.group_offsets import TopicIds
 from spark_groupsource.client.membership.assignment import MetadataSnapshot
+from spark_groupsource.client.membership.coordinator_metrics import CoordinatorMetrics
 from spark_groupsource.client.membership.member_events import MemberEvents
 from spark_groupsource.client.membership.membership_values import NO_GENERATION, Generation
 from spark_groupsource.client.membership.rebalance_log import RebalanceLog
@@ -121,6 +122,7 @@ class SharedMembership:
         topics: the topics that every member subscribes to.
         group_topics, snapshot: set by the member that leads the group, if one of these does: topics of the whole group,
             and the metadata on which it computed the assignment.
+        metrics: what the members have sent and received.
         is_closing: the event loop of the members ends.
         wake: lets the event loop look for actions of the members, after another thread has changed them.
     """
@@ -132,6 +134,7 @@ class SharedMembership:
         self.members: list[LocalMember] = []
         self.events = MemberEvents(settings.group_id)
         self.rebalance_log = RebalanceLog()
+        self.metrics = CoordinatorMetrics()
         self.group_topics: frozenset[str] = frozenset()
         self.snapshot: MetadataSnapshot = {}
         self.is_closing = False

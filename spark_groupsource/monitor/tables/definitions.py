@@ -307,6 +307,12 @@ _DEFINITIONS = (
             TableColumn(
                 "published_batch", "bigint", "Number of the last batch that was published with its offsets."
             ),
+            TableColumn(
+                "metrics",
+                "string",
+                "Metrics of the members of the query together as JSON, with the names and units of Kafka's "
+                "consumer-coordinator-metrics, for example join-rate; null before the group is joined.",
+            ),
             TableColumn("last_offsets", "string", "End offsets of the last planned batch, as JSON."),
             TableColumn("reader_pid", "int", "Process id of the reader process."),
         ),

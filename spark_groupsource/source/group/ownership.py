@@ -93,6 +93,9 @@ class Ownership(Protocol):
         Raises: GenerationMismatchError, BrokerError, NetworkError.
         """
 
+    def metrics(self) -> Mapping[str, float]:
+        """Returns the metrics of the members, see `CoordinatorMetrics.values`; nothing without a group."""
+
     def step_back(self, reason: str) -> None:
         """Leaves the group until the next `poll`, so that other members read what this query owns."""
 
@@ -172,6 +175,9 @@ class AssignedPartitions:
     ) -> None:
         if self._group_id is not None:
             transactions.commit_offsets(self._group_id, offsets)
+
+    def metrics(self) -> Mapping[str, float]:
+        return {}
 
     def step_back(self, reason: str) -> None:
         """Has no group."""
@@ -257,6 +263,9 @@ class GroupPartitions:
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], transactions: Transactions
     ) -> None:
         self._group.commit_in_transaction(offsets, transactions)
+
+    def metrics(self) -> Mapping[str, float]:
+        return self._group.metrics()
 
     def step_back(self, reason: str) -> None:
         self._group.step_back(reason)

@@ -16,7 +16,12 @@ from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.monitor.tables.table_rows import Row
 from spark_groupsource.source.control_client import ControlClient
 from spark_groupsource.source.positions.offset_json import GROUP_KEY
-from spark_groupsource.source.process.control_socket import control_directory, control_sockets, reader_of
+from spark_groupsource.source.process.control_socket import (
+    all_control_sockets,
+    control_directory,
+    control_sockets,
+    reader_of,
+)
 from spark_groupsource.source.process.group_claims import recorded_queries
 from spark_groupsource.wire.group_events import GroupEvent, event_of_form
 
@@ -25,6 +30,7 @@ _log = logging.getLogger(__name__)
 _Reply = TypeVar("_Reply")
 
 _DRAIN_MS = 500
+_MAX_THREADS = 32
 
 
 def query_rows(driver: int, group: NameSelection | None, readers: Collection[int] | None = None) -> list[Row]:
@@ -44,14 +50,40 @@ def reader_statuses(driver: int) -> list[dict[str, Any]]:
 
     Raises: ConfigurationError as `control_directory`.
     """
-    paths = control_sockets(driver)
+    return _statuses(control_sockets(driver))
+
+
+def all_reader_statuses() -> list[dict[str, Any]]:
+    """Returns the states of the readers of every application of this user with this ``TMPDIR``, as `reader_statuses`.
+
+    Raises: ConfigurationError as `control_directory`.
+    """
+    return _statuses(all_control_sockets())
+
+
+def _statuses(paths: Sequence[Path]) -> list[dict[str, Any]]:
     if not paths:
         return []
-    with ThreadPoolExecutor(len(paths), "groupsource queries") as pool:
-        statuses = pool.map(lambda path: _request(path, ControlClient.status), paths)
-        found = [status for status in statuses if status is not None]
-    recorded = recorded_queries(control_directory(driver))
-    return [{**status, **_query(recorded.get(status["reader_pid"], {}))} for status in found]
+    with ThreadPoolExecutor(min(len(paths), _MAX_THREADS), "groupsource queries") as pool:
+        statuses = list(pool.map(lambda path: _request(path, ControlClient.status), paths))
+    # the names of the queries are beside the sockets
+    recorded = {directory: recorded_queries(directory) for directory in {path.parent for path in paths}}
+    return [
+        {**status, **_query(recorded[path.parent].get(status["reader_pid"], {}))}
+        for path, status in zip(paths, statuses)
+        if status is not None
+    ]
+
+
+def query_metrics(driver: int, query_id: str, group: str | None) -> dict[str, float]:
+    """Returns the metrics of the members of one query in one group; none before the query's first batch has ended.
+
+    Raises: ConfigurationError as `control_directory`.
+    """
+    for status in reader_statuses(driver):
+        if status["query_id"] == query_id and status["group"] == group:
+            return dict(status.get("metrics", {}))
+    return {}
 
 
 def drain_readers(driver: int, names: Sequence[str], ends: Sequence[Mapping[str, Any]]) -> set[int]:
@@ -118,6 +150,7 @@ def _row(status: Mapping[str, Any]) -> Row:
         "last_batch": status["last_batch"],
         "transactional_id": status.get("transactional_id"),
         "published_batch": status.get("published_batch"),
+        "metrics": json.dumps(status["metrics"]) if status.get("metrics") else None,
         "last_offsets": json.dumps(status["end"]) if status.get("end") else None,
         "reader_pid": status["reader_pid"],
     }

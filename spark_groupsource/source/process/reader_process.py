@@ -266,6 +266,7 @@ class ReaderProcess:
         status = {"state": "starting"} if session is None or not self._has_started else session.status()
         names = {
             "group": self.options.group_id,
+            "client_id": self.options.client.client_id,
             "bootstrap_servers": self._bootstrap_servers,
             "transactional_id": self.options.client.transactional_id,
         }

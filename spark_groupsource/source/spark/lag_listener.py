@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, Mapping
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -16,7 +16,7 @@ from spark_groupsource.monitor.rebalances.event_rebalances import rebalances_fro
 from spark_groupsource.monitor.rebalances.rebalance import Rebalance
 from spark_groupsource.source.positions.offset_json import GROUP_KEY, SourceOffset, decode_offset, parse_progress_offset
 from spark_groupsource.source.process.drain import driver_jvm_pid
-from spark_groupsource.source.process.queries import query_events
+from spark_groupsource.source.process.queries import query_events, query_metrics
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ class LagReport:
         generation: generation of the group when the batch was planned.
         lags: owned partition -> offsets between the end of the batch and the log end offset when it was planned.
         rebalances: rebalances of the members of this query that have completed since the previous report.
+        consumer_metrics: metrics of these members with Kafka's names (``join-rate``), see `CoordinatorMetrics.values`;
+            empty under Spark Connect, and if no task runs on the driver's machine.
     """
 
     query: str
@@ -42,6 +44,7 @@ class LagReport:
     generation: int
     lags: Mapping[TopicPartition, int]
     rebalances: tuple[Rebalance, ...]
+    consumer_metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def lag(self) -> int:
@@ -59,6 +62,7 @@ class LagReport:
             "max_lag": max(self.lags.values(), default=0),
             "rebalances": len(self.rebalances),
             "rebalance_causes": [rebalance.cause.value for rebalance in self.rebalances],
+            **self.consumer_metrics,
         }
 
 
@@ -66,7 +70,8 @@ class LagListener(StreamingQueryListener):
     """Adds lag and rebalances to the progress events of queries with a groupsource source.
 
     Spark's listeners cannot change an event, so each event gives a `LagReport`: a log line of level INFO, a call of
-    `callback`, and an entry of `last`. Nothing is requested from Kafka: the offsets are those of the event.
+    `callback`, and an entry of `last`. Nothing is requested from Kafka: the offsets are those of the event, and the
+    reader process reports the metrics.
 
         spark.streams.addListener(gs.LagListener(lambda report: print(report.metrics)))
 
@@ -118,15 +123,17 @@ class LagListener(StreamingQueryListener):
             end = _offset(source.endOffset) or SourceOffset()
             latest = _offset(source.latestOffset) or SourceOffset()
             query_id = str(progress.id)
+            group = end.group_id or None
             yield LagReport(
                 progress.name or query_id,
                 query_id,
                 int(progress.batchId),
                 index,
-                end.group_id or None,
+                group,
                 end.generation_id,
                 {tp: max(latest.positions[tp] - at, 0) for tp, at in end.positions.items() if tp in latest.positions},
                 self._new_rebalances(query_id, index, end),
+                _metrics(query_id, group),
             )
 
     def _new_rebalances(self, query_id: str, index: int, end: SourceOffset) -> tuple[Rebalance, ...]:
@@ -143,6 +150,14 @@ class LagListener(StreamingQueryListener):
         if found:
             generations[index] = max(r.generation for r in found)
         return found
+
+
+def _metrics(query_id: str, group: str | None) -> Mapping[str, float]:
+    try:
+        return query_metrics(driver_jvm_pid(), query_id, group)
+    except GroupSourceError:
+        # Spark Connect: the reader processes are on another machine
+        return {}
 
 
 def _offset(text: str | None) -> SourceOffset | None:
