@@ -108,7 +108,6 @@ def apis_page() -> str:
 
 def _lines() -> Iterator[str]:
     yield from (
-        "<!-- Written by docs/generate.py from spark_groupsource/broker/api/served_versions.py. Do not edit. -->",
         "# APIs of the embedded broker",
         "",
         "ApiVersions advertises these APIs and versions. Clients decide by them, old ones also by the lowest version.",

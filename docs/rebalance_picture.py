@@ -1,4 +1,4 @@
-"""Generates docs/images/rebalance.svg: an example of the timeline chart."""
+"""Generates docs/images/rebalance.svg and its dark form: an example of the timeline chart."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _OWNERS = {
 }
 
 
-def rebalance_picture() -> str:
-    """The text of docs/images/rebalance.svg."""
+def rebalance_picture(theme: str = "light") -> str:
+    """The text of docs/images/rebalance.svg, or of that of the theme ``dark``."""
     events = [
         *_rebalance(1, 1_000, Cause.JOINED, "etl-0", {"etl-0": 100}),
         *_rebalance(2, 9_000, Cause.JOINED, "etl-1", {"etl-1": 0, "etl-0": 1_900}),
@@ -26,7 +26,7 @@ def rebalance_picture() -> str:
         *_rebalance(4, 39_000, Cause.SESSION_EXPIRED, "etl-1", {"ml-0": 500, "etl-0": 1_200}),
         *(_event(at, EventKind.LAG, "etl-0", 1, lag=_lag(at)) for at in range(2_000, 52_000, 500)),
     ]
-    return TimelineChart(timeline(_GROUP, events)).svg() + "\n"
+    return TimelineChart(timeline(_GROUP, events)).svg(theme) + "\n"
 
 
 def _rebalance(generation: int, at_ms: int, cause: Cause, actor: str, joins: dict[str, int]) -> list[GroupEvent]:
