@@ -1,7 +1,7 @@
-"""mkdocs hooks: links into the repository, tables on a phone, diagrams without other hosts.
+"""mkdocs hooks: links, tables on a phone, local diagrams.
 
-A link to a file beside ``docs/`` leads somewhere in the repository only; the site has its text. On a phone the rows of a
-table are blocks (`site.css`): each cell but the first has the header of its column as an attribute. The theme loads
+A link to a file beside ``docs/`` leads somewhere in the repository only; the site has its text. On a phone the rows of
+a table are blocks (`site.css`): each cell but the first has the header of its column as an attribute. The theme loads
 Mermaid from a CDN unless the page has it: `make docs` puts ``mermaid.min.js`` into ``build/`` where npm is installed,
 and these hooks add it to the site.
 """
@@ -40,7 +40,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
 
 def labeled(table: str) -> str:
-    """Returns a table whose cells have the header of their column as ``data-label``, except those of the first column."""
+    """Returns a table whose cells, but those of the first column, have the header as ``data-label``."""
     headers = [unescape(re.sub(r"<[^>]+>", "", header)).strip() for header in _HEADER.findall(table)]
 
     def row(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Classes of users that run in the reader process: the examples of docs/concepts.md."""
+"""Classes of users in the reader process: the examples of docs/concepts.md."""
 
 from __future__ import annotations
 
