@@ -19,6 +19,8 @@ CONFIG = {
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
     "offsets.topic.num.partitions": "4",
+    # the first retention check, after 30 s, would delete records with old timestamps
+    "log.retention.ms": "-1",
 }
 # a restarted Kafka can register again only after the session of the killed one has expired
 KAFKA_CONFIG = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}

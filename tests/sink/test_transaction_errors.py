@@ -20,6 +20,7 @@ from support.topics import create_topic
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.client.cluster.group_offsets import NO_MEMBER
 from spark_groupsource.client.records.producer_settings import ProducerSettings
 from spark_groupsource.client.records.transactions import Transactions
 from spark_groupsource.errors import (
@@ -223,6 +224,26 @@ def test_the_error_of_an_offset_is_raised_and_its_transaction_aborted(
             TransactionalCommits(cluster, f"T-{group}").commit(ownership, {})
         assert raised.value is error
         assert [name for name, _, _ in proxy.requests][-1] == "EndTxn"
+
+
+def test_a_group_is_added_once_and_only_failed_commits_of_its_members_are_repeated(
+    embedded: EmbeddedBroker, topic: str, group: str
+) -> None:
+    partitions = [TopicPartition(topic, number) for number in range(4)]
+    create_topic(embedded.bootstrap_servers, topic, len(partitions))
+    faults: Iterator[Fault] = iter([None, E.CONCURRENT_TRANSACTIONS, None, E.COORDINATOR_LOAD_IN_PROGRESS])
+    with faulty_broker(
+        embedded.bootstrap_servers, lambda: next(faults, None), "TxnOffsetCommit"
+    ) as proxy, open_cluster(str(proxy.address)) as cluster:
+        transactions = Transactions(cluster, f"T-{group}")
+        transactions.init(60_000)
+        offsets = {partition: OffsetAndMetadata(partition.partition, "", -1) for partition in partitions}
+        rows = [(NO_MEMBER, {partition: offset}) for partition, offset in offsets.items()]
+        assert transactions.commit_offsets_each(group, rows) == [None] * len(rows)
+        transactions.end(is_committed=True)
+        sent = [name for name, _, _ in proxy.requests]
+        assert (sent.count("AddOffsetsToTxn"), sent.count("TxnOffsetCommit")) == (1, len(rows) + 2)
+        assert cluster.fetch_committed(group) == offsets
 
 
 @pytest.mark.parametrize("fault", [LOSE_REQUEST, LOSE_RESPONSE])

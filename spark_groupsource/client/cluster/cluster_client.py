@@ -223,8 +223,9 @@ class ClusterClient(Router):
         """Fetches committed offsets of a group; waits for transactions with pending offsets (KIP-447).
 
         Args:
-            partitions: None for all committed offsets; otherwise the result has every given partition, with None
-                for those without a committed offset.
+            partitions: None for all committed offsets, of which Kafka leaves out those of partitions whose first
+                commit is pending; otherwise the result has every given partition, with None for those without a
+                committed offset.
             topic_ids: ids of the topics that are meant; a broker that has another topic of the name fails with
                 UNKNOWN_TOPIC_ID, one before version 10 does not check it. A commit whose metadata has the id of another
                 topic is left out.

@@ -203,8 +203,7 @@ class GroupClient:
         Raises: GenerationMismatchError when a member is fenced, after which the transaction must be aborted;
             BrokerError, NetworkError; ValueError as `commit`.
         """
-        for member, chosen in self._by_member(offsets):
-            self._commits.commit_in_transaction(member, chosen, transactions)
+        self._commits.commit_in_transaction(self._by_member(offsets), transactions)
 
     def _by_member(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata]

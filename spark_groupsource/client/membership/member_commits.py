@@ -116,28 +116,29 @@ class MemberCommits:
         return repeated
 
     def commit_in_transaction(
-        self, member: LocalMember, offsets: Mapping[TopicPartition, OffsetAndMetadata], transactions: Transactions
+        self, commits: Iterable[tuple[LocalMember, Offsets]], transactions: Transactions
     ) -> None:
-        """Adds offsets of one member to a transaction, in the member's generation.
+        """Adds offsets of several members to a transaction, each in its member's generation.
 
         They are never repeated: a request that arrives late is of a transaction that has ended.
 
-        Raises: GenerationMismatchError if the member has lost its partitions; BrokerError, NetworkError.
+        Raises: GenerationMismatchError if a member has lost its partitions; BrokerError, NetworkError.
         """
         retry = self._cluster.retry()
-        while True:
-            sent = self._generation(member)
-            instance_id = member.membership.config.group_instance_id
-            committing = CommittingMember(sent.generation_id, sent.member_id, instance_id)
-            try:
-                transactions.commit_offsets(self._group_id, offsets, committing)
-                return
-            except BrokerError as error:
-                if error.code not in FENCING_ERRORS:
-                    raise
-                self._rejected(member, sent, error.code)
-                # the partitions were left to the member in a new generation
-                retry.backoff_or_raise(error)
+        pending = [(member, self._generation(member), offsets) for member, offsets in commits]
+        while pending:
+            errors = transactions.commit_offsets_each(self._group_id, [_row(commit) for commit in pending])
+            fenced: list[tuple[_Commit, BrokerError]] = []
+            for commit, error in zip(pending, errors):
+                if isinstance(error, BrokerError) and error.code in FENCING_ERRORS:
+                    self._rejected(commit[0], commit[1], error.code)
+                    fenced.append((commit, error))
+                elif error is not None:
+                    raise error
+            if fenced:
+                # the partitions were left to the members in a new generation
+                retry.backoff_or_raise(fenced[0][1])
+            pending = [(member, self._generation(member), offsets) for (member, _, offsets), _ in fenced]
 
     def _rejected(self, member: LocalMember, sent: Generation, code: int) -> None:
         """Takes note of an error code of FENCING_ERRORS, or REBALANCE_IN_PROGRESS.
@@ -169,10 +170,7 @@ class MemberCommits:
                     member.membership.repetition.request_lost(self._clock.now_ms())
                     self._shared.wake()
 
-        rows = [
-            (CommittingMember(sent.generation_id, sent.member_id, member.membership.config.group_instance_id), offsets)
-            for member, sent, offsets in commits
-        ]
+        rows = [_row(commit) for commit in commits]
         sent_ms = self._clock.now_ms()
         errors = self._cluster.commit_each(
             self._group_id, rows, timeout_ms=timeout_ms, topic_ids=topic_ids, on_lost=on_lost
@@ -241,3 +239,8 @@ class MemberCommits:
             with self._shared.changed:
                 member.failure = error
         return error
+
+
+def _row(commit: _Commit) -> tuple[CommittingMember, Offsets]:
+    member, sent, offsets = commit
+    return CommittingMember(sent.generation_id, sent.member_id, member.membership.config.group_instance_id), offsets

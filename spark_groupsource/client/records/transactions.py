@@ -168,6 +168,20 @@ class Transactions:
         Raises: BrokerError with a code of `FENCING_ERRORS` if the group has fenced the member; ConfigurationError for
             a member and a broker before 2.5.
         """
+        (error,) = self.commit_offsets_each(group_id, [(member, offsets)])
+        if error is not None:
+            raise error
+
+    def commit_offsets_each(
+        self,
+        group_id: str,
+        commits: Sequence[tuple[CommittingMember, Mapping[TopicPartition, OffsetAndMetadata]]],
+    ) -> list[GroupSourceError | None]:
+        """Adds a group and the offsets of several members, whose requests do not wait for each other.
+
+        Returns: the error of each commit, as `commit_offsets` raises it, or None.
+        Raises: the errors of adding the group; ConfigurationError as `commit_offsets`.
+        """
         producer = self.producer
         add = AddOffsetsToTxnRequest(
             transactional_id=self.transactional_id,
@@ -176,12 +190,31 @@ class Transactions:
             group_id=group_id,
         )
         self._call(add, f"AddOffsetsToTxn of group '{group_id}'", _of_response, max_version=_ADD_OFFSETS_VERSION)
+        try:
+            outcomes = self._call_each(
+                [self._commit_request(group_id, offsets, member) for member, offsets in commits],
+                f"TxnOffsetCommit of group '{group_id}'",
+                _of_offsets,
+                key=group_id,
+                min_version=_MEMBERS_SINCE if any(member.member_id for member, _ in commits) else 0,
+                max_version=_OFFSET_COMMIT_VERSION,
+            )
+        except UnsupportedVersionError as error:
+            raise ConfigurationError(
+                f"Offsets of group {group_id} cannot be in a transaction: exactly-once with a group needs Kafka 2.5. "
+                "Upgrade the brokers, or leave out kafka.transactional.id."
+            ) from error
+        return [outcome if isinstance(outcome, GroupSourceError) else None for outcome in outcomes]
+
+    def _commit_request(
+        self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], member: CommittingMember
+    ) -> TxnOffsetCommitRequest:
         topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
-        commit = TxnOffsetCommitRequest(
+        return TxnOffsetCommitRequest(
             transactional_id=self.transactional_id,
             group_id=group_id,
-            producer_id=producer.producer_id,
-            producer_epoch=producer.epoch,
+            producer_id=self.producer.producer_id,
+            producer_epoch=self.producer.epoch,
             generation_id=member.generation_id,
             member_id=member.member_id,
             group_instance_id=member.group_instance_id,
@@ -201,20 +234,6 @@ class Transactions:
                 for name, numbers in by_topic(offsets).items()
             ],
         )
-        try:
-            self._call(
-                commit,
-                f"TxnOffsetCommit of group '{group_id}'",
-                _of_offsets,
-                key=group_id,
-                min_version=_MEMBERS_SINCE if member.member_id else 0,
-                max_version=_OFFSET_COMMIT_VERSION,
-            )
-        except UnsupportedVersionError as error:
-            raise ConfigurationError(
-                f"Offsets of group {group_id} cannot be in a transaction: exactly-once with a group needs Kafka 2.5. "
-                "Upgrade the brokers, or leave out kafka.transactional.id."
-            ) from error
 
     def end(self, *, is_committed: bool) -> None:
         """Commits or aborts the transaction."""
@@ -234,39 +253,70 @@ class Transactions:
             _log.debug("[transactional_id=%s] Aborting failed: %s", self.transactional_id, error)
 
     def _call(
+        self, request: Request[R], operation: str, codes_of: Callable[[R], Sequence[_Code]], *, max_version: int
+    ) -> R:
+        """Sends one request to the coordinator of the transaction, as `_call_each`."""
+        key = TransactionalId(self.transactional_id)
+        (outcome,) = self._call_each([request], operation, codes_of, key=key, max_version=max_version)
+        if isinstance(outcome, GroupSourceError):
+            raise outcome
+        return outcome
+
+    def _call_each(
         self,
-        request: Request[R],
+        requests: Sequence[Request[R]],
         operation: str,
         codes_of: Callable[[R], Sequence[_Code]],
         *,
+        key: CoordinatorKey,
         max_version: int,
         min_version: int = 0,
-        key: CoordinatorKey | None = None,
-    ) -> R:
-        """Sends one request to its coordinator, and repeats it after retriable errors."""
+    ) -> list[R | GroupSourceError]:
+        """Sends requests to a coordinator without waiting for each response; repeats them after retriable errors.
+
+        Returns: the response to each request, or its error.
+        """
         retry = self._cluster.retry()
-        while True:
-            response = self._cluster.call_coordinator(
-                TransactionalId(self.transactional_id) if key is None else key,
-                request,
+        found: dict[int, R | GroupSourceError] = {}
+        pending = list(range(len(requests)))
+        while pending:
+            outcomes = self._cluster.call_coordinator_each(
+                key,
+                [requests[index] for index in pending],
                 retry.remaining_ms,
                 errors=lambda received: [code for _, code in codes_of(received)],
                 min_version=min_version,
                 max_version=max_version,
             )
-            failed = [each for each in codes_of(response) if each[1] not in _NO_CAUSE]
-            if not failed:
-                return response
-            fatal = next((code for _, code in failed if code not in RETRIABLE), None)
-            shown = failed[0][1] if fatal is None else fatal
-            names = [tp for tp, code in failed if tp is not None and code == shown]
-            listed = f" ({bounded_names(sorted(names))})" if names else ""
-            error = BrokerError(shown, f"{operation}{listed} for transactional id '{self.transactional_id}'")
-            if fatal is not None:
-                raise error
-            if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and retry.elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS:
-                raise error
-            retry.backoff_or_raise(error)
+            repeated: dict[int, BrokerError] = {}
+            for index, outcome in zip(pending, outcomes):
+                error = None if isinstance(outcome, GroupSourceError) else self._error(codes_of(outcome), operation)
+                if error is None:
+                    found[index] = outcome
+                elif error.code not in RETRIABLE or (
+                    error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and retry.elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS
+                ):
+                    found[index] = error
+                else:
+                    repeated[index] = error
+            pending = list(repeated)
+            if repeated:
+                try:
+                    retry.backoff_or_raise(next(iter(repeated.values())))
+                except GroupSourceError as expired:
+                    found.update(dict.fromkeys(pending, expired))
+                    break
+        return [found[index] for index in range(len(requests))]
+
+    def _error(self, codes: Sequence[_Code], operation: str) -> BrokerError | None:
+        """Returns the error of a response: one that no repetition ends, else the first one; None without errors."""
+        failed = [each for each in codes if each[1] not in _NO_CAUSE]
+        if not failed:
+            return None
+        shown = next((code for _, code in failed if code not in RETRIABLE), failed[0][1])
+        names = [tp for tp, code in failed if tp is not None and code == shown]
+        listed = f" ({bounded_names(sorted(names))})" if names else ""
+        return BrokerError(shown, f"{operation}{listed} for transactional id '{self.transactional_id}'")
 
 
 def _of_response(response: Any) -> list[_Code]:
