@@ -15,12 +15,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from chaos.brokers import Broker, EmbeddedBrokerProcess, RealKafkaBroker
 from chaos.numbered_producer import NumberedProducer
 from chaos.proxy import Proxy
-from chaos.streaming_application import WAIT_S
+from chaos.streaming_application import wait_s
 from chaos.submitted_application import SubmittedApplication, signal_all
 from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import TopicPartition as Assigned
@@ -75,6 +76,13 @@ class Topic:
         self._consumer.close()
 
 
+def _wait_with_progress(is_done: Callable[[], bool], topic: Topic, what: str) -> None:
+    """Waits while the topic grows: a busy machine may be many batches behind the producer."""
+    while not is_done():
+        known = len(topic.records)
+        wait_until(lambda: len(topic.read()) > known, f"{what}, or another than the {known} known ones", wait_s(), 0.5)
+
+
 class CopyRun:
     """One run in `directory`."""
 
@@ -99,18 +107,15 @@ class CopyRun:
         """
         draw = random.Random(seed)
         for application in self._applications:
-            self._wait_ready(application)
+            application.wait_ready()
         for number in range(1, events + 1):
             event, target = draw.choice(_EVENTS), draw.choice(self._applications)
-            self._wait_ready(target)
+            target.wait_ready()
             self._inject(event, target)
             print(f"event {number}: {event} of {target.name}", flush=True)
             time.sleep(draw.uniform(0.2, 4))
         self._producer.stop()
         return self._check()
-
-    def _wait_ready(self, application: SubmittedApplication) -> None:
-        wait_until(lambda: application.is_ready, f"application {application.name} is ready", WAIT_S, 0.2)
 
     def _inject(self, event: str, target: SubmittedApplication) -> None:
         if event == "kill broker":
@@ -144,8 +149,8 @@ class CopyRun:
             return {key: int(value) for key, value in counted.read()} == by_partition
 
         try:
-            wait_until(is_copied, "each record is in the copy", WAIT_S, 0.5)
-            wait_until(is_counted, "the counts are those of the records", WAIT_S, 0.5)
+            _wait_with_progress(is_copied, copied, f"each of {len(expected)} records is in the copy")
+            _wait_with_progress(is_counted, counted, "the counts are those of the records")
         finally:
             for application in self._applications:
                 application.close()

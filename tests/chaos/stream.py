@@ -30,7 +30,7 @@ from chaos.deliveries import Batch, DeliveryTracker, ForeignOutput, Output, Repe
 from chaos.foreign_member import ForeignMember
 from chaos.numbered_producer import NumberedProducer
 from chaos.proxy import Proxy
-from chaos.streaming_application import SESSION_TIMEOUT_S, TRIGGER, WAIT_S
+from chaos.streaming_application import SESSION_TIMEOUT_S, TRIGGER, wait_s
 from chaos.submitted_application import SubmittedApplication, signal_all
 from support.topics import create_topic
 from support.waiting import wait_until
@@ -242,23 +242,20 @@ class FaultRun:
             self._monitor.check()
             return all(self._monitor.commits.get(p, 0) >= end for p, end in ends.items())
 
-        wait_until(reached, f"the group commits all records after {what}", WAIT_S, 0.2)
-
-    def wait_ready(self, application: SubmittedApplication) -> None:
-        wait_until(lambda: application.is_ready, f"application {application.name} is ready", WAIT_S, 0.2)
+        wait_until(reached, f"the group commits all records after {what}", wait_s(), 0.2)
 
     # -- events ----------------------------------------------------------------------------------------------------
 
     def run(self, steps: list[Step]) -> None:
         for application in self._applications:
             # Spark cannot restart over the partial first offset log that a killed driver leaves
-            wait_until(lambda: application.last_batch() >= 0, f"{application.name} plans a batch", WAIT_S, 0.2)
-            self.wait_ready(application)
+            wait_until(lambda: application.last_batch() >= 0, f"{application.name} plans a batch", wait_s(), 0.2)
+            application.wait_ready()
         began = time.monotonic()
         for number, step in enumerate(steps, 1):
             self._random = step.randomness
             target = self._applications[step.target]
-            self.wait_ready(target)
+            target.wait_ready()
             event_began, former = time.monotonic(), self._members_of(target) if step.event.name in ENDS else set()
             outcome = getattr(self, "_" + step.event.name.replace(" ", "_"))(target)
             handed_over = ""
@@ -278,7 +275,7 @@ class FaultRun:
         self._finish()
 
     def _kill_executor(self, target: SubmittedApplication) -> str:
-        wait_until(target.executors, f"executors of {target.name}", WAIT_S, 0.2)
+        wait_until(target.executors, f"executors of {target.name}", wait_s(), 0.2)
         return self._signal(target, [self._random.choice(target.executors())], signal.SIGKILL)
 
     def _members_of(self, target: SubmittedApplication) -> set[str]:
@@ -300,7 +297,7 @@ class FaultRun:
             is_complete = found.state == "Stable" and len(owned) == self._partitions
             return is_complete and not former & {member.member_id for member in found.members}
 
-        wait_until(is_handed_over, "other members own every partition", WAIT_S, 0.1)
+        wait_until(is_handed_over, "other members own every partition", wait_s(), 0.1)
 
     def _drain(self, target: SubmittedApplication) -> str:
         # the last one is the process group, as signalled by timeout and service managers
@@ -387,7 +384,7 @@ class FaultRun:
         member = ForeignMember(self._proxy.address, GROUP, TOPIC, rows, timeout_ms, self._assignor)
         self._foreign.append(member)
         self._deliveries.add(ForeignOutput(rows.name, rows))
-        wait_until(lambda: member.consumed, "the foreign member consumes", WAIT_S, 0.1)
+        wait_until(lambda: member.consumed, "the foreign member consumes", wait_s(), 0.1)
         return member
 
     def _kill_broker(self, target: SubmittedApplication) -> str:
@@ -429,7 +426,7 @@ class FaultRun:
         self._producer.stop()
         self.settle("the last event")
         for application in self._applications:
-            self.wait_ready(application)
+            application.wait_ready()
             application.process.terminate()
         for application in self._applications:
             application.end()

@@ -24,9 +24,15 @@ if TYPE_CHECKING:
 
 SESSION_TIMEOUT_S = 4
 TRIGGER = "300 milliseconds"
-# on a busy machine Spark takes a minute to start, and a batch tens of seconds
-WAIT_S = 300
 COLUMNS = "partition int, offset bigint, value string"
+
+
+def wait_s() -> float:
+    """Returns how long a run waits for an application: 300 s, in proportion to the load of the processors.
+
+    Spark takes 20 s of processor time to start; with 75 other processes per processor, that is 25 minutes.
+    """
+    return 300 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def gate(path: str) -> Callable[[Iterator[RecordBatch]], Iterator[RecordBatch]]:
@@ -84,7 +90,7 @@ def run(start_query: Callable[[], StreamingQuery], directory: str, *, once: bool
         query = start_query()
         log(f"started {query.runId}")
         try:
-            run_until_signal(query, timeout_s=WAIT_S)
+            run_until_signal(query, timeout_s=wait_s())
             log("drained")
             return 0
         except StreamingQueryException as error:

@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from chaos.streaming_application import WAIT_S, last_batch
+from chaos.streaming_application import last_batch, wait_s
 from child_processes import start_process, stop_process
 from support.spark_homes import linked_home
 from support.waiting import wait_until
@@ -17,6 +18,9 @@ from support.waiting import wait_until
 from spark_groupsource.source.process.control_socket import control_directory
 from spark_groupsource.source.process.driver_process import process_identity
 
+# the JVM writes the stacks of its threads at SIGQUIT
+_STACKS_S = 5.0
+_SHOWN_CHARACTERS = 30_000
 APPLICATION = Path(__file__).with_name("streaming_application.py")
 
 
@@ -112,8 +116,25 @@ class SubmittedApplication:
         """Returns one line per failure of the query: the last planned batch and the error."""
         return [line for line in self.log.read_text(errors="replace").splitlines() if " failed in batch " in line]
 
-    def end(self, timeout_s: float = WAIT_S) -> None:
-        """Waits until the processes have exited after a signal to stop."""
+    def wait_ready(self) -> None:
+        """Waits until the application is ready.
+
+        Raises: AssertionError with the stacks of the driver's threads, which its log has.
+        """
+        try:
+            wait_until(lambda: self.is_ready, f"application {self.name} is ready", wait_s(), 0.2)
+        except AssertionError as error:
+            signal_all([self.process.pid], signal.SIGQUIT)
+            time.sleep(_STACKS_S)
+            table = process_table()
+            processes = [f"{pid} {table[pid][1][:120]}" for pid in self.all_processes() if pid in table]
+            log = self.log.read_text(errors="replace")[-_SHOWN_CHARACTERS:]
+            raise AssertionError("\n".join([str(error), *processes, log])) from None
+
+    def end(self, timeout_s: float | None = None) -> None:
+        """Waits until the processes have exited after a signal to stop; by default for `wait_s`."""
+        if timeout_s is None:
+            timeout_s = wait_s()
         wait_until(lambda: self.process.poll() is not None, f"the end of application {self.name}", timeout_s, 0.1)
         # readers of a killed driver exit by themselves; until then they may hold the output open
         wait_until(lambda: not self.readers(), f"the end of the readers of {self.name}", timeout_s, 0.1)

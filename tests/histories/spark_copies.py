@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import chaos.copying_application
-from chaos.streaming_application import WAIT_S
+from chaos.streaming_application import wait_s
 from chaos.submitted_application import SubmittedApplication, signal_all
 from support.topics import create_topic
 from support.waiting import wait_until
@@ -37,7 +37,7 @@ class SparkCopies:
         self._application = SubmittedApplication(recorder.topic, directory, 4, arguments, _SCRIPT)
 
     def wait_ready(self) -> None:
-        wait_until(lambda: self._application.is_ready, "the Spark application is ready", WAIT_S, 0.2)
+        self._application.wait_ready()
 
     def inject(self, fault: str) -> None:
         self.wait_ready()
@@ -62,7 +62,7 @@ class SparkCopies:
         # while there is progress
         while not _reaches(known := self._ends(), last):
             what = f"another micro-batch, until {last} is copied"
-            wait_until(lambda: len(self._ends()) > len(known), what, WAIT_S, 0.2)
+            wait_until(lambda: len(self._ends()) > len(known), what, wait_s(), 0.2)
         reader = LibrdkafkaReader(self._copies, self._bootstrap_servers, "end of the copies")
         assert reader.read_to_end(lambda: False)
         reader.close()
