@@ -71,7 +71,9 @@ def zip_package(path: Path) -> Path:
 
 
 class Submission:
-    """A running spark-submit and its application.
+    """A running spark-submit and its application; a context manager, which ends spark-submit.
+
+    The application ends with the cluster.
 
     Args:
         directory: working directory of spark-submit.
@@ -110,6 +112,12 @@ class Submission:
             shell = ["sh", "-c", 'cd "$0" && exec "$@"', str(directory), *line]
             self.process = start_process(shell, log, log, environment)
 
+    def __enter__(self) -> Submission:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        stop_process(self.process, 20)
+
     @property
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
@@ -133,9 +141,9 @@ class Submission:
         wait_until(lambda: self.process.poll() is not None, "the application ends", _TIMEOUT_S, 0.5)
         return int(self.process.returncode)
 
-    def stop(self) -> None:
-        """Ends spark-submit; the application ends with the cluster."""
-        stop_process(self.process, 20)
+    def wait_for_success(self) -> None:
+        """Returns after the application has ended with status 0."""
+        assert self.wait() == 0, self.log[-3_000:]
 
     def processes(self, role: str) -> list[int]:
         """Returns the JVMs of a role, ``ApplicationMaster`` or ``YarnCoarseGrainedExecutorBackend``."""

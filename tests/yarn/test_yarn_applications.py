@@ -61,17 +61,14 @@ def test_cluster_mode_with_a_killed_executor_and_unix_sockets(
     command = command.replace("--archives", "--files password --archives")
     sockets = {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": "/tmp"}
     arguments = job(secured, "executors", 2, "file password")
-    run = Submission(hadoop, submit_directory, command, arguments, settings=sockets)
-    try:
+    with Submission(hadoop, submit_directory, command, arguments, settings=sockets) as run:
         run.wait_for_batch(1)
         killed = run.processes("YarnCoarseGrainedExecutorBackend")[0]
         os.kill(killed, signal.SIGKILL)
         run.wait_for_batch(3)
         memory = run.memory()
         print(f"driver's container: {sum(memory.values())} MB resident: {memory}")
-        assert run.wait() == 0, run.log[-3_000:]
-    finally:
-        run.stop()
+        run.wait_for_success()
     assert repeated(batches(hadoop, "executors", tmp_path)) == {}
     output = run.container_output()
     assert "launch_container.sh" in output and "batch 0 is written" in output
@@ -85,8 +82,7 @@ def test_application_master_and_application_are_killed_and_only_batches_in_fligh
     # the batches take as long as the test needs to see them
     slow = job(secured, "masters", 600)
     settings = {"spark.yarn.maxAppAttempts": "2"}
-    run = Submission(hadoop, submit_directory, command, slow, settings=settings)
-    try:
+    with Submission(hadoop, submit_directory, command, slow, settings=settings) as run:
         run.wait_for_batch(0)
         (master,) = run.processes("ApplicationMaster")
         os.kill(master, signal.SIGKILL)
@@ -95,13 +91,8 @@ def test_application_master_and_application_are_killed_and_only_batches_in_fligh
         run.wait()
         assert hadoop.application(run.application())["finalStatus"] == "KILLED"
         assert len(hadoop.attempts(run.application())) == 2
-    finally:
-        run.stop()
-    restarted = Submission(hadoop, submit_directory, command, job(secured, "masters"))
-    try:
-        assert restarted.wait() == 0, restarted.log[-3_000:]
-    finally:
-        restarted.stop()
+    with Submission(hadoop, submit_directory, command, job(secured, "masters")) as restarted:
+        restarted.wait_for_success()
     # by the second attempt and by the restart
     assert repeated(batches(hadoop, "masters", tmp_path)) == {0: 3}
     assert PASSWORD not in run.container_output() + restarted.container_output()
@@ -112,18 +103,11 @@ def test_client_mode_drains_at_sigterm(
 ) -> None:
     command = page_command("--deploy-mode client").replace("--archives", "--files secrets.properties --archives")
     # executors find the file in their directory, the reader process in that of the driver
-    run = Submission(hadoop, submit_directory, command, job(secured, "clients", 5))
-    try:
-        process = run.wait_for_batch(1)
-        os.kill(process, signal.SIGTERM)
+    with Submission(hadoop, submit_directory, command, job(secured, "clients", 5)) as run:
+        os.kill(run.wait_for_batch(1), signal.SIGTERM)
         run.wait()
-    finally:
-        run.stop()
-    restarted = Submission(hadoop, submit_directory, command, job(secured, "clients"))
-    try:
-        assert restarted.wait() == 0, restarted.log[-3_000:]
-    finally:
-        restarted.stop()
+    with Submission(hadoop, submit_directory, command, job(secured, "clients")) as restarted:
+        restarted.wait_for_success()
     assert repeated(batches(hadoop, "clients", tmp_path)) == {}
 
 
@@ -133,9 +117,6 @@ def test_package_as_py_files(
     zip_package(submit_directory / "spark_groupsource.zip")
     python = str(make_environment(tmp_path / "dependencies", has_package=False))
     command = page_command("--py-files").replace("--py-files", "--files secrets.properties --py-files")
-    run = Submission(hadoop, submit_directory, command, job(secured, "zipped"), python)
-    try:
-        assert run.wait() == 0, run.log[-3_000:]
-    finally:
-        run.stop()
+    with Submission(hadoop, submit_directory, command, job(secured, "zipped"), python) as run:
+        run.wait_for_success()
     assert sorted(batches(hadoop, "zipped", tmp_path)) == list(range(_LAST + 1))
