@@ -32,6 +32,7 @@ from spark_groupsource.monitor.tables.record_decoding import decoders
 from spark_groupsource.monitor.tables.results import Result
 from spark_groupsource.monitor.tables.row_filter import parse_filter
 from spark_groupsource.monitor.tables.table_rows import TableQuery, read_rows
+from spark_groupsource.notebook.group_results import HistoryResult, LagResult
 from spark_groupsource.source.options.value_options import registry_format
 
 
@@ -189,7 +190,7 @@ class Cluster:
             check_text(name, value, optional=True, meaning=f"the name of a {name} or a regular expression")
         definition = TABLES[table]
         if columns:
-            definition = definition._replace(columns=tuple(map(definition.column, columns)))
+            definition = definition._replace(columns=tuple(map(definition.column, columns)), shown=())
         topics = None if topic is None else parse_selection("topic", topic)
         query = TableQuery(
             table,
@@ -214,20 +215,26 @@ class Group:
         # the name may have commas and the characters of patterns
         self._selection = NameSelection((name,))
 
-    def lag(self, topic: str | None = None, by: str | None = None) -> Result:
+    def lag(self, topic: str | None = None, by: str | None = None) -> LagResult:
         """Returns the partitions of the group with their lag.
+
+        It shows partition, owner, offsets, lag, and how long ago the next record was written; `LagResult.all` shows the
+        rest, and `LagResult.chart` draws it.
 
         Args:
             by: ``offsets``, ``time`` or ``bytes``: the columns of this measure only, the largest lag first. Time and
                 bytes require reads of records.
         """
         if by is None:
-            return self._cluster._read("lag", groups=self._selection, topic=topic)
+            return self._read_lag(topic)
         if by not in list(_MEASURES):
             raise ConfigurationError(f"Argument by must be one of {', '.join(_MEASURES)}, got {shown(by)}.")
-        columns = (*_LAG_COLUMNS, *_MEASURES[by])
-        found = self._cluster._read("lag", groups=self._selection, topic=topic, columns=columns)
+        found = self._read_lag(topic, (*_LAG_COLUMNS, *_MEASURES[by]))
         return found.sorted_by(_MEASURES[by][0] if _MEASURES[by] else "lag")
+
+    def _read_lag(self, topic: str | None, columns: tuple[str, ...] = ()) -> LagResult:
+        found = self._cluster._read("lag", groups=self._selection, topic=topic, columns=columns)
+        return LagResult.of_group(self, found)
 
     def members(self) -> Result:
         """Returns the members with their partitions."""
@@ -240,10 +247,13 @@ class Group:
             self.check_exists()
         return found
 
-    def history(self, last: int | None = None) -> Result:
-        """Returns the last rebalances, None for all: from events, else from the history in `__consumer_offsets`."""
+    def history(self, last: int | None = None) -> HistoryResult:
+        """Returns the last rebalances, None for all: from events, else from the history in `__consumer_offsets`.
+
+        It shows time, cause, phases and effect; `HistoryResult.all` shows the rest, and `HistoryResult.chart` draws it.
+        """
         check_integer("last", last, 0, optional=True)
-        found = self._cluster._read("rebalances", groups=self._selection)
+        found = HistoryResult.of_group(self, self._cluster._read("rebalances", groups=self._selection))
         if not len(found):
             self.check_exists()
         return found if last is None else found.last(last)

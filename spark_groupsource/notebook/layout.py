@@ -16,6 +16,7 @@ from spark_groupsource.monitor.rebalances.timeline_values import (
     RebalanceMarker,
     Timeline,
 )
+from spark_groupsource.monitor.tables.cells import duration_text
 
 MAX_ROWS = 60
 _LEGEND_OWNERS = 12
@@ -158,13 +159,6 @@ def tick_times(start_ms: int, end_ms: int, most: int) -> Sequence[int]:
     span = end_ms - start_ms
     step = next((each for each in _TICK_STEPS_MS if span / each <= most), -(-span // most))
     return range(-(-start_ms // step) * step, end_ms + 1, step)
-
-
-def duration_text(ms: float) -> str:
-    """Returns a duration with a unit that fits."""
-    if ms < 1000:
-        return f"{ms:.0f} ms"
-    return f"{ms / 1000:.3g} s" if ms < 120_000 else f"{ms / 60_000:.3g} min"
 
 
 def _window(timeline: Timeline, generation: int | None) -> tuple[int, int]:

@@ -11,9 +11,10 @@ from typing import Any, Callable, Mapping
 from spark_groupsource.common.arguments import check_integer, check_text
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.monitor.rebalances.timeline_values import Timeline
+from spark_groupsource.monitor.tables.cells import duration_text
 from spark_groupsource.notebook.cluster import Group
 from spark_groupsource.notebook.group_reads import file_timelines, group_timeline, lag_samples, query_group
-from spark_groupsource.notebook.layout import clock_text, duration_text, headline, picture
+from spark_groupsource.notebook.layout import clock_text, headline, picture
 from spark_groupsource.notebook.svg import svg
 
 _EXTRA = "Run: pip install 'spark-groupsource[notebook]'."

@@ -27,9 +27,9 @@ def test_lag_of_a_group(cluster: Any, topic: str, group: str) -> None:
         lag = found.group(group).lag()
         assert len(lag) == 1 and [row["lag"] for row in lag] == [2]
         assert lag.arrow().column("lag").to_pylist() == [2]
-        head, row = repr(lag).splitlines()
-        assert head.split()[:6] == ["group", "topic", "partition", "current_offset", "log_end_offset", "lag"]
-        assert row.split()[:6] == [group, topic, "0", "3", "5", "2"]
+        head, row, _ = repr(lag).splitlines()
+        assert head.split()[:6] == ["topic", "partition", "client_id", "current_offset", "log_end_offset", "lag"]
+        assert row.split()[:6] == [topic, "0", "-", "3", "5", "2"]
         assert f">{topic}</td>" in lag._repr_html_()
         assert len(found.group(group).members()) == 0
         assert [row["current_offset"] for row in found.group(group).offsets(topic)] == [3]

@@ -23,8 +23,9 @@ from spark_groupsource.monitor.rebalances.timeline_values import (
     RebalanceMarker,
     Timeline,
 )
+from spark_groupsource.monitor.tables.cells import duration_text
 from spark_groupsource.notebook import timeline_chart
-from spark_groupsource.notebook.layout import MAX_ROWS, clock_text, duration_text, picture, tick_times
+from spark_groupsource.notebook.layout import MAX_ROWS, clock_text, picture, tick_times
 from spark_groupsource.notebook.timeline_chart import TimelineChart
 
 START = 1_795_348_800_000

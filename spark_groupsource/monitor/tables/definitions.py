@@ -18,12 +18,14 @@ class TableColumn(NamedTuple):
     Attributes:
         type: name of the type in Spark SQL.
         doc: one sentence.
+        label: header in a notebook, if it is not the name.
     """
 
     name: str
     type: str
     doc: str
     unit: str = ""
+    label: str = ""
 
     @property
     def comment(self) -> str:
@@ -37,6 +39,7 @@ class TableDefinition(NamedTuple):
     Attributes:
         filters: which of the options group and topic select rows.
         is_streamable: whether ``readStream`` serves the table.
+        shown: columns that a notebook shows of the whole table; empty for all.
     """
 
     name: str
@@ -44,6 +47,7 @@ class TableDefinition(NamedTuple):
     columns: tuple[TableColumn, ...]
     filters: frozenset[str] = frozenset()
     is_streamable: bool = False
+    shown: tuple[str, ...] = ()
 
     def column(self, name: str) -> TableColumn:
         """Raises: KeyError."""
@@ -171,6 +175,7 @@ _DEFINITIONS = (
                 "producers are; null if the record is not found within 32 MiB of fetched record batches, or 32 KiB per "
                 "partition of the group if that is more.",
                 "ms",
+                label="behind",
             ),
             TableColumn(
                 "lag_bytes",
@@ -204,6 +209,7 @@ _DEFINITIONS = (
             ),
         ),
         frozenset({"group", "topic"}),
+        shown=("topic", "partition", "client_id", "current_offset", "log_end_offset", "lag", "lag_ms"),
     ),
     TableDefinition(
         "rebalances",
@@ -249,6 +255,19 @@ _DEFINITIONS = (
             ),
         ),
         frozenset({"group"}),
+        shown=(
+            "completed_at",
+            "generation",
+            "cause",
+            "client_id",
+            "batch_ms",
+            "join_ms",
+            "sync_ms",
+            "members",
+            "partitions_moved",
+            "unowned_seconds",
+            "repeated_records",
+        ),
     ),
     TableDefinition(
         "offsets_log",

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import html
-import json
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Sequence, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_groupsource.common.arguments import near_names, shown
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.log_text import escaped, shortened
 from spark_groupsource.monitor.tables.arrow_tables import arrow_schema, record_batches
+from spark_groupsource.monitor.tables.cells import Cell, cell, header
 from spark_groupsource.monitor.tables.definitions import TableDefinition
 from spark_groupsource.monitor.tables.table_rows import Row
 from spark_groupsource.values.python_values import python_rows
@@ -23,30 +21,42 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _SHOWN_ROWS = 20
-_CELL_CHARS = 80
 # notebooks differ in what they add to a table
 _LEFT, _RIGHT = ' style="text-align:left;padding:2px 8px"', ' style="text-align:right;padding:2px 8px"'
+_Rows = TypeVar("_Rows", bound="Result")
 
 
 class Result:
     """Rows of one table, as they were at the call. Iterates over dictionaries.
 
-    `docs/tables.md` describes the columns.
+    `docs/tables.md` describes the columns. A notebook or terminal shows the most important ones, with separators,
+    durations and shortened ids; rows and data frames have every column with its own value.
     """
 
     def __init__(self, table: TableDefinition, rows: Iterable[Row]) -> None:
         schema = arrow_schema(table)
         self._title = table.name
+        self._columns = {column.name: column for column in table.columns}
+        self._shown_names: Sequence[str] = table.shown or schema.names
         self._table = pa.Table.from_batches(record_batches(rows, schema), schema)
 
     @classmethod
     def of_table(cls, title: str, table: pa.Table) -> Result:
         """Returns a result with the rows of an Arrow table."""
         result = cls.__new__(cls)
-        result._title, result._table = title, table
+        result._title, result._table, result._columns, result._shown_names = title, table, {}, table.column_names
         return result
 
-    def sorted_by(self, column: str) -> Result:
+    def _with(self: _Rows, **changes: Any) -> _Rows:
+        result = self.__class__.__new__(self.__class__)
+        result.__dict__.update(self.__dict__, **changes)
+        return result
+
+    def all(self: _Rows) -> _Rows:
+        """Returns the same rows; a notebook shows every column."""
+        return self._with(_shown_names=self._table.column_names)
+
+    def sorted_by(self: _Rows, column: str) -> _Rows:
         """Returns the rows with the largest values of a column first, nulls last.
 
         Raises: ConfigurationError for a column that the table does not have.
@@ -56,11 +66,11 @@ class Result:
             hint = near_names(str(column), names)
             raise ConfigurationError(f"Argument column must be a column of the table, got {shown(column)}. {hint}")
         order = pc.sort_indices(self._table, sort_keys=[(column, "descending")])
-        return self.of_table(self._title, self._table.take(order))
+        return self._with(_table=self._table.take(order))
 
-    def last(self, count: int) -> Result:
+    def last(self: _Rows, count: int) -> _Rows:
         """Returns the last `count` rows."""
-        return self.of_table(self._title, self._table.slice(max(len(self) - count, 0)))
+        return self._with(_table=self._table.slice(max(len(self) - count, 0)))
 
     def arrow(self) -> pa.Table:
         """Returns the rows as an Arrow table."""
@@ -104,42 +114,49 @@ class Result:
             yield from python_rows(batch)
 
     def __repr__(self) -> str:
-        names, rows = self._table.column_names, self._shown()
-        lines = [names, *rows]
-        widths = [max(len(line[at]) for line in lines) for at in range(len(names))]
-        texts = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths)).rstrip() for line in lines]
+        numbers = self._are_numbers()
+        lines = [self._headers(), *([each.text for each in row] for row in self._cells())]
+        widths = [max(len(line[at]) for line in lines) for at in range(len(numbers))]
+        texts = [
+            "  ".join(
+                f"{text:>{width}}" if is_number else f"{text:<{width}}"
+                for text, width, is_number in zip(line, widths, numbers)
+            ).rstrip()
+            for line in lines
+        ]
         return "\n".join([*texts, *self._rest()])
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th{_LEFT}>{html.escape(name)}</th>" for name in self._table.column_names)
-        styles = [_RIGHT if _is_number(field.type) else _LEFT for field in self._table.schema]
+        styles = [_RIGHT if is_number else _LEFT for is_number in self._are_numbers()]
+        head = "".join(f"<th{style}>{html.escape(name)}</th>" for style, name in zip(styles, self._headers()))
         body = "".join(
-            f"<tr>{''.join(f'<td{style}>{html.escape(cell)}</td>' for style, cell in zip(styles, row))}</tr>"
-            for row in self._shown()
+            f"<tr>{''.join(_html_cell(each, style) for style, each in zip(styles, row))}</tr>" for row in self._cells()
         )
         rest = "".join(f"<p>{html.escape(text)}</p>" for text in self._rest())
         caption = f"<caption>{html.escape(self._title)}</caption>"
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
 
-    def _shown(self) -> list[list[str]]:
-        return [[_cell(value) for value in row.values()] for row in python_rows(self._table.slice(0, _SHOWN_ROWS))]
+    def _headers(self) -> list[str]:
+        return [header(name, self._columns.get(name)) for name in self._shown_names]
+
+    def _are_numbers(self) -> list[bool]:
+        return [_is_number(self._table.schema.field(name).type) for name in self._shown_names]
+
+    def _cells(self) -> list[list[Cell]]:
+        shown = self._table.select(self._shown_names).slice(0, _SHOWN_ROWS)
+        return [[cell(value, self._columns.get(name)) for name, value in row.items()] for row in python_rows(shown)]
 
     def _rest(self) -> list[str]:
         omitted = len(self) - _SHOWN_ROWS
-        if omitted > 0:
-            return [f"and {omitted:,} more rows"]
-        return [] if len(self) else ["no rows"]
+        rows = [f"and {omitted:,} more rows"] if omitted > 0 else [] if len(self) else ["no rows"]
+        columns = len(self._table.column_names) - len(self._shown_names)
+        return [*rows, f"{columns} more columns: .all()"] if columns else rows
+
+
+def _html_cell(each: Cell, style: str) -> str:
+    title = f' title="{html.escape(each.title)}"' if each.title else ""
+    return f"<td{style}{title}>{html.escape(each.short)}</td>"
 
 
 def _is_number(type_: pa.DataType) -> bool:
     return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_))
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, datetime):
-        value = value.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
-    if isinstance(value, dict):
-        value = json.dumps(value, ensure_ascii=False, default=str)
-    return escaped(shortened(f"{value:.1f}" if isinstance(value, float) else str(value), _CELL_CHARS))
