@@ -18,6 +18,7 @@ _MODULES: Mapping[str, str] = {
     "completion": "completion",
     "consume": "consume",
     "doctor": "doctor",
+    "examples": "examples",
     "exporter": "exporter",
     "groups": "groups_command",
     "offsets-log": "offsets_log_command",

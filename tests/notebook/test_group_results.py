@@ -1,4 +1,4 @@
-"""What a notebook shows of lag and history, and the chart of the lag."""
+"""Lag and history as a notebook shows them; chart of the lag."""
 
 from __future__ import annotations
 
