@@ -108,7 +108,7 @@ class LagChart:
 
 def _bar(row: Mapping[str, Any], y: float, width: float) -> str:
     partition, owner = f"{row['topic']}-{row['partition']}", row.get("client_id")
-    label = _label(f"{partition}  {owner or 'no owner'}" if "client_id" in row else partition)
+    label = _label(f"{partition} · {owner or 'no owner'}" if "client_id" in row else partition)
     behind = row.get("lag_ms")
     lag = f"{row['lag']:,}" + (f", {duration_text(behind)} behind" if behind else "")
     text = f"{partition}: {lag}" + (f", owner {row['consumer_id']}" if row.get("consumer_id") else "")

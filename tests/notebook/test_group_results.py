@@ -80,11 +80,13 @@ def test_history_shows_cause_phases_and_effect() -> None:
     }  # fmt: skip
     found = HistoryResult.of_group(GROUP, Result(TABLES["rebalances"], [row])).last(1)
     head, line, rest = repr(found).splitlines()
-    assert head.split()[:6] == ["completed_at", "generation", "cause", "client_id", "batch", "join"]
+    assert head.split()[:6] == ["completed_at", "generation", "cause", "client_id", "join", "sync"]
     # a generation is a number, not an amount
     assert re.split(r"  +", line)[:3] == ["2026-01-31 10:00:00.000Z", "12345", "JOINED"]
-    assert "1.25 s" in line and "1,234.6" in line and "1,000" in line and rest.endswith("more columns: .all()")
-    assert 'title="' in found.all()._repr_html_()
+    assert "1.25 s" in line and "1,234.6" in line and rest.endswith("more columns: .all()")
+    assert "1,000" in repr(found.all()) and 'title="' in found.all()._repr_html_()
+    # times and durations stay in one line
+    assert found._repr_html_().count("white-space:nowrap") == 2 * len(head.split())
 
 
 def test_chart_of_the_lag_has_a_bar_for_each_partition(tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_chart_of_the_lag_has_a_bar_for_each_partition(tmp_path: Path) -> None:
     assert [bar.attrib["fill"] for bar in bars].count("#e53935") == 1
     texts = ["".join(element.itertext()) for element in drawn.iter() if element.tag.endswith("title")]
     assert texts[1] == f"flights-3: 300, 3.5 s behind, owner {MEMBER}"
-    assert "flights-2  &lt;2&gt;" in chart.svg("dark") and "currentColor" in chart._repr_html_()
+    assert "flights-2 · &lt;2&gt;" in chart.svg("dark") and "currentColor" in chart._repr_html_()
     chart.save(tmp_path / "lag.svg")
     assert (tmp_path / "lag.svg").read_text() == chart.svg()
     for call in (lambda: chart.svg("blue"), lambda: chart.save(tmp_path / "lag.gif")):

@@ -260,13 +260,10 @@ _DEFINITIONS = (
             "generation",
             "cause",
             "client_id",
-            "batch_ms",
             "join_ms",
             "sync_ms",
-            "members",
             "partitions_moved",
             "unowned_seconds",
-            "repeated_records",
         ),
     ),
     TableDefinition(

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _SHOWN_ROWS = 20
 # notebooks differ in what they add to a table
-_LEFT, _RIGHT = ' style="text-align:left;padding:2px 8px"', ' style="text-align:right;padding:2px 8px"'
+_STYLE = "padding:2px 8px"
+_NOWRAP_CHARS = 40
 _Rows = TypeVar("_Rows", bound="Result")
 
 
@@ -127,10 +128,10 @@ class Result:
         return "\n".join([*texts, *self._rest()])
 
     def _repr_html_(self) -> str:
-        styles = [_RIGHT if is_number else _LEFT for is_number in self._are_numbers()]
-        head = "".join(f"<th{style}>{html.escape(name)}</th>" for style, name in zip(styles, self._headers()))
+        numbers = self._are_numbers()
+        head = "".join(_html_cell("th", Cell(name, name, ""), n) for name, n in zip(self._headers(), numbers))
         body = "".join(
-            f"<tr>{''.join(_html_cell(each, style) for style, each in zip(styles, row))}</tr>" for row in self._cells()
+            f"<tr>{''.join(_html_cell('td', each, n) for each, n in zip(row, numbers))}</tr>" for row in self._cells()
         )
         rest = "".join(f"<p>{html.escape(text)}</p>" for text in self._rest())
         caption = f"<caption>{html.escape(self._title)}</caption>"
@@ -153,9 +154,13 @@ class Result:
         return [*rows, f"{columns} more columns: .all()"] if columns else rows
 
 
-def _html_cell(each: Cell, style: str) -> str:
+def _html_cell(tag: str, each: Cell, is_number: bool) -> str:
+    style = f"text-align:{'right' if is_number else 'left'};{_STYLE}"
+    if len(each.short) <= _NOWRAP_CHARS:
+        # a duration or a time in two lines is hard to read
+        style += ";white-space:nowrap"
     title = f' title="{html.escape(each.title)}"' if each.title else ""
-    return f"<td{style}{title}>{html.escape(each.short)}</td>"
+    return f'<{tag} style="{style}"{title}>{html.escape(each.short)}</{tag}>'
 
 
 def _is_number(type_: pa.DataType) -> bool:
