@@ -234,7 +234,7 @@ class Group:
 
     def _read_lag(self, topic: str | None, columns: tuple[str, ...] = ()) -> LagResult:
         found = self._cluster._read("lag", groups=self._selection, topic=topic, columns=columns)
-        return LagResult.of_group(self, found)
+        return LagResult.of_group(self.name, found)
 
     def members(self) -> Result:
         """Returns the members with their partitions."""
@@ -253,7 +253,7 @@ class Group:
         It shows time, cause, phases and effect; `HistoryResult.all` shows the rest, and `HistoryResult.chart` draws it.
         """
         check_integer("last", last, 0, optional=True)
-        found = HistoryResult.of_group(self, self._cluster._read("rebalances", groups=self._selection))
+        found = HistoryResult.of_group(self.name, self._cluster._read("rebalances", groups=self._selection))
         if not len(found):
             self.check_exists()
         return found if last is None else found.last(last)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, TypeVar
+from typing import Any, Mapping, NamedTuple, Sequence, TypeVar
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.log_text import escaped, shortened
@@ -12,59 +12,33 @@ from spark_groupsource.monitor.tables.cells import duration_text
 from spark_groupsource.monitor.tables.results import Result
 from spark_groupsource.notebook.svg import THEMES
 
-if TYPE_CHECKING:
-    from spark_groupsource.notebook.cluster import Group
-    from spark_groupsource.notebook.timeline_chart import TimelineChart
-
 _MAX_BARS = 40
 _LEFT, _BAR, _WIDTH, _ROW = 260, 420, 980, 20
 _LABEL_CHARS = 38
-_COLOR, _UNOWNED_COLOR = "#3b8fd0", "#e53935"
-
+_COLOR, _MARKED_COLOR = "#3b8fd0", "#e53935"
 
 _Found = TypeVar("_Found", bound="GroupResult")
 
 
-class GroupResult(Result):
-    """Rows about one group."""
+class Bar(NamedTuple):
+    """One bar; `text` is beside it, `title` at the mouse pointer; a marked one is red."""
 
-    group: Group
-
-    @classmethod
-    def of_group(cls: type[_Found], group: Group, rows: Result) -> _Found:
-        """Returns the same rows with their group."""
-        found = cls.__new__(cls)
-        found.__dict__.update(vars(rows), group=group)
-        return found
+    label: str
+    value: float
+    text: str
+    title: str
+    is_marked: bool = False
 
 
-class LagResult(GroupResult):
-    """The lag of a group; see `Group.lag`."""
+class BarChart:
+    """Horizontal bars as SVG; a notebook shows it, and `save` writes it.
 
-    def chart(self) -> LagChart:
-        """Returns a chart of the partitions with the largest lag."""
-        return LagChart(self.group.name, self)
+    Args:
+        rest: what the bars beyond the first 40 are.
+    """
 
-
-class HistoryResult(GroupResult):
-    """The rebalances of a group; see `Group.history`."""
-
-    def chart(self) -> TimelineChart:
-        """Returns the chart of the rebalances, which reads the group again; as `timeline(group)`."""
-        from spark_groupsource.notebook.timeline_chart import timeline
-
-        return timeline(self.group)
-
-
-class LagChart:
-    """A bar for the lag of each partition, as SVG; a notebook shows it, and `save` writes it."""
-
-    def __init__(self, group: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        # partitions without a commit have no lag
-        known = [row for row in rows if row["lag"] is not None]
-        self._rows = sorted(known, key=lambda row: (-row["lag"], row["topic"], row["partition"]))
-        total = sum(row["lag"] for row in known)
-        self._title = f"Group {shortened(group, 60)}: lag {total:,} offsets in {len(known):,} partitions"
+    def __init__(self, title: str, bars: Sequence[Bar], rest: str) -> None:
+        self._title, self._bars, self._rest = title, bars, rest
 
     def svg(self, theme: str = "light") -> str:
         """Returns the chart as SVG; `theme` is ``light``, ``dark`` or ``notebook``: in the colors of the page.
@@ -73,17 +47,16 @@ class LagChart:
         """
         if theme not in THEMES:
             raise ConfigurationError(f"Argument theme must be one of {', '.join(THEMES)}, got {theme!r}.")
-        colors, shown = THEMES[theme], self._rows[:_MAX_BARS]
-        largest = max((row["lag"] for row in shown), default=0) or 1
+        colors, shown = THEMES[theme], self._bars[:_MAX_BARS]
+        largest = max((bar.value for bar in shown), default=0) or 1
         parts = [_text(12, 24, self._title, 'font-size="15" font-weight="600"')]
         y = 40
-        for row in shown:
-            parts.append(_bar(row, y, _BAR * row["lag"] / largest))
+        for bar in shown:
+            parts.append(_drawn(bar, y, _BAR * bar.value / largest))
             y += _ROW
-        omitted = len(self._rows) - len(shown)
+        omitted = len(self._bars) - len(shown)
         if omitted:
-            note = f"and {omitted:,} partitions with less lag"
-            parts.append(_text(12, y + 14, note, 'font-size="11" opacity="0.75"'))
+            parts.append(_text(12, y + 14, f"and {omitted:,} {self._rest}", 'font-size="11" opacity="0.75"'))
             y += _ROW
         size = f'viewBox="0 0 {_WIDTH} {y + 8}" width="{_WIDTH}" height="{y + 8}"'
         font = "Inter, Segoe UI, Helvetica, Arial, DejaVu Sans, sans-serif"
@@ -96,7 +69,7 @@ class LagChart:
     def save(self, path: str | Path, theme: str = "light") -> None:
         """Writes the chart to a file that ends with .svg. Raises: ConfigurationError, OSError."""
         if Path(path).suffix.lower() != ".svg":
-            raise ConfigurationError(f"Chart files of the lag end with .svg, got {Path(path).name!r}.")
+            raise ConfigurationError(f"Files of this chart end with .svg, got {Path(path).name!r}.")
         Path(path).write_text(self.svg(theme))
 
     def _repr_html_(self) -> str:
@@ -106,18 +79,74 @@ class LagChart:
         return self._title
 
 
-def _bar(row: Mapping[str, Any], y: float, width: float) -> str:
-    partition, owner = f"{row['topic']}-{row['partition']}", row.get("client_id")
-    label = _label(f"{partition} · {owner or 'no owner'}" if "client_id" in row else partition)
-    behind = row.get("lag_ms")
+class GroupResult(Result):
+    """Rows about one group."""
+
+    group: str
+
+    @classmethod
+    def of_group(cls: type[_Found], group: str, rows: Result) -> _Found:
+        """Returns the same rows with the name of their group."""
+        found = cls.__new__(cls)
+        found.__dict__.update(vars(rows), group=group)
+        return found
+
+
+class LagResult(GroupResult):
+    """The lag of a group; see `Group.lag`."""
+
+    def chart(self) -> BarChart:
+        """Returns a bar for the lag of each partition, the largest first, red without an owner."""
+        # partitions without a commit have no lag
+        known = [row for row in self if row["lag"] is not None]
+        known.sort(key=lambda row: (-row["lag"], row["topic"], row["partition"]))
+        total = sum(row["lag"] for row in known)
+        title = f"Group {shortened(self.group, 60)}: lag {total:,} offsets in {len(known):,} partitions"
+        return BarChart(title, [_lag_bar(row) for row in known], "partitions with less lag")
+
+
+class HistoryResult(GroupResult):
+    """The rebalances of a group; see `Group.history`. `timeline(group)` draws what happened in them."""
+
+    def chart(self) -> BarChart:
+        """Returns a bar for the duration of each rebalance, the last first, red if records were repeated."""
+        rows = [row for row in reversed(list(self)) if _duration_ms(row) is not None]
+        title = f"Group {shortened(self.group, 60)}: duration of {len(rows):,} rebalances"
+        return BarChart(title, [_rebalance_bar(row) for row in rows], "earlier rebalances")
+
+
+def _lag_bar(row: Mapping[str, Any]) -> Bar:
+    partition, owner, behind = f"{row['topic']}-{row['partition']}", row.get("client_id"), row.get("lag_ms")
+    label = f"{partition} · {owner or 'no owner'}" if "client_id" in row else partition
     lag = f"{row['lag']:,}" + (f", {duration_text(behind)} behind" if behind else "")
-    text = f"{partition}: {lag}" + (f", owner {row['consumer_id']}" if row.get("consumer_id") else "")
-    color = _UNOWNED_COLOR if "client_id" in row and not owner else _COLOR
+    title = f"{partition}: {lag}" + (f", owner {row['consumer_id']}" if row.get("consumer_id") else "")
+    return Bar(label, row["lag"], lag, title, "client_id" in row and not owner)
+
+
+def _rebalance_bar(row: Mapping[str, Any]) -> Bar:
+    duration_ms, repeated = _duration_ms(row) or 0, row["repeated_records"]
+    text = duration_text(duration_ms)
+    if row["partitions_moved"]:
+        text += f", {row['partitions_moved']:,} partitions moved"
+    if repeated:
+        text += f", {repeated:,} records repeated"
+    actor = f" · {row['client_id']}" if row["client_id"] else ""
+    title = f"{row['completed_at']}: {row['difference'] or row['cause']}"
+    return Bar(f"{row['generation']} · {row['cause']}{actor}", duration_ms, text, title, bool(repeated))
+
+
+def _duration_ms(row: Mapping[str, Any]) -> int | None:
+    phases = [row[name] for name in ("join_ms", "sync_ms") if row[name] is not None]
+    return sum(phases) if phases else None
+
+
+def _drawn(bar: Bar, y: float, width: float) -> str:
+    color = _MARKED_COLOR if bar.is_marked else _COLOR
     return (
-        f"<g><title>{_safe(text)}</title>"
-        + _text(_LEFT - 8, y + 14, label, 'font-size="11" text-anchor="end"')
+        f"<g><title>{_safe(bar.title)}</title>"
+        + _text(_LEFT - 8, y + 14, _label(bar.label), 'font-size="11" text-anchor="end"')
         + f'<rect x="{_LEFT}" y="{y + 3}" width="{max(width, 1):.1f}" height="{_ROW - 6}" fill="{color}"/>'
-        + _text(_LEFT + max(width, 1) + 6, y + 14, lag, 'font-size="11"')
+        + _text(_LEFT + max(width, 1) + 6, y + 14, bar.text, 'font-size="11"')
         + "</g>"
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from datetime import datetime, timezone
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -20,7 +19,7 @@ from spark_groupsource.monitor.tables.results import Result
 from spark_groupsource.notebook.group_results import HistoryResult, LagResult
 
 MEMBER = "app-a-0-5f3c9d2e-1111-4222-8333-444455556666"
-GROUP: Any = SimpleNamespace(name="delays")
+GROUP = "delays"
 
 
 def lag_row(partition: int, lag: int | None, **more: Any) -> dict[str, Any]:
@@ -85,6 +84,10 @@ def test_history_shows_cause_phases_and_effect() -> None:
     assert re.split(r"  +", line)[:3] == ["2026-01-31 10:00:00.000Z", "12345", "JOINED"]
     assert "1.25 s" in line and "1,234.6" in line and rest.endswith("more columns: .all()")
     assert "1,000" in repr(found.all()) and 'title="' in found.all()._repr_html_()
+    drawn = found.chart().svg()
+    assert repr(found.chart()) == "Group delays: duration of 1 rebalances" and "12345 · JOINED · app-b-0" in drawn
+    # records were repeated
+    assert "1.29 s, 3 partitions moved, 1,000 records repeated" in drawn and "#e53935" in drawn
     # times and durations stay in one line
     assert found._repr_html_().count("white-space:nowrap") == 2 * len(head.split())
 
@@ -121,4 +124,4 @@ def test_results_of_a_group_draw_it(embedded: Any, topic: str, group: str) -> No
         found = cluster.group(group)
         assert repr(found.lag().chart()).startswith(f"Group {group}: lag 0 offsets in 1 partition")
         assert repr(found.lag(by="offsets").chart()) == repr(found.lag().chart())
-        assert repr(found.history().chart()).startswith(f"Group {group}: 0 rebalances")
+        assert repr(found.history().chart()) == f"Group {group}: duration of 0 rebalances"
