@@ -1,4 +1,4 @@
-"""mkdocs hooks: links, tables on a phone, local diagrams.
+"""mkdocs hooks: repository links, tables on a phone, diagrams without other hosts.
 
 A link to a file beside ``docs/`` leads somewhere in the repository only; the site has its text. On a phone the rows of
 a table are blocks (`site.css`): each cell but the first has the header of its column as an attribute. The theme loads
@@ -40,7 +40,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
 
 def labeled(table: str) -> str:
-    """Returns a table whose cells, but those of the first column, have the header as ``data-label``."""
+    """Returns a table with the header of its column at each cell, as ``data-label``, except in the first column."""
     headers = [unescape(re.sub(r"<[^>]+>", "", header)).strip() for header in _HEADER.findall(table)]
 
     def row(match: re.Match[str]) -> str:

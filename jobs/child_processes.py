@@ -9,7 +9,11 @@ from typing import IO
 
 
 def start_process(
-    command: Sequence[str], out: int | IO[str] | None, err: int | IO[str] | None, env: Mapping[str, str] | None = None
+    command: Sequence[str],
+    out: int | IO[str] | None,
+    err: int | IO[str] | None,
+    env: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[str]:
     """Starts a process in a session of its own, so that Ctrl-C reaches only the parent, which stops its children.
 
@@ -24,6 +28,7 @@ def start_process(
         stdout=out,
         stderr=err,
         env=env,
+        pass_fds=tuple(pass_fds),
         text=True,
         start_new_session=True,
     )

@@ -17,10 +17,12 @@ from spark_groupsource.errors import ConfigurationError, GroupSourceError
 # what users of other tools write -> a command of the same group
 OTHER_NAMES: Mapping[str, str] = {
     "add": "create",
+    "akhq": "ui",
     "console-consumer": "consume",
     "console-producer": "produce",
     "consumer": "consume",
     "consumer-groups": "groups",
+    "dashboard": "ui",
     "desc": "describe",
     "get": "describe",
     "group": "groups",
@@ -28,6 +30,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "kafka-console-producer": "produce",
     "kafka-consumer-groups": "groups",
     "kafka-topics": "topics",
+    "kafka-ui": "ui",
     "ls": "list",
     "metrics": "exporter",
     "producer": "produce",
@@ -38,6 +41,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "start": "broker",
     "topic": "topics",
     "tail": "consume",
+    "web": "ui",
 }
 # option of Kafka's tools, or of kcat -> the one here, where a command has it
 OTHER_OPTIONS: Mapping[str, str] = {

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from spark_groupsource.cli.common import cluster_options, one_line, open_cluster
 from spark_groupsource.cli.exporter_metrics import Sample, lag_samples, prometheus_text
 from spark_groupsource.cli.exporter_queries import query_samples
 from spark_groupsource.cli.exporter_rebalances import RebalanceMetrics
-from spark_groupsource.common import net
+from spark_groupsource.cli.local_http import Handler, HttpServer
 from spark_groupsource.common.clock import SystemClock, monotonic_ns
 from spark_groupsource.common.net import parse_listen_address
 from spark_groupsource.errors import GroupSourceError
@@ -29,7 +28,6 @@ from spark_groupsource.wire.messages import MetadataRequest
 # a lost cluster is noticed within an interval: a third until the next probe, and a third until it fails
 _PROBES_PER_INTERVAL = 3
 _LEAST_TIMEOUT_MS, _LEAST_PROBE_TIMEOUT_MS = 5_000, 1_000
-_SLOW_CLIENT_S = 10.0
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -123,11 +121,8 @@ def _log(text: str, level: int) -> None:
     click.echo(timed_line(log_line(text), logging.getLevelName(level), SystemClock().timestamp_ms()), err=True)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _MetricsHandler(Handler):
     """Serves ``/metrics`` and ``/healthz``."""
-
-    timeout = _SLOW_CLIENT_S
-    protocol_version = "HTTP/1.1"
 
     def __init__(self, parts: Sequence[MetricsPart], *arguments: Any) -> None:
         self._parts = parts
@@ -136,56 +131,23 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/healthz":
-            self._respond(200, "ok\n")
+            self.respond(200, "ok\n", _TEXT)
         elif path != "/metrics":
-            self._respond(404, "Not found. Metrics are at /metrics.\n")
+            self.respond(404, "Not found. Metrics are at /metrics.\n", _TEXT)
         elif not self._parts[0].has_read.is_set():
-            self._respond(503, "The first read of the cluster is in progress.\n")
+            self.respond(503, "The first read of the cluster is in progress.\n", _TEXT)
         else:
-            self._respond(200, metrics_text(self._parts))
+            self.respond(200, metrics_text(self._parts), _TEXT)
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
-    def _respond(self, status: int, text: str) -> None:
-        body = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", _TEXT)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are not logged."""
-
-
-class _HttpServer(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that closes its connection early is no error of the server."""
-
-
-class MetricsServer:
+class MetricsServer(HttpServer):
     """HTTP server of the metrics. Raises: ConfigurationError if the address cannot be used."""
 
     def __init__(self, listen: str, parts: Sequence[MetricsPart]) -> None:
-        address = parse_listen_address(listen, "--listen")
-        listener = net.listen(address, "--listen")
-        self._server = _HttpServer((address.host, address.port), partial(_Handler, parts), bind_and_activate=False)
-        self._server.socket.close()
-        self._server.socket = listener
-        self.address = net.Address(address.host, listener.getsockname()[1])
-        self.is_loopback = net.is_loopback(listener)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="exporter-http", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(parse_listen_address(listen, "--listen"), "--listen", partial(_MetricsHandler, parts))
 
 
 @command()

@@ -24,6 +24,7 @@ _MODULES: Mapping[str, str] = {
     "offsets-log": "offsets_log_command",
     "produce": "produce_command",
     "topics": "topics_command",
+    "ui": "ui_command",
 }
 
 

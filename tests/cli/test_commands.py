@@ -85,7 +85,7 @@ def test_every_suggested_option_and_command_exists() -> None:
 
 
 def test_every_command_that_reads_has_json() -> None:
-    others = {"topics create", "topics alter", "topics delete", "produce", "exporter"}
+    others = {"topics create", "topics alter", "topics delete", "produce", "exporter", "ui"}
     for path, command in all_commands():
         options = {option for param in command.params for option in param.opts}
         if "--bootstrap-server" in options and path not in others:
