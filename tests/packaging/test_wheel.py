@@ -54,7 +54,7 @@ def wheel() -> Wheel:
 
 def test_every_source_file_and_nothing_else(wheel: Wheel) -> None:
     package = ROOT / "spark_groupsource"
-    kinds = ("*.py", "*.pyi", "py.typed", "resources/*.json")
+    kinds = ("*.py", "*.pyi", "py.typed", "resources/*.html", "resources/*.json")
     expected = {str(path.relative_to(ROOT)) for kind in kinds for path in package.rglob(kind)}
     # test_built_wheel.py compares the examples
     files = {name for name in wheel.files if not name.startswith("spark_groupsource/examples/")}
