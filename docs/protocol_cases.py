@@ -11,7 +11,7 @@ from spark_groupsource.notebook.group_scenario import GroupScenario
 def first_member(group: GroupScenario) -> None:
     """The first member, and the initial delay
 
-    A member without an id gets one first (KIP-394), so that a member that never returns leaves no trace; until it
+    A member without an id gets one first (KIP-394), so that a client that never returns with it is no member; until it
     returns, its id is pending. The first rebalance of an Empty group does not end when all known members have joined:
     it lasts `group.initial.rebalance.delay.ms` (3,000 ms), and as long again after each window in which another member
     has joined, up to the rebalance timeout. So the members of an application that starts join one generation instead
@@ -160,8 +160,8 @@ def lost_sync(group: GroupScenario) -> None:
 
     The assignment is stored before the responses are sent, and the group is Stable. Leader and follower send the same
     SyncGroup again and get what is stored; the assignment in the repeated request of the leader is ignored, so that
-    no member can have another one than the log. Here this SyncGroup also restarts the session timer, as in Kafka up
-    to 3.9 with the coordinator written in Scala; the coordinator of Kafka 4 leaves the timer to the next heartbeat.
+    no member can have another one than the log. This SyncGroup does not restart the session timer, as in Kafka 4; up to
+    3.9 the coordinator written in Scala did.
 
     A PySpark user sees that the first micro-batch of the generation starts later.
     """

@@ -26,7 +26,22 @@ The coordinator of a group is the leader of its partition of `__consumer_offsets
 what Kafka's Java consumer sends with the assignor `range`, a session timeout of 45,000 ms and a rebalance timeout of
 300,000 ms.
 
-How to read a listing:
+A rebalance gives the members of a group a new assignment of partitions. The coordinator waits until every member has
+sent JoinGroup (PreparingRebalance). It increases the generation and answers: the leader gets the list of the members,
+the others their ids (CompletingRebalance). The leader runs the assignor and sends the assignment with its SyncGroup.
+The coordinator stores it and answers each SyncGroup with the partitions of its sender (Stable).
+
+## What starts a rebalance
+
+- A member joins; it leaves, or an operator removes it; its session ends without a heartbeat; or it has joined and does
+  not send SyncGroup.
+- A member joins again with another subscription or other assignors.
+- The leader joins again: it has found new partitions or topics, or the second round of a cooperative rebalance is due.
+
+The move of a coordinator starts none, nor does a static member that returns with the same subscription before its
+session ends, nor a long micro-batch: a rebalance that was started otherwise waits for it.
+
+## How to read a listing
 
 - `a ->` is a request of `a`, `a <-` its response, `a x-` a response that is lost. Errors are numbers in the protocol,
   names here. Fields with their default value are omitted, and so are the id of the group and the protocol type. A

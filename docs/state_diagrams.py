@@ -45,7 +45,7 @@ def states_page() -> str:
 # --- groups on the coordinator ---
 
 _REBALANCE = "member joins, leaves, fails or changes its metadata"
-_REMOVED = "group is deleted or expires"
+_UNLOADED = "the coordinator moves, and unloads the group"
 _GROUP_CAUSES: Mapping[tuple[GroupState, GroupState], str] = {
     (GroupState.EMPTY, GroupState.PREPARING_REBALANCE): "first member joins",
     (GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE): "all members have joined, or timeout",
@@ -53,7 +53,8 @@ _GROUP_CAUSES: Mapping[tuple[GroupState, GroupState], str] = {
     (GroupState.COMPLETING_REBALANCE, GroupState.STABLE): "assignment of the leader is stored",
     (GroupState.COMPLETING_REBALANCE, GroupState.PREPARING_REBALANCE): _REBALANCE,
     (GroupState.STABLE, GroupState.PREPARING_REBALANCE): _REBALANCE,
-    **{(state, GroupState.DEAD): _REMOVED for state in GroupState},
+    **{(state, GroupState.DEAD): _UNLOADED for state in GroupState},
+    (GroupState.EMPTY, GroupState.DEAD): "group is deleted, expires or is unloaded",
 }
 
 
