@@ -23,6 +23,7 @@ from spark_groupsource.client.settings import ClientSettings
 
 JOB = Path(__file__).with_name("cluster_job.py")
 PARALLELISM_JOB = JOB.with_name("parallelism_job.py")
+SPECULATION_JOB = JOB.with_name("speculation_job.py")
 CONNECT_CLIENT = JOB.with_name("connect_client.py")
 PARTITIONS, RECORDS = 4, 2_000
 # records of one batch: the job is stopped before the end of the topic
@@ -75,13 +76,13 @@ def can_isolate():
 
 
 @contextmanager
-def standalone(directory, in_containers=False):
+def standalone(directory, in_containers=False, hosts=("127.0.0.1", "127.0.0.1")):
     """Yields the URL of a master with two workers of one core each."""
     spark_class = SPARK_HOME / "bin" / "spark-class"
     daemons = []
 
-    def start(name, role, *arguments):
-        command = (f"org.apache.spark.deploy.{role}", "--host", "127.0.0.1", "--webui-port", "0", *arguments)
+    def start(name, role, *arguments, host="127.0.0.1"):
+        command = (f"org.apache.spark.deploy.{role}", "--host", host, "--webui-port", "0", *arguments)
         # as on machines of their own: no directory for temporary files is shared
         temporary = directory / f"{name}-tmp"
         temporary.mkdir()
@@ -96,9 +97,9 @@ def standalone(directory, in_containers=False):
 
     try:
         master = start("master", "master.Master", "--port", "0").wait_for(r"Starting Spark master at (spark://\S+)")
-        for n in (1, 2):
+        for n, host in enumerate(hosts, 1):
             resources = ("--cores", "1", "--memory", "1g", "--work-dir", directory / f"worker-{n}")
-            start(f"worker-{n}", "worker.Worker", *resources, master)
+            start(f"worker-{n}", "worker.Worker", *resources, master, host=host)
         for worker in daemons[1:]:
             worker.wait_for("Successfully registered with (master)")
         yield master
@@ -108,13 +109,13 @@ def standalone(directory, in_containers=False):
             stop_process(daemon.process, 0 if in_containers else 20)
 
 
-def submit(directory, master, *arguments, in_containers=False, **settings):
+def submit(directory, master, *arguments, in_containers=False, job=JOB, conf=(), **settings):
     command = [Path(sys.executable).parent / "spark-submit", "--master", master, "--driver-memory", "512m"]
     # the environment has the options of short-lived JVMs for the driver alone
     options = f"executor.extraJavaOptions={os.environ['SPARK_SUBMIT_OPTS']}"
-    for setting in ("ui.enabled=false", "cores.max=2", "executor.cores=1", "executor.memory=512m", options):
+    for setting in ("ui.enabled=false", "cores.max=2", "executor.cores=1", "executor.memory=512m", options, *conf):
         command += ["--conf", f"spark.{setting}"]
-    command += [JOB, *arguments, directory]
+    command += [job, *arguments, directory]
     if in_containers:
         command = in_container(directory, command)
     return Daemon(directory / "job.log", *command, **settings)
@@ -188,6 +189,27 @@ def test_workers_in_pid_namespaces_of_their_own_with_a_read_only_root(embedded, 
 def test_each_worker_of_a_local_cluster_reads_for_a_member(embedded, topic, group, tmp_path):
     master, home = "local-cluster[2,1,1024]", str(linked_home(tmp_path / "spark"))
     check_executors(run_drained(tmp_path, master, embedded.bootstrap_servers, topic, group, SPARK_HOME=home))
+
+
+@pytest.mark.soak
+def test_speculative_attempt_that_runs_beside_the_first_one_repeats_nothing(embedded, topic, group, tmp_path):
+    """Both attempts read the same range and send heartbeats for the same member in the same generation."""
+    (tmp_path / "attempts").mkdir()
+    conf = ("speculation=true", "speculation.quantile=0.5", "speculation.multiplier=1", "speculation.interval=100ms")
+    # Spark starts no speculative attempt on the host of the first one, so not in a local-cluster either
+    with standalone(tmp_path, hosts=("127.0.0.1", "127.0.0.2")) as master:
+        servers = embedded.bootstrap_servers
+        found = run_drained(tmp_path, master, servers, topic, group, job=SPECULATION_JOB, conf=conf)
+    attempts = {path.name for path in (tmp_path / "attempts").iterdir()}
+    stages = {name.removesuffix("-1") for name in attempts if name.endswith("-1")}
+    # the first attempt ends after the second one has begun
+    assert len(stages) >= 4 and attempts >= {f"{stage}-0" for stage in stages}, attempts
+    # whichever attempt ends first is the one whose rows are written
+    assert {row["attempt"] for row in found if row["partition"] >= 2} == {0, 1}
+    assert {row["attempt"] for row in found if row["partition"] < 2} == {0}
+    offsets = [path.read_text().splitlines()[-1] for path in (tmp_path / "checkpoint" / "offsets").glob("[0-9]*")]
+    assert {json.loads(line)["@group"]["generation"] for line in offsets} == {1}
+    assert "GenerationMismatchError" not in (tmp_path / "job.log").read_text()
 
 
 def run_parallelism_job(directory, servers, topic, group, command, *arguments, **settings):

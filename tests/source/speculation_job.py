@@ -1,0 +1,76 @@
+"""Application whose second task of each micro-batch waits for its speculative attempt, and then runs beside it.
+
+speculation_job.py BOOTSTRAP TOPIC GROUP DIRECTORY
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+
+from spark_groupsource import run_until_signal
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+
+def with_attempt(directory: str) -> Callable[[Iterator[RecordBatch]], Iterator[RecordBatch]]:
+    """Returns a function that adds the number of the attempt; each attempt leaves a file with its first rows."""
+
+    def wait_for_the_other(stage: int, number: int) -> None:
+        import time
+        from pathlib import Path
+
+        attempts = Path(directory, "attempts")
+        (attempts / f"{stage}-{number}").touch()
+        end_s = time.monotonic() + 120
+        while not (attempts / f"{stage}-1").exists():
+            assert time.monotonic() < end_s, f"stage {stage} has no speculative attempt"
+            time.sleep(0.05)
+        # several heartbeats of both; the attempts end first in turns
+        time.sleep(2 if len(list(attempts.glob("*-1"))) % 2 == number else 6)
+
+    def mapped(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+        import pyarrow
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        is_waiting = context.partitionId() == 1
+        for batch in batches:
+            if is_waiting:
+                wait_for_the_other(context.stageId(), context.attemptNumber())
+                is_waiting = False
+            attempt = pyarrow.array([context.attemptNumber()] * batch.num_rows, "int32")
+            yield pyarrow.RecordBatch.from_arrays([*batch.columns, attempt], ["partition", "offset", "attempt"])
+
+    return mapped
+
+
+def main(bootstrap_servers: str, topic: str, group: str, directory: str) -> None:
+    spark = SparkSession.builder.getOrCreate()
+    stream = (
+        spark.readStream.format("groupsource")
+        .option("kafka.bootstrap.servers", bootstrap_servers)
+        .option("kafka.group.id", group)
+        .option("kafka.session.timeout.ms", 6_000)
+        .option("kafka.heartbeat.interval.ms", 300)
+        .option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        .option("members", 2)
+        .option("maxOffsetsPerTrigger", 40)
+        .load()
+        .select("partition", "offset")
+    )
+    rows = stream.mapInArrow(with_attempt(directory), "partition int, offset bigint, attempt int")
+    writer = rows.writeStream.format("parquet")
+    writer = writer.option("path", f"{directory}/rows").option("checkpointLocation", f"{directory}/checkpoint")
+    run_until_signal(writer.trigger(processingTime="200 milliseconds").start())
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
