@@ -12,7 +12,16 @@ from confluent_kafka import TopicPartition as Offset
 from confluent_kafka.admin import AdminClient
 from support.clients import open_cluster
 from support.clusters import Cluster
-from support.sink_application import PARTITIONS, RECORDS, STEPS, KilledError, SinkApplication, check, read_output
+from support.sink_application import (
+    PARTITIONS,
+    RECORDS,
+    STEPS,
+    STEPS_OF_TRANSACTION,
+    KilledError,
+    SinkApplication,
+    check,
+    read_output,
+)
 from support.waiting import wait_until
 
 from spark_groupsource.client.admin import describe_groups
@@ -28,11 +37,8 @@ def run_out(application: SinkApplication) -> None:
     raise AssertionError("the application does not come to an end")
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_kill_at_any_step_neither_loses_nor_repeats(
-    filled: Cluster, topic: str, group: str, output: str, step: str, tmp_path: Path
-) -> None:
-    application = SinkApplication(tmp_path, filled.bootstrap_servers, topic, group, output)
+def check_kill(cluster: Cluster, topic: str, group: str, output: str, step: str, directory: Path) -> None:
+    application = SinkApplication(directory, cluster.bootstrap_servers, topic, group, output)
     assert application.trigger() == 40
     application.kill_at = step
     if step == "lost response":
@@ -42,8 +48,26 @@ def test_a_kill_at_any_step_neither_loses_nor_repeats(
             application.trigger()
     run_out(application)
     application.stop()
-    check(filled, topic, group, output)
+    check(cluster, topic, group, output)
     assert application.state == {str(number): RECORDS // PARTITIONS for number in range(PARTITIONS)}
+
+
+@pytest.mark.parametrize("step", STEPS_OF_TRANSACTION)
+def test_a_kill_at_any_step_neither_loses_nor_repeats(
+    filled: Cluster, topic: str, group: str, output: str, step: str, tmp_path: Path
+) -> None:
+    check_kill(filled, topic, group, output, step, tmp_path)
+
+
+# the broker has no part in these steps
+@pytest.mark.parametrize(
+    "cluster", ["embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.soak])], indirect=True
+)
+@pytest.mark.parametrize("step", [step for step in STEPS if step not in STEPS_OF_TRANSACTION])
+def test_a_kill_outside_of_the_transaction_neither_loses_nor_repeats(
+    filled: Cluster, topic: str, group: str, output: str, step: str, tmp_path: Path
+) -> None:
+    check_kill(filled, topic, group, output, step, tmp_path)
 
 
 def test_two_applications_of_a_group_killed_at_random_steps(

@@ -1,7 +1,8 @@
 """An application that copies a topic, killed between its steps.
 
 It is driven as Spark drives a query. The reader is a process of its own, killed with SIGKILL; the offset log and the
-commit log of the checkpoint are lists, which survive. The driver of the application is this process.
+commit log of the checkpoint are lists, which survive. The driver of the application is this process. The members of a
+killed reader are removed from the group, which is what the end of their sessions does 6 s later.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from uuid import uuid4
 from support.clients import open_cluster
 from support.clusters import Cluster
 from support.read_back import messages_to_end
+from support.removed_members import remove_members
 from support.source_process import SourceProcess
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
+from spark_groupsource.client.admin import describe_groups
 from spark_groupsource.client.cluster.cluster_client import LATEST, ClusterClient
 from spark_groupsource.client.records.transactions import Transactions
 from spark_groupsource.errors import RequestTimeoutError
@@ -35,7 +38,7 @@ from spark_groupsource.source.sink.reader_sources import ReaderSources
 
 STEPS = ("planned", "read", "initialized", "sent", "joined", "ended", "lost response", "published", "finished")
 """Where an application can be killed, in the order of a batch; at "lost response" it is not killed."""
-
+STEPS_OF_TRANSACTION = ("initialized", "sent", "joined", "ended", "lost response")
 
 PARTITIONS = 2
 RECORDS = 160
@@ -76,7 +79,7 @@ class SinkApplication:
             "kafka.transactional.id": self.transactional_id,
             "splitBetweenQueries": "true",
             "maxOffsetsPerTrigger": "40",
-            "kafka.session.timeout.ms": "6000",
+            "kafka.client.id": self.transactional_id,
             **options,
         }
         self.offsets: list[Mapping[str, Any]] = []
@@ -104,9 +107,16 @@ class SinkApplication:
         if self.reader is not None:
             self.reader.kill()
             self.reader = None
+            self._remove_members()
         # as after a restart of the driver
         self.cluster.close()
         self.cluster = open_cluster(self._bootstrap_servers, default_api_timeout_ms="20000")
+
+    def _remove_members(self) -> None:
+        members = describe_groups(self.cluster, [self._group])[self._group].members
+        own = [member.member_id for member in members if member.client_id.startswith(self.transactional_id)]
+        if own:
+            remove_members(self.cluster, self._group, own)
 
     def stop(self) -> None:
         if self.reader is not None:
