@@ -103,7 +103,7 @@ lint: $(VENV)/.ready-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-docs: $(VENV)/.ready-test $(VENV)/.ready-docs
+docs: $(VENV)/.ready-test
 	$(BIN)/python docs/generate.py
 	@$(MERMAID) || echo "make: without npm, the diagrams of the site are drawn by a script of another host" >&2
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file conf/mkdocs.yml
@@ -136,13 +136,11 @@ $(VENV)/.ready-%: setup.cfg pyproject.toml | $(BIN)/python
 
 EXTRAS_demo := demo
 EXTRAS_test := demo,fast,test
-EXTRAS_docs := docs
 
 # compiled modules for PySpark's archive: each Python process of Spark starts a second earlier. Then the caches of mypy,
 # pytest, hypothesis and numba, so that the first `make check` takes as long as every other; errors show there
 COMPILE := $(BIN)/groupsource compile-pyspark >/dev/null
 CACHES_demo := $(COMPILE)
-CACHES_docs := true
 CACHES_test := $(COMPILE); { $(BIN)/mypy & $(BIN)/python -m pytest -n 0 --collect-only -qq; \
   $(BIN)/python -m pytest -n 0 -qq tests/records/test_parser.py; wait; } >/dev/null 2>&1 || true
 
