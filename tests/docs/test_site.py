@@ -1,4 +1,4 @@
-"""The site builds without a warning, and its pages fit the screens of phones and desktops."""
+"""The site builds without a warning, and fits the screens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Application whose second task of each micro-batch waits for its speculative attempt, and then runs beside it.
+"""Application with a speculative attempt in each micro-batch.
+
+Its second task waits for the attempt, and then runs beside it.
 
 speculation_job.py BOOTSTRAP TOPIC GROUP DIRECTORY
 """
