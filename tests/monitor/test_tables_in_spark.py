@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from support.topics import create_topic, produce
+from support.waiting import wait_until
 
+import spark_groupsource as gs
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
@@ -104,6 +106,8 @@ def test_running_queries(spark: Any, committed: str, topic: str, group: str, tmp
     stream = spark.readStream.format("groupsource").option("kafka.bootstrap.servers", committed)
     stream = stream.option("subscribe", topic).option("kafka.group.id", group).option("startingOffsets", "earliest")
     writer = stream.load().writeStream.format("noop").queryName(f"q-{group}")
+    listener = gs.LagListener()
+    spark.streams.addListener(listener)
     query = writer.option("checkpointLocation", str(tmp_path)).start()
     try:
         query.processAllAvailable()
@@ -115,8 +119,15 @@ def test_running_queries(spark: Any, committed: str, topic: str, group: str, tmp
         # the name of the Spark application
         assert members.orderBy("client_id").first() == ("groupsource-tests-0",)
         assert row.assignment == f"{topic}:0,1" and json.loads(row.last_offsets) == {topic: {"0": 5, "1": 0}}
+        metrics = json.loads(row.metrics)
+        assert metrics["assigned-partitions"] == 2 and metrics["rebalance-total"] == 1
+        (report,) = wait_until(lambda: listener.last.get(str(query.id)), "the progress of the batch is reported", 60)
+        # Kafka's names beside the values of the report
+        assert report.metrics["lag"] == 0 and report.metrics["assigned-partitions"] == 2
+        assert report.consumer_metrics.keys() >= {"join-time-max", "heartbeat-total", "last-rebalance-seconds-ago"}
     finally:
         query.stop()
+        spark.streams.removeListener(listener)
 
 
 def test_errors_name_the_fix(spark: Any, committed: str) -> None:
