@@ -22,7 +22,7 @@ from simulation.applications.simulated_transactions import Publishing
 from simulation.applications.virtual_kernel import Kernel, Process, replaced_threads
 
 from spark_groupsource.broker.group import GroupConfig
-from spark_groupsource.client.membership import commit_history, offsets_topic
+from spark_groupsource.client.membership import commit_history, group_client, offsets_topic
 from spark_groupsource.errors import (
     ConfigurationError,
     DataLossError,
@@ -31,6 +31,7 @@ from spark_groupsource.errors import (
     TransactionAbortedError,
 )
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.source import session
 from spark_groupsource.source.group import start_positions
 from spark_groupsource.source.positions.offset_json import decode_offset
 from spark_groupsource.source.tasks.task_partition import GroupInputPartition
@@ -41,6 +42,7 @@ _REPEAT_MS = 15_000
 _END_MS = 240_000
 _BOUND_MS = 900_000
 _LOAD_MS = 300
+_POLL_MS = 500
 
 
 # the frequent ones are in the list more than once
@@ -165,6 +167,9 @@ class ApplicationRun:
             replaced_threads(self.kernel),
             mock.patch.object(commit_history, "OffsetsTopicReader", SimulatedOffsetsTopic),
             mock.patch.object(offsets_topic, "OffsetsTopicReader", SimulatedOffsetsTopic),
+            # a poll ends early when something changes
+            mock.patch.object(session, "_POLL_MS", _POLL_MS),
+            mock.patch.object(group_client, "_MAX_WAIT_MS", _POLL_MS),
         ):
             try:
                 self.kernel.run(process, self._main)
@@ -360,9 +365,9 @@ class ApplicationRun:
         is_stable = group is not None and group.state.value == "Stable"
         gone = self.cluster.crash_coordinator(_LOAD_MS, lost)
         self.trace(f"the coordinator restarts; it has lost commits of {[str(p) for p in gone]}")
-        for p in gone:
+        for p, left in gone.items():
             # a member that has joined a rebalance no longer owns what it has committed before
-            self._went_back(p, self.cluster.coordinator.stored(p), is_repeated=is_stable)
+            self._went_back(p, left, is_repeated=is_stable)
 
     def _move(self) -> None:
         self.events["move"] += 1

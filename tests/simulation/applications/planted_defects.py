@@ -194,13 +194,13 @@ PLANTED: tuple[PlantedDefect, ...] = (
         "a lost commit is not repeated in time",
         {(CommitRepetition, "request_lost"): _nothing},
         ("late_commit", "late_commit", "kill_one"),
-        first=17,
+        first=26,
     ),
     PlantedDefect(
         "commits are not repeated before a rebalance and at a drain",
         {(StreamPositions, "to_commit"): _to_commit_once},
         ("crash", "kill_one"),
-        first=41,
+        first=106,
     ),
     PlantedDefect(
         "an outage of a minute ends the query", {(Outage, "is_over_limit"): _over_limit_after_a_minute}, ("outage",)
@@ -235,13 +235,13 @@ PLANTED: tuple[PlantedDefect, ...] = (
         "an idle poll with uncommitted positions",
         {(StreamSession, "_poll_between_batches"): lambda self, timeout_ms: self._ownership.poll(timeout_ms)},
         ("crash", "kill_one"),
-        first=49,
+        first=106,
     ),
     PlantedDefect(
         "a poll with uncommitted positions",
         {(StreamSession, "_follow_group"): _follow_with_uncommitted},
         ("late_commit", "cut", "kill_one"),
-        first=63,
+        first=172,
     ),
     PlantedDefect(
         "no repetition before a rebalance",
@@ -302,7 +302,7 @@ PLANTED: tuple[PlantedDefect, ...] = (
     PlantedDefect(
         "leader epochs of a recreated topic are those of the former one",
         {(PositionEpochs, "use_topics"): _nothing},
-        first=70,
+        first=78,
         features=("recreate", "leaders"),
     ),
     PlantedDefect(

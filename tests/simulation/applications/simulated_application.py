@@ -199,8 +199,9 @@ class Application:
         cluster = self.run.cluster.client(process, options.client_settings(BOOTSTRAP))
         clock = VirtualClock(process)
         ownership = GroupPartitions(cluster, options, clock, workload.members)
+        self._shared = ownership._group.shared
         if workload.is_foreign:
-            for member in ownership._group.shared.members:
+            for member in self._shared.members:
                 member.assignors = {name: PhantomAssignor(each) for name, each in member.assignors.items()}
         settings = options.task_settings(cluster.settings)
         self.sink_client = self.run.cluster.client(self.driver, cluster.settings)
@@ -393,7 +394,7 @@ class Application:
         session, kernel = self.session, self.kernel
         assert session is not None
         while True:
-            kernel.sleep_ms(_CONTROL_MS)
+            kernel.sleep_until(self._is_controlled, _CONTROL_MS)
             try:
                 if self._reports:
                     self.run.events["report"] += 1
@@ -408,6 +409,10 @@ class Application:
             except GroupSourceError:
                 # logged by the control server
                 self.run.events["control error"] += 1
+
+    def _is_controlled(self) -> bool:
+        """Whether the control thread would do anything; without the lock of the members, which never blocks here."""
+        return bool(self._reports) or self._drain_requested or self._shared.rejoin_needed()
 
     def _drained_by_control(self) -> None:
         if not self.is_drained and self.is_running:

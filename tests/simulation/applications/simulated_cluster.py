@@ -195,10 +195,10 @@ class SimulatedCluster:
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
-    def crash_coordinator(self, load_ms: int, lost: int) -> list[TopicPartition]:
-        """Restarts the coordinator's node without its last `lost` commits; returns the partitions that go back by it.
+    def crash_coordinator(self, load_ms: int, lost: int) -> dict[TopicPartition, int]:
+        """Restarts the coordinator's node without its last `lost` commits; returns what goes back by it, and to where.
 
-        The loss of a repeated commit changes nothing.
+        The loss of a repeated commit changes nothing. Offset -1 is none.
         """
         log, former = self.coordinator.log, _logged_offsets(self.coordinator.log)
         # not the tombstones of a topic that was deleted
@@ -206,7 +206,7 @@ class SimulatedCluster:
             del log[-1]
             lost -= 1
         left = _logged_offsets(log)
-        gone = [p for p, offset in former.items() if left.get(p) != offset]
+        gone = {p: left.get(p, -1) for p, offset in former.items() if left.get(p) != offset}
         self.coordinator.crash(load_ms, keep=True)
         self._break_connections(self.coordinator_node)
         return gone
@@ -381,12 +381,15 @@ class SimulatedOffsetsTopic(OffsetsTopicReader):
 
 
 def _logged_offsets(log: list[Entry]) -> dict[TopicPartition, int]:
-    offsets = {}
+    offsets: dict[TopicPartition, int] = {}
     for entry in log:
         # the marker of a transaction has no key
         key = None if entry.key is None else decode_key(entry.key)
-        if isinstance(key, OffsetKey) and entry.value is not None:
-            offsets[TopicPartition(key.topic, key.partition)] = decode_offset_value(entry.value).offset
+        if isinstance(key, OffsetKey):
+            p = TopicPartition(key.topic, key.partition)
+            offsets.pop(p, None)
+            if entry.value is not None:
+                offsets[p] = decode_offset_value(entry.value).offset
     return offsets
 
 

@@ -12,6 +12,7 @@ import asyncio
 import threading as real
 from collections import deque
 from contextlib import contextmanager
+from functools import partial
 from heapq import heappop, heappush
 from importlib import import_module
 from random import Random
@@ -61,15 +62,34 @@ class Process:
         return self.kernel.start(self, name, target)
 
 
-class VirtualThread:
-    """One thread; `baton` is released to let it run."""
+class Worker:
+    """A thread of the operating system, which runs one virtual thread after the other; `baton` lets it run."""
 
-    def __init__(self, process: Process, name: str, target: Callable[[], None]) -> None:
+    def __init__(self) -> None:
+        self.baton = real.Lock()
+        self.baton.acquire()
+        # None ends it
+        self.run: Callable[[], None] | None = None
+        self.os_thread = real.Thread(target=self._run, daemon=True)
+        self.os_thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self.baton.acquire()
+            run, self.run = self.run, None
+            if run is None:
+                return
+            run()
+
+
+class VirtualThread:
+    """One thread; `worker` lets it run."""
+
+    def __init__(self, process: Process, name: str, target: Callable[[], None], worker: Worker) -> None:
         self.process = process
         self.name = name
         self.target = target
-        self.baton = real.Lock()
-        self.baton.acquire()
+        self.worker = worker
         self.is_ready = False
         self.is_running = False
         self.is_ended = False
@@ -87,12 +107,14 @@ class Kernel:
         self.failure: BaseException | None = None
         self.is_stopped = False
         self._preemption = preemption
+        self.may_yield = preemption > 0
         self._ready: list[VirtualThread] = []
         self._alive: list[VirtualThread] = []
         self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._calls = 0
         self._finished = real.Semaphore(0)
-        self._os_threads: list[real.Thread] = []
+        # those that run no virtual thread
+        self._idle: list[Worker] = []
 
     # -- clock and calls, as `SimulationClock` -----------------------------------------------------------------------
 
@@ -125,23 +147,23 @@ class Kernel:
         thread.is_ready = False
         self._pass(thread)
         self._finished.acquire()
-        for each in self._os_threads:
-            each.join()
+        for worker in self._idle:
+            worker.baton.release()
+        for worker in self._idle:
+            worker.os_thread.join()
         if self.failure is not None:
             raise self.failure
 
     def start(self, process: Process, name: str, target: Callable[[], None]) -> VirtualThread:
-        thread = VirtualThread(process, name, target)
+        worker = self._idle.pop() if self._idle else Worker()
+        thread = VirtualThread(process, name, target, worker)
+        worker.run = partial(self._main, thread)
         process.threads.append(thread)
         self._alive.append(thread)
         self.wake(thread)
-        started = real.Thread(target=self._main, args=(thread,), daemon=True)
-        self._os_threads.append(started)
-        started.start()
         return thread
 
     def _main(self, thread: VirtualThread) -> None:
-        thread.baton.acquire()
         try:
             if not self.is_stopped and not thread.process.is_killed:
                 thread.target()
@@ -154,6 +176,7 @@ class Kernel:
         thread.process.threads.remove(thread)
         for waiting in thread.ended:
             self.wake(waiting)
+        self._idle.append(thread.worker)
         if not self._alive:
             self._finished.release()
             return
@@ -172,7 +195,7 @@ class Kernel:
 
     def _pass(self, thread: VirtualThread) -> None:
         self.current, thread.is_running = thread, True
-        thread.baton.release()
+        thread.worker.baton.release()
 
     def _next(self) -> VirtualThread:
         """Returns the thread to run next; time passes until there is one."""
@@ -214,7 +237,7 @@ class Kernel:
             thread.is_running = True
         else:
             self._pass(chosen)
-            thread.baton.acquire()
+            thread.worker.baton.acquire()
         self.check()
 
     def check(self) -> None:
@@ -241,12 +264,27 @@ class Kernel:
             self.wake(queue.popleft())
 
     def sleep_ms(self, duration_ms: float) -> None:
-        self.wait(deque(), max(duration_ms, 0))
+        thread = self.current
+        self.call_at(self.now_ms + round(duration_ms), self._resume, thread, thread.waits)
+        self.block()
+
+    def sleep_until(self, is_due: Callable[[], bool], interval_ms: int) -> None:
+        """Sleeps until a check at each interval succeeds, which must use no lock: no thread runs for it."""
+        thread, waits = self.current, self.current.waits
+
+        def check() -> None:
+            if thread.waits == waits and is_due():
+                self.wake(thread)
+            elif thread.waits == waits:
+                self.call_in(interval_ms, check)
+
+        self.call_in(interval_ms, check)
+        self.block()
 
     def yield_sometimes(self) -> None:
         """Lets another thread run, with the probability of this run."""
         self.check()
-        if self._preemption and self._ready and self.random.random() < self._preemption:
+        if self.may_yield and self._ready and self.random.random() < self._preemption:
             self.call_in(0, self._resume, self.current, self.current.waits)
             self.block()
 
@@ -268,7 +306,10 @@ class VirtualClock:
         return Instant(self.now_ms(), self.timestamp_ms())
 
     def sleep_ms(self, duration_ms: int) -> None:
-        self._kernel.sleep_ms(duration_ms)
+        if duration_ms > 0:
+            self._kernel.sleep_ms(duration_ms)
+        else:
+            self._kernel.yield_sometimes()
 
 
 # -- replacements of the standard library ------------------------------------------------------------------------------
@@ -313,10 +354,19 @@ class Lock:
             _kernel.notify(self._waiting)
 
     def __enter__(self) -> bool:
+        # the frequent case of `acquire`, for speed
+        kernel = _kernel
+        if self._owner is None and not kernel.may_yield:
+            kernel.check()
+            self._owner, self._count = kernel.current, 1
+            return True
         return self.acquire()
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        if self._count == 1 and not self._waiting and self._owner is _kernel.current:
+            self._owner, self._count = None, 0
+        else:
+            self.release()
 
 
 class RLock(Lock):
@@ -331,10 +381,10 @@ class Condition:
         self._waiting: deque[VirtualThread] = deque()
 
     def __enter__(self) -> bool:
-        return self._lock.acquire()
+        return self._lock.__enter__()
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self._lock.__exit__()
 
     def wait(self, timeout: float | None = None) -> bool:
         self._lock.release()

@@ -78,7 +78,7 @@ class Connection:
         self.last_used_ms = process.kernel.now_ms
         self.is_closed = False
         self._cluster = cluster
-        self._process = process
+        self._link = cluster.link(process, address)
         self._kernel = process.kernel
         self._client_id = client_id
         self._settings = settings
@@ -94,10 +94,6 @@ class Connection:
         self._queued: deque[tuple[Any, int, str]] = deque()
         self._is_muted = False
         self.on_arrival: Callable[[], object] = lambda: None
-
-    @property
-    def _link(self) -> Link:
-        return self._cluster.link(self._process, self.address)
 
     def open(self, timeout_ms: int | None = None) -> None:
         if self._is_open:
