@@ -22,7 +22,7 @@ from typing import Any, Iterator, Mapping, NamedTuple
 from bench.context import Context, Measure
 from bench.figures import Figure, Rounds
 from bench.processor_time import processor_seconds
-from bench.spark import KAFKA, OWN, Took, session
+from bench.spark import CEILING, KAFKA, OWN, Took, session
 from bench.streams import streaming_settings
 from bench.topics import client, create
 
@@ -53,7 +53,7 @@ def written(
 
 
 def _format(sink: str) -> str:
-    return KAFKA if sink in (KAFKA, _LARGE) else OWN
+    return {KAFKA: KAFKA, _LARGE: KAFKA, CEILING: CEILING}.get(sink, OWN)
 
 
 def _options(sink: str, bootstrap_servers: str, topic: str) -> dict[str, str]:

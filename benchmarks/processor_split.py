@@ -1,10 +1,11 @@
-"""Processor time of a batch read by JVM thread and Python process.
+"""Processor time of a batch read or write by JVM thread and Python process.
 
-    python benchmarks/processor_split.py [--cores 1] [--records 4000000] [--rounds 4] [--json CODEC]
+    python benchmarks/processor_split.py [--cores 1] [--records 4000000] [--rounds 4] [--json CODEC | --write BYTES]
 
 Reads 100 B records, or JSON of 93 B, with groupsource, the ceiling of PySpark (prebuilt Arrow batches) and Spark's
 Kafka source, in alternating rounds, and prints processor seconds per million records. The first rounds compile code in
-the JVM.
+the JVM. With --write, records of that size are written by groupsource, a Python sink that discards them, and Spark's
+Kafka sink.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import os
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any, Callable
 
+from batch_write import written
 from bench.children import checkout_environment
 from bench.processor_time import SessionTimes, read_stat, thread_seconds
-from bench.spark import CEILING, KAFKA, OWN, Read, session, timed
-from bench.topics import PARTITIONS, Topic, ensure, json
+from bench.spark import CEILING, KAFKA, OWN, Read, register_ceiling, session, timed
+from bench.topics import PARTITIONS, Topic, client, create, ensure, json
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "jobs"))
@@ -26,6 +29,7 @@ sys.path.insert(0, str(ROOT / "jobs"))
 from real_kafka import RealKafka  # noqa: E402
 
 KINDS = ("tasks", "compiler", "collector", "rest of the JVM", "Python workers", "total")
+_CODECS = ("none", "lz4", "zstd", "snappy", "gzip")
 _PREFIXES = {"Executor task": "tasks", "C1 ": "compiler", "C2 ": "compiler", "G1 ": "collector", "GC ": "collector"}
 
 
@@ -54,6 +58,19 @@ def is_descendant(pid: int, ancestor: int) -> bool:
     return pid == ancestor
 
 
+def measure_writes(bootstrap_servers: str, cores: int, records: int, rounds: int, size: int, codec: str) -> None:
+    with client(bootstrap_servers) as cluster:
+        create(cluster, "split-writes", PARTITIONS)
+    options = {"kafka.compression.type": codec}
+    with session(cores) as spark:
+        register_ceiling(spark)
+
+        def write(sink: str) -> None:
+            written(spark, sink, bootstrap_servers, "split-writes", records, size, options)
+
+        print_split(spark, rounds, records, write)
+
+
 def measure(bootstrap_servers: str, cores: int, records: int, rounds: int, codec: str | None) -> None:
     topic = Topic("split", records // 600 * 600)
     if codec:
@@ -61,19 +78,24 @@ def measure(bootstrap_servers: str, cores: int, records: int, rounds: int, codec
     ensure(bootstrap_servers, topic)
     ceiling = {"records": topic.records, "tasks": PARTITIONS, "valueBytes": 93 if codec else 100, "batchRows": 40_000}
     read = Read(topic.name, ceiling={key: str(value) for key, value in ceiling.items()})
+    with session(cores) as spark:
+        print_split(spark, rounds, topic.records, lambda source: timed(spark, source, bootstrap_servers, read))
+
+
+def print_split(spark: Any, rounds: int, records: int, run: Callable[[str], object]) -> None:
+    """Prints the processor seconds of groupsource, the ceiling and Spark's connector, per million records."""
     times = SessionTimes(os.getsid(0))
     print(f"{'source':<14}" + "".join(f"{kind:>17}" for kind in KINDS))
-    with session(cores) as spark:
-        # spark-submit replaces its shell by the JVM
-        jvm = spark.sparkContext._gateway.proc.pid
-        seen: dict[tuple[str, int], float] = {}
-        for _ in range(rounds):
-            for source in (OWN, CEILING, KAFKA):
-                before = split(times, jvm, seen)
-                timed(spark, source, bootstrap_servers, read)
-                spent = split(times, jvm, seen)
-                values = ((spent.get(kind, 0) - before.get(kind, 0)) / topic.records * 1e6 for kind in KINDS)
-                print(f"{source:<14}" + "".join(f"{value:>17.3f}" for value in values), flush=True)
+    # spark-submit replaces its shell by the JVM
+    jvm = spark.sparkContext._gateway.proc.pid
+    seen: dict[tuple[str, int], float] = {}
+    for _ in range(rounds):
+        for source in (OWN, CEILING, KAFKA):
+            before = split(times, jvm, seen)
+            run(source)
+            spent = split(times, jvm, seen)
+            values = ((spent.get(kind, 0) - before.get(kind, 0)) / records * 1e6 for kind in KINDS)
+            print(f"{source:<14}" + "".join(f"{value:>17.3f}" for value in values), flush=True)
 
 
 def main() -> int:
@@ -82,14 +104,23 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=4_000_000)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--kafka", metavar="HOST:PORT", help="a running Kafka; default: one is started")
-    parser.add_argument("--json", metavar="CODEC", choices=("none", "lz4", "zstd", "snappy", "gzip"))
+    parser.add_argument("--json", metavar="CODEC", choices=_CODECS)
+    parser.add_argument("--write", metavar="BYTES", type=int, help="size of the records that are written")
+    parser.add_argument("--codec", default="none", choices=_CODECS, help="of --write")
     options = parser.parse_args()
     os.environ.update(checkout_environment(ROOT))
+
+    def run(servers: str) -> None:
+        if options.write:
+            measure_writes(servers, options.cores, options.records, options.rounds, options.write, options.codec)
+        else:
+            measure(servers, options.cores, options.records, options.rounds, options.json)
+
     if options.kafka:
-        measure(options.kafka, options.cores, options.records, options.rounds, options.json)
-        return 0
-    with RealKafka() as kafka:
-        measure(kafka.bootstrap_servers, options.cores, options.records, options.rounds, options.json)
+        run(options.kafka)
+    else:
+        with RealKafka() as kafka:
+            run(kafka.bootstrap_servers)
     return 0
 
 

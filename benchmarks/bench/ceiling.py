@@ -1,7 +1,7 @@
-"""Data source of prebuilt Arrow batches: the ceiling of PySpark.
+"""Data source of prebuilt Arrow batches, and sink that discards them: the ceiling of PySpark.
 
-Each task yields the same Arrow batch again and again, so nothing is fetched or decoded. Workers import this module,
-so its directory is on their PYTHONPATH.
+Each task yields the same Arrow batch again and again, so nothing is fetched or decoded; a write task receives its
+batches, so nothing is encoded or sent. Workers import this module, so its directory is on their PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -10,7 +10,14 @@ from functools import lru_cache
 from typing import Iterator
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from spark_groupsource.source.options.schema import select_columns, spark_schema
@@ -35,6 +42,19 @@ class CeilingSource(DataSource):
         names = select_columns(schema, include_headers=False).names
         records, tasks = int(self.options["records"]), int(self.options["tasks"])
         return CeilingReader(names, records, tasks, int(self.options["valueBytes"]), int(self.options["batchRows"]))
+
+
+    def writer(self, schema: StructType, overwrite: bool) -> CeilingWriter:
+        return CeilingWriter()
+
+
+class CeilingWriter(DataSourceArrowWriter):
+    """Receives batches, and does nothing with them."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
 
 
 class CeilingReader(DataSourceReader):
