@@ -26,6 +26,8 @@ from support.waiting import wait_until
 JARS = Path(pyspark.__file__).parent / "jars"
 _START_TIMEOUT_S = 180
 _STOP_TIMEOUT_S = 20
+# minutes on a busy machine: the tools start a JVM each
+_TOOL_TIMEOUT_S = 900
 _SERVER = "org.apache.hadoop"
 # certificates of web proxies, which the ResourceManager creates at its start; the jar has no copy of them
 _CERTIFICATES = [
@@ -130,7 +132,7 @@ class HadoopCluster:
         Raises: AssertionError if it fails.
         """
         main = f"{_SERVER}.yarn.client.cli.ApplicationCLI"
-        run = subprocess.run([*self._java(), main, *arguments], capture_output=True, text=True, timeout=120)
+        run = subprocess.run([*self._java(), main, *arguments], capture_output=True, text=True, timeout=_TOOL_TIMEOUT_S)
         assert run.returncode == 0, run.stdout + run.stderr
         return run.stdout
 
@@ -138,7 +140,7 @@ class HadoopCluster:
         """Copies a directory of HDFS to this machine; returns `target`."""
         main, source = f"{_SERVER}.fs.FsShell", f"{self.file_system}{path}"
         command = [*self._java(), main, "-get", "-ignoreCrc", source, str(target)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_TIMEOUT_S)
         assert run.returncode == 0, run.stdout + run.stderr
         return target
 
