@@ -27,21 +27,13 @@ class ReaderStates(NamedTuple):
     """Name of a control socket -> state of its reader, or the error of a reader that does not respond."""
 
 
-def reader_states() -> dict[str, Any]:
-    """Returns the state of each running reader of this user on this machine, or the error of one that does not respond.
-
-    The keys are the names of the control sockets.
-    """
+def _read_queries(required: Readiness, facts: Facts) -> ReaderStates:
     paths = all_control_sockets()
     with ThreadPoolExecutor(max(1, len(paths)), "groupsource doctor") as pool:
         states = pool.map(lambda path: outcome(lambda: _state(path)), paths)
         found = {path.name: state for path, state in zip(paths, states)}
     # None: the socket of a reader that has ended
-    return {name: state for name, state in found.items() if state is not None}
-
-
-def _read_queries(required: Readiness, facts: Facts) -> ReaderStates:
-    return ReaderStates(required, reader_states())
+    return ReaderStates(required, {name: state for name, state in found.items() if state is not None})
 
 
 def _state(path: Path) -> Mapping[str, Any] | None:

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 from spark_groupsource.cli.common import one_line
-from spark_groupsource.cli.doctor_queries import reader_states
 from spark_groupsource.client.admin import describe_groups
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.errors import GroupSourceError
@@ -21,6 +20,7 @@ from spark_groupsource.monitor.rebalances.group_watch import BoundedReads, Group
 from spark_groupsource.monitor.tables.table_rows import TableQuery, existing_groups, read_rows
 from spark_groupsource.notebook.cluster import Cluster
 from spark_groupsource.notebook.timeline_chart import timeline
+from spark_groupsource.source.process.queries import all_reader_statuses
 
 View = dict[str, Any]
 """Fields of a view; `problem` is the error of the last read, and the other fields are then those of the one before."""
@@ -205,12 +205,12 @@ def _sum(rows: list[LagRow]) -> int | None:
 
 def _queries() -> list[View]:
     """Returns the streaming queries of this user on this machine."""
-    return [_query(state) for state in reader_states().values()]
+    names = ("query", "group", "state", "generation", "last_batch", "transactional_id", "reader_pid")
+    return [
+        {**{name: status.get(name) for name in names}, "assignment": _assignment(status)}
+        for status in all_reader_statuses()
+    ]
 
 
-def _query(state: Mapping[str, Any] | GroupSourceError) -> View:
-    if isinstance(state, GroupSourceError):
-        return {"group": None, "state": one_line(state)}
-    owned = [TopicPartition(*each) for each in state.get("partitions", ())]
-    names = ("group", "state", "generation", "transactional_id", "reader_pid")
-    return {**{name: state.get(name) for name in names}, "assignment": assignment_text(owned)}
+def _assignment(status: Mapping[str, Any]) -> str:
+    return assignment_text(TopicPartition(*each) for each in status.get("partitions", ()))

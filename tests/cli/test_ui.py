@@ -141,6 +141,19 @@ def test_views_of_a_group_with_members_and_of_its_reset(cluster: Cluster, topic:
         assert browser.view(path)["lag"] == 4
 
 
+def test_queries_of_this_machine_are_those_of_the_exporter(browser: UiClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = {"query": "delays", "group": "g", "state": "running", "generation": 3, "last_batch": 7, "reader_pid": 42}
+    statuses = [{**status, "partitions": [["t", 0], ["t", 1]], "metrics": {}}]
+    monkeypatch.setattr("spark_groupsource.cli.ui_views.all_reader_statuses", lambda: statuses)
+
+    def found() -> Any:
+        return browser.view("/api/cluster")["queries"]
+
+    # a read is shared for a second
+    (row,) = wait_until(lambda: [each for each in found() if each["reader_pid"] == 42], "the query", interval_s=0.2)
+    assert row == {**status, "transactional_id": None, "assignment": "t:0,1"}
+
+
 def test_a_group_that_does_not_exist_is_named(browser: UiClient) -> None:
     view = browser.view(f"/api/group?name={quote('gg/../& <b>')}")
     assert "'gg/../& <b>' does not exist" in view["problem"] and "partitions" not in view
