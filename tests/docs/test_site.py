@@ -1,4 +1,4 @@
-"""The site builds without a warning, and fits the screens."""
+"""The site builds without warnings, and its pages fit every screen."""
 
 from __future__ import annotations
 
