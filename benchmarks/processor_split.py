@@ -1,4 +1,4 @@
-"""Processor time of a batch read or write by JVM thread and Python process.
+"""Processor time of reads and writes by JVM thread and Python process.
 
     python benchmarks/processor_split.py [--cores 1] [--records 4000000] [--rounds 4] [--json CODEC | --write BYTES]
 

@@ -1,4 +1,4 @@
-"""Data source of prebuilt Arrow batches, and sink that discards them: the ceiling of PySpark.
+"""Ceiling of PySpark: source of prebuilt Arrow batches, sink that discards.
 
 Each task yields the same Arrow batch again and again, so nothing is fetched or decoded; a write task receives its
 batches, so nothing is encoded or sent. Workers import this module, so its directory is on their PYTHONPATH.
