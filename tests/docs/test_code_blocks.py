@@ -73,7 +73,9 @@ def test_python_blocks_run(page: str, broker: EmbeddedBroker, spark, tmp_path, m
     names = {"spark": spark, "__name__": "__main__"}
     for block in blocks_of(page):
         if block.language == "python" and not block.reason:
-            code = "\n" * block.line + block.code.replace(ADDRESS, broker.bootstrap_servers)
+            # not of the working directory: that of the JVM is another one
+            code = block.code.replace(ADDRESS, broker.bootstrap_servers).replace('"/data/', f'"{tmp_path}/')
+            code = "\n" * block.line + code
             exec(compile(code, str(ROOT / page), "exec"), names)
 
 
