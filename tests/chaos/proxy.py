@@ -104,6 +104,8 @@ class Proxy:
             target_reader, onward = await asyncio.open_connection(*self._target)
             writers.add(onward)
             self._writers.add(onward)
+            if self._is_cut:
+                return
             # correlation ids of the requests whose response is a moment
             awaited: set[bytes] = set()
             requests: asyncio.Queue[bytes] = asyncio.Queue()
@@ -192,11 +194,12 @@ class Proxy:
         return len(cut)
 
     async def _end(self) -> None:
+        # a relay that is cancelled while it connects would leave the connection open
+        self._is_cut = True
         self._server.close()
-        relays = list(self._relays)
-        for relay in relays:
-            relay.cancel()
-        await asyncio.gather(*relays, return_exceptions=True)
+        self._abort_all()
+        if self._relays:
+            await asyncio.wait(self._relays, timeout=5)
         # transports close in the next iterations of the loop
         await asyncio.sleep(0.05)
 
