@@ -247,7 +247,7 @@ PLANTED: tuple[PlantedDefect, ...] = (
         "no repetition before a rebalance",
         {(StreamSession, "_is_before_rebalance"): lambda self: False},
         ("late_commit", "crash", "kill_one"),
-        first=2,
+        first=146,
     ),
     PlantedDefect(
         "queries that wait for each other stay in the group",
@@ -281,7 +281,7 @@ PLANTED: tuple[PlantedDefect, ...] = (
     PlantedDefect(
         "a shorter log of a recreated topic is a truncated one",
         {(LogEndOffsets, "_is_other_topic"): lambda self, topics, topic_ids: False},
-        first=90,
+        first=226,
         features=("recreate",),
     ),
     PlantedDefect(

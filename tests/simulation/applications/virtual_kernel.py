@@ -356,6 +356,8 @@ class Lock:
     def __enter__(self) -> bool:
         # the frequent case of `acquire`, for speed
         kernel = _kernel
+        if kernel is None:
+            return True  # a coroutine of a former run is collected
         if self._owner is None and not kernel.may_yield:
             kernel.check()
             self._owner, self._count = kernel.current, 1
@@ -363,6 +365,8 @@ class Lock:
         return self.acquire()
 
     def __exit__(self, *_: object) -> None:
+        if _kernel is None:
+            return
         if self._count == 1 and not self._waiting and self._owner is _kernel.current:
             self._owner, self._count = None, 0
         else:
