@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -14,6 +13,7 @@ from spark_groupsource.errors import ConfigurationError
 
 _FLUSH = "log.flush.interval.messages"
 _STANDARD_ERROR = "-"
+_STANDARD_ERROR_DESCRIPTOR = 2
 
 
 @command()
@@ -100,7 +100,7 @@ def broker(
             raise ConfigurationError(f"Option --flush sets {_FLUSH}, which is set in the configuration too. Give one.")
         if flush == "always":
             settings = {**settings, _FLUSH: "1"}
-    write_error = DescriptorWriter(sys.stderr.fileno())
+    write_error = DescriptorWriter(_STANDARD_ERROR_DESCRIPTOR)
     write_request = write_error if log_requests == _STANDARD_ERROR else None
     if log_requests is not None and write_request is None:
         write_request = DescriptorWriter(open_log(log_requests, "--log-requests"))
