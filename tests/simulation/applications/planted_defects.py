@@ -247,13 +247,13 @@ PLANTED: tuple[PlantedDefect, ...] = (
         "no repetition before a rebalance",
         {(StreamSession, "_is_before_rebalance"): lambda self: False},
         ("late_commit", "crash", "kill_one"),
-        first=146,
+        first=178,
     ),
     PlantedDefect(
         "queries that wait for each other stay in the group",
         {(ReplayWait, "next_step"): _stay_in_group},
         ("kill_together",),
-        first=60,
+        first=194,
     ),
     PlantedDefect(
         "a replay waits for session.timeout.ms only",
@@ -297,6 +297,7 @@ PLANTED: tuple[PlantedDefect, ...] = (
     PlantedDefect(
         "a topic that exists again during a lookup ends the query",
         {(OffsetLookup, "missing_after"): _missing_or_raise},
+        first=34,
         features=("recreate",),
     ),
     PlantedDefect(
