@@ -53,7 +53,8 @@ soak: export PYTHONPATH := jobs:tests
 soak: java-there $(VENV)/.ready-test
 	$(BIN)/python tests/support/run_tests.py --soak --hypothesis-profile soak $(PYTEST_ARGS)
 	$(BIN)/python tests/simulation/coordinator_simulation.py --seed $(SEED) --schedules 100000
-	$(BIN)/python tests/simulation/application_simulation.py --seed $(SEED) --schedules 100000
+	$(BIN)/python tests/simulation/application_simulation.py --seed $(SEED) --schedules 50000
+	$(BIN)/python tests/simulation/application_simulation.py --seed $(SEED) --schedules 50000 --features all
 	$(BIN)/python tests/chaos/broker_kills.py --seed $(SEED) --kills 200
 	$(BIN)/python tests/chaos/power_loss.py --seed $(SEED) --rounds 300
 	$(BIN)/python tests/chaos/exactly_once.py --seed $(SEED) --records 50000 --kills 50
