@@ -25,7 +25,8 @@ class Application(SinkApplication):
     """An application with calls at its steps."""
 
     def __init__(self, *args: Any, **options: str) -> None:
-        super().__init__(*args, **options)
+        # another driver waits for the end of the session of one that is suspended
+        super().__init__(*args, **{"kafka.session.timeout.ms": "6000", **options})
         self._arguments = args
         self.calls: dict[str, Callable[[], None]] = {}
 

@@ -79,7 +79,6 @@ class SinkApplication:
             "kafka.transactional.id": self.transactional_id,
             "splitBetweenQueries": "true",
             "maxOffsetsPerTrigger": "40",
-            "kafka.client.id": self.transactional_id,
             **options,
         }
         self.offsets: list[Mapping[str, Any]] = []
@@ -91,6 +90,7 @@ class SinkApplication:
         """Sum of the records of each input partition, as a stateful query keeps it; rebuilt from the last batch."""
         self._states: list[dict[str, int]] = [{}]
         self.reader: SourceProcess | None = None
+        self._client_id = ""
         self.cluster = open_cluster(bootstrap_servers, default_api_timeout_ms="20000")
 
     def reached(self, step: str) -> None:
@@ -101,7 +101,10 @@ class SinkApplication:
     def start(self) -> None:
         directory = self._directory / uuid4().hex[:8]
         directory.mkdir()
-        self.reader = SourceProcess(directory, self._bootstrap_servers, self._topic, self._group, **self._options)
+        # of this reader alone: another driver of the query has the same transactional id
+        self._client_id = f"{self.transactional_id}-{directory.name}"
+        options = {**self._options, "kafka.client.id": self._client_id}
+        self.reader = SourceProcess(directory, self._bootstrap_servers, self._topic, self._group, **options)
 
     def kill(self) -> None:
         if self.reader is not None:
@@ -113,8 +116,10 @@ class SinkApplication:
         self.cluster = open_cluster(self._bootstrap_servers, default_api_timeout_ms="20000")
 
     def _remove_members(self) -> None:
+        if not self._group:
+            return
         members = describe_groups(self.cluster, [self._group])[self._group].members
-        own = [member.member_id for member in members if member.client_id.startswith(self.transactional_id)]
+        own = [member.member_id for member in members if member.client_id.startswith(self._client_id)]
         if own:
             remove_members(self.cluster, self._group, own)
 
