@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.clients import POLL_MS, group_client, open_cluster
+from support.clients import group_client, open_cluster, settle
 from support.waiting import wait_until
 
 from spark_groupsource.client import admin
@@ -119,7 +119,7 @@ def test_group_is_listed_described_and_deleted(client: ClusterClient, topic: str
     assert code_of(raised) is ErrorCode.GROUP_ID_NOT_FOUND
 
     with group_client(client, group, topic) as ours:
-        ours.poll(POLL_MS)
+        settle(ours, 2)
         ours.commit({tp: OffsetAndMetadata(1)})
         (listed,) = [g for g in admin.list_groups(client) if g.group_id == group]
         assert (listed.protocol_type, listed.state) == ("consumer", "Stable")

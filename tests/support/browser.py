@@ -85,6 +85,7 @@ class Browser:
             os.close(end)
         self._received = b""
         self._number = 0
+        self._target: str | None = None
         self.errors: list[str] = []
 
     def __enter__(self) -> Browser:
@@ -97,9 +98,12 @@ class Browser:
         shutil.rmtree(self._profile, ignore_errors=True)
 
     def open(self, url: str, width: int = 1_400, height: int = 900) -> BrowserPage:
-        """Returns a page that has loaded. Exceptions of its scripts are in `errors`."""
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        """Returns a page that has loaded, in place of the one before. Exceptions of its scripts are in `errors`."""
+        former, self._target = self._target, self.call("Target.createTarget", url="about:blank")["targetId"]
+        if former is not None:
+            self.call("Target.closeTarget", targetId=former)
+        self.errors.clear()
+        session = self.call("Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"]
         page = BrowserPage(self, session)
         for domain in ("Runtime", "Page", "Log"):
             page.call(f"{domain}.enable")
