@@ -6,7 +6,7 @@ cluster_job.py BOOTSTRAP TOPIC GROUP DIRECTORY
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
@@ -28,7 +28,16 @@ def with_executor(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
         yield pyarrow.RecordBatch.from_arrays([*batch.columns, executor], ["partition", "offset", "executor"])
 
 
-def main(bootstrap_servers: str, topic: str, group: str, directory: str) -> None:
+def main(
+    bootstrap_servers: str,
+    topic: str,
+    group: str,
+    directory: str,
+    mapped: Callable[[Iterator[RecordBatch]], Iterator[RecordBatch]] = with_executor,
+    column: str = "executor string",
+    **options: str,
+) -> None:
+    """Streams partition, offset and the column that `mapped` adds until it is stopped."""
     spark = SparkSession.builder.getOrCreate()
     stream = (
         spark.readStream.format("groupsource")
@@ -38,10 +47,11 @@ def main(bootstrap_servers: str, topic: str, group: str, directory: str) -> None
         .option("startingOffsets", "earliest")
         .option("members", 2)
         .option("maxOffsetsPerTrigger", 40)
+        .options(**options)
         .load()
         .select("partition", "offset")
     )
-    rows = stream.mapInArrow(with_executor, "partition int, offset bigint, executor string")
+    rows = stream.mapInArrow(mapped, f"partition int, offset bigint, {column}")
     writer = rows.writeStream.format("parquet")
     writer = writer.option("path", f"{directory}/rows").option("checkpointLocation", f"{directory}/checkpoint")
     run_until_signal(writer.trigger(processingTime="200 milliseconds").start())

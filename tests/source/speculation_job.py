@@ -11,9 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from pyspark.sql import SparkSession
-
-from spark_groupsource import run_until_signal
+from cluster_job import main
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -52,27 +50,6 @@ def with_attempt(directory: str) -> Callable[[Iterator[RecordBatch]], Iterator[R
     return mapped
 
 
-def main(bootstrap_servers: str, topic: str, group: str, directory: str) -> None:
-    spark = SparkSession.builder.getOrCreate()
-    stream = (
-        spark.readStream.format("groupsource")
-        .option("kafka.bootstrap.servers", bootstrap_servers)
-        .option("kafka.group.id", group)
-        .option("kafka.session.timeout.ms", 6_000)
-        .option("kafka.heartbeat.interval.ms", 300)
-        .option("subscribe", topic)
-        .option("startingOffsets", "earliest")
-        .option("members", 2)
-        .option("maxOffsetsPerTrigger", 40)
-        .load()
-        .select("partition", "offset")
-    )
-    rows = stream.mapInArrow(with_attempt(directory), "partition int, offset bigint, attempt int")
-    writer = rows.writeStream.format("parquet")
-    writer = writer.option("path", f"{directory}/rows").option("checkpointLocation", f"{directory}/checkpoint")
-    run_until_signal(writer.trigger(processingTime="200 milliseconds").start())
-    spark.stop()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    heartbeats = {"kafka.session.timeout.ms": "6000", "kafka.heartbeat.interval.ms": "300"}
+    main(*sys.argv[1:], with_attempt(sys.argv[4]), "attempt int", **heartbeats)
