@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,6 +36,8 @@ class Coordinator:
         self.committed: dict[TopicPartition, int] = {}
         self.lost, self.late = 0, list[Any]()
         self.is_down = False
+        self.others_have_joined = threading.Event()
+        self.others_have_joined.set()
         for api in VERSIONS:
             broker.responses[api] = lambda request, version, api=api: self.respond(api, request)
         broker.responses["ApiVersions"] = lambda request, version: advertise(**VERSIONS)
@@ -53,6 +56,8 @@ class Coordinator:
                 self.late.append(request)
                 raise ConnectionLostError
             self.apply(request)
+        if api == "JoinGroup":
+            assert self.others_have_joined.wait(30)
         response = self.script.default_response(request)
         if api == "Metadata":
             node = MetadataResponse.MetadataResponseBroker(node_id=0, host="127.0.0.1", port=port, rack=None)
@@ -93,6 +98,28 @@ def test_commit_that_arrives_late_is_corrected(
         (late,) = coordinator.late
         coordinator.apply(late)
         wait_until(lambda: coordinator.committed == {T0: 1_500, T1: 7}, "the last offsets are committed again")
+
+
+@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+def test_commit_that_arrives_late_while_the_group_waits_for_other_members_is_corrected(
+    coordinator: Coordinator, client: ClusterClient, short_interval: None, assignor: str
+) -> None:
+    with group_client(client, GROUP, "t", assignors=(assignor,)) as ours:
+        assert ours.poll(10_000).is_stable
+        coordinator.lost = 1
+        ours.commit({T0: OffsetAndMetadata(1_000), T1: OffsetAndMetadata(7)})
+        ours.commit({T0: OffsetAndMetadata(1_500)})
+        coordinator.others_have_joined.clear()
+        coordinator.broker.requests.clear()
+        with ours.shared.changed:
+            ours.shared.members[0].membership.request_rejoin("test")
+        assert not ours.poll(0).is_stable
+        wait_until(lambda: "JoinGroup" in [name for name, _, _ in coordinator.broker.requests], "the member joins")
+        (late,) = coordinator.late
+        coordinator.apply(late)
+        wait_until(lambda: coordinator.committed == {T0: 1_500, T1: 7}, "the last offsets are committed again")
+        coordinator.others_have_joined.set()
+        assert ours.poll(10_000).is_stable
 
 
 def test_offset_that_the_coordinator_lost_is_committed_again(

@@ -332,7 +332,6 @@ class GroupClient:
             for member in members:
                 if member.membership.needs_prepare:
                     released = member.membership.prepare(self.shared.topics)
-                    member.keep_owned_commits()
                     member_id = member.membership.generation.member_id
                     self.shared.events.prepared(
                         member.client_id, member_id, released.revoked, self._clock.timestamp_ms()

@@ -85,7 +85,6 @@ class MemberCommits:
         failures: list[GroupSourceError],
     ) -> list[tuple[LocalMember, Offsets]]:
         """Commits in the present generations; returns the commits that their members may send in the next one."""
-        known = [member.commits for member, _ in commits]
         sent: dict[int, _Commit] = {}
         for index, (member, offsets) in enumerate(commits):
             try:
@@ -95,7 +94,7 @@ class MemberCommits:
                 continue
             with self._shared.changed:
                 # also if there is no response: the coordinator may have received them
-                member.commits = known[index] | dict(offsets)
+                member.commits = member.commits | dict(offsets)
                 member.topic_ids = topic_ids
         with self._sending:
             errors = self._send(list(sent.values()), timeout_ms, topic_ids)
@@ -106,7 +105,7 @@ class MemberCommits:
             elif error.code not in FENCING_ERRORS and error.code != ErrorCode.REBALANCE_IN_PROGRESS:
                 failures.append(error)
                 with self._shared.changed:
-                    member.commits = {tp: each for tp, each in known[index].items() if tp not in offsets}
+                    member.commits = {tp: each for tp, each in member.commits.items() if tp not in offsets}
             else:
                 try:
                     self._rejected(member, generation, error.code)
@@ -194,10 +193,9 @@ class MemberCommits:
             commits: dict[tuple[tuple[str, str], ...], list[_Commit]] = defaultdict(list)
             with self._shared.changed:
                 for member in members:
-                    sent, owned = member.membership.generation, frozenset(member.membership.owned)
-                    offsets = {tp: each for tp, each in member.commits.items() if tp in owned}
-                    if offsets:
-                        commits[tuple(sorted(member.topic_ids.items()))].append((member, sent, offsets))
+                    if member.commits and member.membership.accepts_commits:
+                        row = member, member.membership.generation, member.commits
+                        commits[tuple(sorted(member.topic_ids.items()))].append(row)
             for topic_ids, rows in commits.items():
                 for (member, _, _), error in zip(rows, self._send(rows, _REPEAT_TIMEOUT_MS, dict(topic_ids))):
                     if error is None:

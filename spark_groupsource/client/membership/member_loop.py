@@ -21,7 +21,7 @@ from spark_groupsource.client.membership.blocking_calls import BlockingCalls
 from spark_groupsource.client.membership.group_connections import GroupConnections
 from spark_groupsource.client.membership.member_commits import MemberCommits
 from spark_groupsource.client.membership.member_task import MemberTask
-from spark_groupsource.client.membership.membership_values import Action, Idle, RepeatCommit
+from spark_groupsource.client.membership.membership_values import Action, Idle
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
 from spark_groupsource.common.deadlines import DeadlineHeap
 
@@ -140,24 +140,29 @@ class MemberLoop:
         with self._shared.changed:
             now_ms = self._clock.now_ms()
             for index in indexes:
-                if index in self._busy:
-                    continue
                 task = self.tasks[index]
-                action = task.next_action(now_ms)
-                if isinstance(action, RepeatCommit):
-                    self._repeated.append(task.member)
-                    task.membership.repetition.repeated(now_ms)
+                due_ms = self._repeat_due_ms(task, now_ms)
+                if index not in self._busy:
                     action = task.next_action(now_ms)
-                if isinstance(action, Idle):
-                    self._due.set(index, -(-action.until_ms // _GRANULARITY_MS) * _GRANULARITY_MS)
-                else:
-                    actions.append((index, action))
+                    if isinstance(action, Idle):
+                        due_ms = min(due_ms, action.until_ms)
+                    else:
+                        actions.append((index, action))
+                self._due.set(index, -(-due_ms // _GRANULARITY_MS) * _GRANULARITY_MS)
         for index, action in actions:
             self._busy.add(index)
             self._start(self._execute(index, action))
         if self._repeated and self._repeating is None:
             self._repeating = self._start(self._repeat())
         self._set_timer(now_ms)
+
+    def _repeat_due_ms(self, task: MemberTask, now_ms: int) -> int:
+        """Repeats the last commits if that is due, also while JoinGroup waits; returns when to repeat them next."""
+        membership = task.membership
+        if membership.repeat_due_ms <= now_ms:
+            self._repeated.append(task.member)
+            membership.repetition.repeated(now_ms)
+        return membership.repeat_due_ms
 
     def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         assert self._loop is not None

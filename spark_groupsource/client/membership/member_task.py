@@ -140,6 +140,7 @@ class MemberTask:
             now = self._clock.instant()
             outcome = membership.on_join_response(response, sent, now.now_ms)
             if isinstance(outcome, Joined):
+                self.member.keep_owned_commits()
                 metrics.joined(now.now_ms - started.now_ms, now.now_ms)
                 self._record_joined(outcome, sent, reason, started, now)
         if isinstance(outcome, Joined):

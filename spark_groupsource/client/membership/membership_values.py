@@ -50,12 +50,7 @@ class MarkCoordinatorUnknown:
     """Look the coordinator up again: no response for session.timeout.ms. Only the coordinator removes a member."""
 
 
-@dataclass(frozen=True)
-class RepeatCommit:
-    """Commit the last offsets again: an earlier request without a response may still arrive."""
-
-
-Action = Idle | SendJoinGroup | SendHeartbeat | MarkCoordinatorUnknown | RepeatCommit
+Action = Idle | SendJoinGroup | SendHeartbeat | MarkCoordinatorUnknown
 
 
 class ReleasedPartitions(NamedTuple):

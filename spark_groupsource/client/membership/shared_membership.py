@@ -102,7 +102,10 @@ class LocalMember:
         )
 
     def keep_owned_commits(self) -> None:
-        """Removes the last offsets of partitions that are no longer owned: their next owner commits others."""
+        """Removes the last offsets of partitions that are not owned; called at the begin of a generation.
+
+        Until then they may be repeated, because no other member can own the partitions.
+        """
         self.commits = {tp: offset for tp, offset in self.commits.items() if tp in self.membership.owned}
 
     def record_assignment(self, assignment: Assignment, generation: Generation) -> None:

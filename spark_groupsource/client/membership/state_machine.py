@@ -23,7 +23,6 @@ from spark_groupsource.client.membership.membership_values import (
     MemberConfig,
     MemberState,
     ReleasedPartitions,
-    RepeatCommit,
     SendHeartbeat,
     SendJoinGroup,
 )
@@ -150,6 +149,22 @@ class Membership:
         """
         return bool(self.owned) and not self.is_fenced and not self.prepare_needed
 
+    @property
+    def accepts_commits(self) -> bool:
+        """True while the coordinator accepts commits of the member's generation, also from a member that has joined.
+
+        It waits for the JoinGroup of the others then, and no other member can own the partitions of this one.
+
+        Source: ClassicGroup.validateOffsetCommit, which rejects commits in CompletingRebalance.
+        """
+        has_generation = self.generation.generation_id != NO_GENERATION
+        return has_generation and self.state in (MemberState.PREPARING_REBALANCE, MemberState.STABLE)
+
+    @property
+    def repeat_due_ms(self) -> int:
+        """When the last commits are to be repeated, for the request that was lost may still arrive."""
+        return self.repetition.due_ms if self.accepts_commits else _FOREVER_MS
+
     def released_partitions(self, topics: Sequence[str]) -> ReleasedPartitions:
         """Returns the partitions that `prepare` will release; the owner commits them before.
 
@@ -223,10 +238,7 @@ class Membership:
             return MarkCoordinatorUnknown()
         if now_ms >= self._heartbeat_due_ms:
             return SendHeartbeat()
-        if self.state is MemberState.STABLE and self.repetition.is_due(now_ms):
-            return RepeatCommit()
-        repeat_ms = self.repetition.due_ms if self.state is MemberState.STABLE else _FOREVER_MS
-        return Idle(min(self._heartbeat_due_ms, self._session_due_ms, repeat_ms))
+        return Idle(min(self._heartbeat_due_ms, self._session_due_ms))
 
     def session_left_ms(self, now_ms: int) -> int:
         """Returns the time until the session timer expires, at least 1."""
