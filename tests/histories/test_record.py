@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -48,9 +49,18 @@ SHOWN = {
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_of_the_broker_is_found(defect: str) -> None:
-    start = partial(OneBroker, script=(sys.executable, str(_SCRIPT), defect))
-    with pytest.raises(AssertionError, match=rf"\n  {SHOWN[defect]}: "):
-        run_part(range(10, 20), start)
+    assert _is_shown(SHOWN[defect], partial(OneBroker, script=(sys.executable, str(_SCRIPT), defect)))
+
+
+def _is_shown(kind: str, start: Callable[[Path], Any] = OneBroker) -> bool:
+    """Whether one of some histories has an anomaly of a kind; others may be all that the first ones have."""
+    for seed in range(10, 20):
+        try:
+            run_part(range(seed, seed + 1), start)
+        except AssertionError as error:
+            if re.search(rf"\n  {kind}: ", str(error)):
+                return True
+    return False
 
 
 def _repeated(messages: list[Message]) -> list[Message]:
@@ -72,14 +82,12 @@ def test_a_defect_of_a_consumer_is_found(
             return defect(super().consume(*given))
 
     monkeypatch.setattr(clients, "Consumer", Planted)
-    with pytest.raises(AssertionError, match=rf"\n  {kind}: "):
-        run_part(range(10, 20))
+    assert _is_shown(kind)
 
 
 def test_readers_of_uncommitted_records_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients.LibrdkafkaReader, "isolation_level", "read_uncommitted")
-    with pytest.raises(AssertionError, match="aborted read"):
-        run_part(range(10, 20))
+    assert _is_shown("aborted read")
 
 
 @pytest.mark.spark
