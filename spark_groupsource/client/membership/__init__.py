@@ -39,9 +39,9 @@ Threads:
 Locks:
 
 * `SharedMembership.changed`, one condition per process and group, guards every field of `SharedMembership`, of
-  `Membership`, and `failure`, `commits` and `topic_ids` of `LocalMember`. The event loop notifies it for the owner's thread, at most every 10 ms;
-  `SharedMembership.wake` lets the event loop look at the members. While the lock is held, no request is sent, no
-  response is awaited, no other lock is taken, and no user code runs.
+  `Membership`, and `failure`, `commits` and `topic_ids` of `LocalMember`. The event loop notifies it for the owner's
+  thread, at most every 10 ms; `SharedMembership.wake` lets the event loop look at the members. While the lock is held,
+  no request is sent, no response is awaited, no other lock is taken, and no user code runs.
 * `Router` guards its caches with one lock, `ConnectionPool` its connections with another; nothing blocks under either,
   and neither is taken under the other. Concurrent lookups of one coordinator wait for the first of them, so that one
   request is sent.
