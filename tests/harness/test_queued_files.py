@@ -134,10 +134,12 @@ def test_a_process_that_fails_without_a_failed_test_fails_the_run(capfd: pytest.
     assert "1 error in" in shown[-1]
 
 
-ONE_FAILURE = """
+FAILURES = """
 print("=" * 9 + " short test summary info " + "=" * 9)
 print("FAILED tests/test_a.py::test_b[x y] - assert False - or so")
-print("=" * 9 + " 1 failed, 2 passed in 0.50s " + "=" * 9)
+print("ERROR tests/test_a.py::test_c - ExceptionGroup: a socket that test_b has left open")
+print("SKIPPED [1] tests/test_a.py:7: no reason")
+print("=" * 9 + " 1 failed, 2 passed, 1 skipped, 1 error in 0.50s " + "=" * 9)
 raise SystemExit(1)
 """
 
@@ -145,12 +147,12 @@ raise SystemExit(1)
 @pytest.mark.parametrize(
     "passes, reruns, status, closing",
     [
-        (True, True, 0, "3 passed in"),
-        (False, True, 1, "1 failed, 2 passed in"),
-        (True, False, 1, "1 failed, 2 passed in"),
+        (True, True, 0, "3 passed, 1 skipped in"),
+        (False, True, 1, "1 failed, 2 passed, 1 skipped, 1 error in"),
+        (True, False, 1, "1 failed, 2 passed, 1 skipped, 1 error in"),
     ],
 )
-def test_a_failed_test_that_passes_alone_is_flaky(
+def test_tests_that_fail_and_pass_alone_are_flaky(
     passes: bool,
     reruns: bool,
     status: int,
@@ -159,13 +161,15 @@ def test_a_failed_test_that_passes_alone_is_flaky(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     alone: list[str] = []
-    monkeypatch.setattr(run_tests, "start", lambda *_: [PytestProcess(1, [sys.executable, "-c", ONE_FAILURE])])
+    monkeypatch.setattr(run_tests, "start", lambda *_: [PytestProcess(1, [sys.executable, "-c", FAILURES])])
     monkeypatch.setattr(run_tests, "passes_alone", lambda tests: alone.extend(tests) or passes)
     assert run("quick", 1, [], reruns=reruns) == status
     shown = capsys.readouterr().out.splitlines()
-    assert closing in shown[-1] and alone == ["tests/test_a.py::test_b[x y]"] * reruns
-    word = "FAILED" if status else "FLAKY"
-    assert f"{word} tests/test_a.py::test_b[x y] - assert False - or so" in shown
+    assert closing in shown[-1] and alone == ["tests/test_a.py::test_b[x y]", "tests/test_a.py::test_c"] * reruns
+    words = ("FAILED", "ERROR") if status else ("FLAKY", "FLAKY")
+    assert f"{words[0]} tests/test_a.py::test_b[x y] - assert False - or so" in shown
+    assert f"{words[1]} tests/test_a.py::test_c - ExceptionGroup: a socket that test_b has left open" in shown
+    assert "SKIPPED [1] tests/test_a.py:7: no reason" in shown
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ a process begin with its number while its tests run. Failures follow when it end
 pytest's, when all have ended. Arguments with ``-n`` or a path are left to one pytest.
 
 With ``--rerun``, a few failed tests run once more when nothing runs beside them. Those that pass then are named as
-flaky in the summary: each is a defect of the test or of the code, and the run succeeds.
+flaky in the summary: each is a defect of the test or of the code, and the run succeeds. So do tests with an error in
+their fixtures or after their end, which may be what a failed test has left open.
 
 ``--write-times`` writes the seconds of each file into ``file_seconds.tsv``; use a machine that runs nothing else.
 """
@@ -41,7 +42,7 @@ _CLOSING = re.compile(r".* in [\d.]+s( \([\d:]+\))?$")
 _KINDS = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "warning", "error")
 _FAILURES = ("failed", "error")
 _NO_TESTS = 5
-_FAILED = re.compile(r"FAILED (\S+::.+?)(?: - .*)?$")
+_FAILED = re.compile(r"(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$")
 # more failures are no accident
 _MOST_RERUN = 5
 # more than cores: tests of groups and applications wait for most of their time
@@ -213,10 +214,11 @@ def _wait(running: Sequence[PytestProcess], started: float, reruns: bool = False
             lines.append(f"ERROR process {each.number} of {len(running)} ended with status {status}")
             counts["error"] += 1
     failed = [found[1] for line in lines if (found := _FAILED.match(line))]
-    is_each_named = len(failed) == counts["failed"] and not counts["error"] and set(statuses) <= {0, 1}
-    if reruns and failed and is_each_named and len(failed) <= _MOST_RERUN and passes_alone(failed):
-        lines = [f"FLAKY {line.removeprefix('FAILED ')}" for line in lines]
-        counts["passed"] += counts.pop("failed")
+    is_each_named = len(failed) == sum(counts[kind] for kind in _FAILURES) and set(statuses) <= {0, 1}
+    if reruns and failed and is_each_named and len(failed) <= _MOST_RERUN and passes_alone(sorted({*failed})):
+        lines = [f"FLAKY {line.split(' ', 1)[1]}" if _FAILED.match(line) else line for line in lines]
+        counts["passed"] += counts.pop("failed", 0)
+        del counts["error"]
         statuses = [0]
     if lines:
         _print([f" {SUMMARY} ".center(100, "="), *lines])
