@@ -20,6 +20,7 @@ from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.wire.commit_reports import commit_metadata
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
@@ -107,6 +108,22 @@ def test_start_of_a_batch_read(cluster, client, aged, group, form, committed, _,
     else:
         assert begins(BatchQuery(cluster, given).rows) == expected
         assert not describe_groups(client, [group])[group].members
+
+
+def run_stream(cluster, given):
+    with StreamQuery(cluster, given) as query:
+        return query.run()
+
+
+@pytest.mark.parametrize("read", [run_stream, BatchQuery])
+def test_committed_offset_of_a_deleted_topic_of_the_name_is_ignored(cluster, client, aged, group, read):
+    # a transaction, or a broker before Kafka 4.1, accepts it after the topic was created again
+    of_deleted = OffsetAndMetadata(7, commit_metadata("reader", str(uuid4())))
+    topic_id = client.metadata([aged]).topics[aged].topic_id
+    of_present = OffsetAndMetadata(9, commit_metadata("reader", str(topic_id)))
+    client.commit(group, {TopicPartition(aged, 0): of_deleted, TopicPartition(aged, 1): of_present})
+    found = read(cluster, options(aged, group, startingOffsets="group-or-earliest"))
+    assert begins(found.rows) == {0: 0, 1: 9}
 
 
 @pytest.mark.conformance("KC-035")

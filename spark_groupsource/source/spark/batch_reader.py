@@ -88,7 +88,8 @@ def plan_ranges(cluster: ClusterClient, options: SourceOptions) -> list[OffsetRa
     starting = options.starting or PositionSpec("startingOffsets", default=EARLIEST)
     committed: Mapping[TopicPartition, OffsetAndMetadata | None] = {}
     if starting.uses_group:
-        committed = cluster.fetch_committed(options.group_id or "", partitions)
+        topic_ids = lookup.topic_ids({p.topic for p in partitions})
+        committed = cluster.fetch_committed(options.group_id or "", partitions, topic_ids=topic_ids)
     for spec in (starting, options.ending):
         check_listed(spec, partitions)
     begins = lookup.resolve(starting, partitions, committed)
