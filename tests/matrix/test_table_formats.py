@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from support.waiting import wait_until
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 JOB = Path(job_support.__file__).with_name("write_table.py")
+TUTORIAL = JOB.parents[1] / "docs" / "tutorial.md"
 KEYS, ROUND = 7, 300
 # after the first commit, then drained
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
@@ -78,3 +80,50 @@ def test_a_table_has_each_record_once_after_kills(
     else:
         last = {f"k{n % KEYS}": n for n in range(total)}
         assert sorted((row["key"], row["n"]) for row in rows) == sorted(last.items())
+
+
+@pytest.mark.timeout(900)
+def test_two_applications_of_the_tutorial_land_in_one_delta_table(
+    embedded: Any, topic: str, group: str, tmp_path: Path
+) -> None:
+    reason = missing_format("delta")
+    if reason:
+        pytest.skip(reason)
+    servers, warehouse = embedded.bootstrap_servers, tmp_path / "warehouse"
+    page = TUTORIAL.read_text()
+    (application,) = re.findall(r"^cat > landing.py <<'END'\n(.*?)^END$", page, re.M | re.S)
+    (line,) = re.findall(r"^```python\n(writer = .*)\n```$", page, re.M)
+    text, count = re.subn(r"^writer = flights.*$", line, application, flags=re.M)
+    assert count == 1
+    names = {
+        "landed/flights": str(warehouse / "written"),
+        "checkpoints/": f"{tmp_path}/checkpoints/",
+        '"flights"': f'"{topic}"',
+        '"landing"': f'"{group}"',
+    }
+    for name, replacement in names.items():
+        assert text.count(name) == 1
+        text = text.replace(name, replacement)
+    (tmp_path / "landing.py").write_text(text)
+    harness = QueryHarness(None, Cluster("embedded", servers), topic, group, tmp_path)
+    flights = [json.dumps({"flight": n, "carrier": "UA", "delay": n % 60}).encode() for n in range(ROUND)]
+    produce(servers, topic, [(n % PARTITIONS, None, flight) for n, flight in enumerate(flights)])
+    environment = {
+        **os.environ,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "GROUPSOURCE_BOOTSTRAP_SERVER": servers,
+        "PYSPARK_SUBMIT_ARGS": submit_arguments("delta", warehouse),
+    }
+    running = []
+    try:
+        for name in ("a", "b"):
+            with open(tmp_path / f"{name}.log", "w") as log:
+                command = [sys.executable, str(tmp_path / "landing.py"), name]
+                running.append(start_process(command, log, log, environment))
+        wait_until(lambda: harness.committed() == ROUND, "all flights are landed", START_S)
+    finally:
+        for process in running:
+            stop_process(process, 60)
+    harness.close()
+    rows = rows_of_table("delta", warehouse, environment)
+    assert sorted(row["flight"] for row in rows) == list(range(ROUND))
