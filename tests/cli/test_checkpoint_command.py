@@ -21,7 +21,7 @@ from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.source.positions.offset_json import SourceOffset, encode_offset
 from spark_groupsource.source.positions.published_progress import WriterProgress, offset_of_progress, progress_group
-from spark_groupsource.wire.commit_reports import author_metadata
+from spark_groupsource.wire.commit_reports import author_metadata, commit_metadata
 
 READER = "reader-1"
 
@@ -112,6 +112,23 @@ def test_compare_names_the_offset_that_wins(cluster: Cluster, tmp_path: Path, to
     checkpointed = [*reset, "--checkpoint", str(tmp_path), "--to-offset"]
     followed = CliRunner().invoke(main, [*checkpointed, "1"])
     assert (followed.exit_code, followed.stderr) == (0, "")
+
+
+def test_compare_shows_the_start_of_a_topic_that_was_recreated(
+    cluster: Cluster, tmp_path: Path, topic: str, group: str
+) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    produce(cluster.bootstrap_servers, topic, [(n % 2, None, b"x") for n in range(6)])
+    server = ("--bootstrap-server", cluster.bootstrap_servers)
+    write(tmp_path, [offset(group, topic, 10, 10, topic_ids={topic: str(uuid4())})], committed=0)
+    with open_cluster(cluster.bootstrap_servers) as client:
+        of_deleted = OffsetAndMetadata(10, commit_metadata(READER, str(uuid4())))
+        of_present = OffsetAndMetadata(2, commit_metadata(READER, str(client.metadata([topic]).topics[topic].topic_id)))
+        client.commit(group, {TopicPartition(topic, 0): of_deleted, TopicPartition(topic, 1): of_present})
+    rows = json.loads(run("compare", tmp_path, *server, "--json").output)
+    assert [(row["restart_offset"], row["lag"]) for row in rows] == [(0, 3), (2, 1)]
+    again = "of a topic that was deleted and created again; the query fails unless failOnDataLoss=false"
+    assert [row["restart_source"] for row in rows] == [f"log start offset {again}", f"committed offset {again}"]
 
 
 def test_checkpoint_of_sparks_kafka_source_ignores_the_group(cluster: Cluster, tmp_path: Path, topic: str) -> None:

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Iterator, Mapping, NamedTuple
+from typing import Any, Collection, Iterator, Mapping, NamedTuple
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.commit_history import find_last_commits
@@ -26,10 +26,12 @@ from spark_groupsource.source.positions.position_decisions import (
 )
 from spark_groupsource.source.positions.stream_positions import StreamPositions
 from spark_groupsource.values.registry.subjects import ReaderSchema
+from spark_groupsource.wire.commit_reports import committed_topic_id
 
 _VERSION = "v1"
 _NO_OFFSET = "-"
 _SPARKS_SOURCE = "checkpoint; Spark's Kafka source does not read committed offsets"
+_RECREATED = "of a topic that was deleted and created again; the query fails unless failOnDataLoss=false"
 _REACTIONS = {
     "follow": "the commit is followed",
     "fail": "the query fails (onGroupReset=fail)",
@@ -121,7 +123,9 @@ class GroupRestart:
         if self._source.kind == "kafka":
             return {p: RestartPosition(offset, _SPARKS_SOURCE) for p, offset in start.positions.items()}
         previous = StreamPositions().checkpointed(start)
-        partitions = {*start.positions, *previous.delivered, *committed}
+        named = {*start.positions, *previous.delivered, *committed}
+        recreated = self._recreated({p for p in named if p.topic in start.topic_ids}, committed)
+        partitions = named - recreated.keys()
         commits = {p: committed.get(p) for p in partitions}
         decided = decide_positions(
             partitions,
@@ -132,13 +136,30 @@ class GroupRestart:
             is_same_group=start.group_id == self._group_id,
         )
         checkpoint = checkpointed_positions(start, previous)
-        found = {}
+        found = dict(recreated)
         for p, (source, offset) in decided.items():
             text = source.value
             if source is PositionSource.COMMIT_RESET:
                 text += f"; {_REACTIONS[self._on_group_reset]}"
                 offset = offset if self._on_group_reset == "follow" else checkpoint.get(p)
             found[p] = RestartPosition(start.starting.get(p) if offset is None else offset, text)
+        return found
+
+    def _recreated(
+        self, partitions: Collection[TopicPartition], committed: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> dict[TopicPartition, RestartPosition]:
+        """Returns the positions in topics that have another id than in the checkpoint."""
+        known, topics = self._source.planned.topic_ids, self._cluster.metadata({p.topic for p in partitions}).topics
+        ids = {p.topic: str(topics[p.topic].topic_id) for p in partitions if p.topic in topics}
+        recreated = [p for p in partitions if ids.get(p.topic, known[p.topic]) != known[p.topic]]
+        starts = log_start_offsets(self._cluster, recreated)
+        found = {}
+        for p in recreated:
+            commit = committed.get(p)
+            if commit is not None and committed_topic_id(commit.metadata) == ids[p.topic]:
+                found[p] = RestartPosition(commit.offset, f"committed offset {_RECREATED}")
+            else:
+                found[p] = RestartPosition(starts.get(p), f"log start offset {_RECREATED}")
         return found
 
 
