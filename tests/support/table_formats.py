@@ -78,6 +78,7 @@ def table_options(table_format: str, warehouse: Path) -> list[str]:
 def rows_of_table(table_format: str, warehouse: Path, environment: dict[str, str]) -> list[dict[str, object]]:
     """The rows of the table of `table_options`, read in a process of its own."""
     table = "lake.db.written" if table_format == "iceberg" else f"delta.`{warehouse / 'written'}`"
+    environment = {**environment, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run(
         [sys.executable, __file__, table], env=environment, capture_output=True, text=True, timeout=_READ_TIMEOUT_S
     )
