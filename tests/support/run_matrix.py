@@ -50,7 +50,7 @@ TESTS = (
 SOAK_TESTS = ("source/test_logins_through_spark.py", "matrix/test_old_brokers.py")
 PACKAGES = (
     "pytest", "pytest-timeout", "pytest-randomly", "pytest-xdist", "hypothesis", "confluent-kafka", "pandas<3", "py4j",
-    "click", "rich", "chispa", "aiokafka", "fastavro", "cryptography",
+    "click", "rich", "chispa", "aiokafka", "fastavro", "cryptography", "protobuf",
 )  # fmt: skip
 # PySpark 4.0 and 4.1 leave sockets to the garbage collector
 IGNORED = ("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::DeprecationWarning")

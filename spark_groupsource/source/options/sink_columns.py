@@ -5,7 +5,8 @@ Source: Spark `KafkaWriter`.
 
 from __future__ import annotations
 
-from typing import Callable, Mapping, Sequence
+from inspect import signature
+from typing import Any, Callable, Mapping, Sequence
 
 from pyspark.sql.types import (
     ArrayType,
@@ -92,9 +93,10 @@ def _check_encoded(given: ColumnFormat, kind: DataType, topic: str | None) -> No
 
     from spark_groupsource.values.column_writers import column_writer
 
+    # the time zone of the session is known to the tasks; PySpark 4.0 and 4.1 take UTC where none is given
+    zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_type).parameters else {}
     try:
-        # the time zone of the session is known to the tasks
-        arrow = to_arrow_type(kind, timezone="UTC")
+        arrow = to_arrow_type(kind, **zone)
     except (PySparkException, ValueError):
         # ValueError: PyArrow has no nulls that are required, as the elements of array() and the keys of map()
         raise ConfigurationError(
