@@ -125,7 +125,7 @@ def record_formats_page() -> str:
             "### Value, version 3\n",
             *_table(_offset_value(), encode_offset_value(OffsetValue(2_500, 4, "", _COMMITTED_MS))),
             "Versions 0 to 2 have no leader epoch; version 1 has the time of expiration (int64) at its end. Version 4",
-            "(Kafka 4.3) has compact strings and the topic id.\n",
+            "(Kafka 4.1) has compact strings and may have the topic id.\n",
             "## Group\n",
             "Group `delays` is in generation 3 with one member, which owns `flights-2`.\n",
             "### Key, version 2\n",

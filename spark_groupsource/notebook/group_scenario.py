@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, cast
 
 from spark_groupsource.assign import RangeAssignor
 from spark_groupsource.broker.group import (
@@ -43,6 +43,8 @@ from spark_groupsource.wire.group_records import (
     decode_offset_value,
 )
 from spark_groupsource.wire.messages import (
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
     HeartbeatRequest,
     JoinGroupRequest,
     LeaveGroupRequest,
@@ -55,17 +57,18 @@ SESSION_TIMEOUT_MS = 45_000
 REBALANCE_TIMEOUT_MS = 300_000
 HEARTBEAT_INTERVAL_MS = 3_000
 
-# the newest versions that classic members send
-_VERSIONS: Mapping[int, int] = {
+# the newest versions that classic members send, and that of DescribeGroups
+REQUEST_VERSIONS: Mapping[int, int] = {
     JoinGroupRequest.API_KEY: 9,
     SyncGroupRequest.API_KEY: 5,
     HeartbeatRequest.API_KEY: 4,
     LeaveGroupRequest.API_KEY: 5,
     OffsetCommitRequest.API_KEY: 8,
     OffsetFetchRequest.API_KEY: 8,
+    DescribeGroupsRequest.API_KEY: 6,
 }
 # after these errors a member sends no heartbeat until it has joined again
-_HEARTBEATS_END = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.FENCED_INSTANCE_ID)
+HEARTBEATS_END = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.FENCED_INSTANCE_ID)
 
 
 class EntryKind(Enum):
@@ -248,6 +251,7 @@ class GroupScenario:
     Args:
         topics: topic -> number of partitions, which the caller may change.
         config: settings of the coordinator.
+    Attributes: `log`, key and value of the records of the group in `__consumer_offsets`.
 
     In a notebook a scenario is shown as a sequence diagram and a listing.
     """
@@ -262,7 +266,7 @@ class GroupScenario:
         self._clock = ManualClock()
         self._members: list[ScenarioMember] = []
         self._timers: dict[GroupTimer, int] = {}
-        self._log: list[tuple[bytes, bytes | None]] = []
+        self.log: list[tuple[bytes, bytes | None]] = []
         self._pending: dict[int, tuple[ScenarioMember, Any, Callable[[Any], None] | None]] = {}
         self._tokens = 0
         self._ids: dict[str, int] = {}
@@ -327,7 +331,7 @@ class GroupScenario:
                 self._fire(timer)
             elif sender is not None:
                 due[sender] += HEARTBEAT_INTERVAL_MS
-                if self._send_heartbeat(sender) in _HEARTBEATS_END:
+                if self._send_heartbeat(sender) in HEARTBEATS_END:
                     del due[sender]
         self._clock.advance_ms(end_ms - self.now_ms)
         self._add_heartbeats()
@@ -355,7 +359,7 @@ class GroupScenario:
         for timer in outcome.timers:  # of a heartbeat: its session timer
             if isinstance(timer, SetTimer):
                 self._timers[timer.key] = run.session_ends_ms = timer.deadline_ms
-        if error in _HEARTBEATS_END:
+        if error in HEARTBEATS_END:
             self._add_heartbeats()
             member.forget()
         return error
@@ -363,7 +367,7 @@ class GroupScenario:
     def _add_heartbeats(self) -> None:
         runs, self._heartbeats = self._heartbeats, {}
         for member, run in runs.items():
-            version = _VERSIONS[HeartbeatRequest.API_KEY]
+            version = REQUEST_VERSIONS[HeartbeatRequest.API_KEY]
             times = "" if run.count == 1 else f" ({run.count} times since {run.first_ms} ms)"
             sent = f"Heartbeat v{version}{times}{fields_text(run.request, version)}"
             short = "Heartbeat" if run.count == 1 else f"Heartbeat, {run.count} times"
@@ -391,9 +395,18 @@ class GroupScenario:
         if isinstance(request, JoinGroupRequest) and not request.member_id:
             self._ids[member.name] = self._ids.get(member.name, 0) + 1
         uuid = str(self._ids.get(member.name, 0))
-        return RequestContext(self._tokens, _VERSIONS[request.API_KEY], member.name, "/10.0.0.7", uuid)
+        return RequestContext(self._tokens, REQUEST_VERSIONS[request.API_KEY], member.name, "/10.0.0.7", uuid)
 
     # --- the coordinator
+
+    def describe(self) -> DescribeGroupsResponse.DescribedGroup:
+        """Returns the group as DescribeGroups does."""
+        request = DescribeGroupsRequest(groups=[self.group_id])
+        self._tokens += 1
+        context = RequestContext(self._tokens, REQUEST_VERSIONS[request.API_KEY], "", "/10.0.0.7", "")
+        (reply,) = self._shard.handle(request, context, self._clock.instant()).replies
+        (group,) = cast(DescribeGroupsResponse, reply.response).groups
+        return group
 
     def move_coordinator(self) -> None:
         """Unloads the coordinator and loads another one, which replays the records."""
@@ -404,9 +417,9 @@ class GroupScenario:
         self._timers.clear()
         self._settle(unloaded)
         self._shard = GroupShard(0, self._config)
-        for key, value in self._log:
+        for key, value in self.log:
             self._shard.replay(key, value)
-        self.note(f"The new coordinator has replayed {len(self._log)} records.")
+        self.note(f"The new coordinator has replayed {len(self.log)} records.")
         self._settle(self._shard.on_loaded(self._clock.instant()))
 
     def expire_offsets(self) -> None:
@@ -425,7 +438,7 @@ class GroupScenario:
                 del self._timers[timer.key]
                 self._add(EntryKind.TIMER, f"{self._timer_text(timer.key)} cancelled")
         for key, value, _ in outcome.records:
-            self._log.append((key, value))
+            self.log.append((key, value))
             text = record_text(key, value)
             self._add(EntryKind.RECORD, text, text.partition(", members")[0])
         self._shard.replay_appended(outcome, outcome.records)
@@ -440,7 +453,7 @@ class GroupScenario:
     ) -> None:
         name = api_of(request).name
         kind = EntryKind.LOST_RESPONSE if on_response is None else EntryKind.RESPONSE
-        text = f"{name}{fields_text(response, _VERSIONS[request.API_KEY])}"
+        text = f"{name}{fields_text(response, REQUEST_VERSIONS[request.API_KEY])}"
         self._add(kind, text, f"{name} {_response_summary(response)}", member)
         if on_response is not None:
             on_response(response)
@@ -629,4 +642,9 @@ _NAMES: Mapping[str, str] = {
 }
 _OMITTED = ("group_id", "protocol_type")
 _DEFAULTS: Mapping[str, int] = {"throttle_time_ms": 0, "committed_leader_epoch": -1, "retention_time_ms": -1}
-_DECODERS: Mapping[str, Callable[[bytes], str]] = {"metadata": _subscription_text, "assignment": _assignment_text}
+_DECODERS: Mapping[str, Callable[[bytes], str]] = {
+    "metadata": _subscription_text,
+    "member_metadata": _subscription_text,
+    "assignment": _assignment_text,
+    "member_assignment": _assignment_text,
+}

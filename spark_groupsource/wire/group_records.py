@@ -28,7 +28,7 @@ from spark_groupsource.wire.messages import (
 _OFFSET_KEY_VERSIONS = (0, 1)
 _OFFSET_KEY_VERSION = 1  # the written version
 _GROUP_KEY_VERSION = 2
-# brokers write version 3, and from Kafka 4.3 on offsets with a topic id in version 4
+# brokers write version 3, from Kafka 4.1 on offsets in version 4, which may have a topic id (KAFKA-19141)
 OFFSET_VALUE_VERSION = 3
 _OFFSET_VALUE_VERSION_WITH_EXPIRY = 1
 _OFFSET_VALUE_VERSION_WITH_TOPIC_ID = 4

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from spark_groupsource.broker.group import GroupConfig
-from spark_groupsource.notebook.group_scenario import EntryKind, GroupScenario
+from spark_groupsource.notebook.group_scenario import EntryKind, GroupScenario, record_text
 
 
 def texts(group: GroupScenario, *kinds: EntryKind, member: str = "") -> list[str]:
@@ -93,6 +93,17 @@ def test_new_coordinator_has_the_stored_group_and_offsets() -> None:
     a.fetch_offsets()
     assert "committed_offset=7" in texts(group, EntryKind.RESPONSE, member="a")[-1]
     assert texts(group, EntryKind.STATE) == ["Dead", "Stable, generation 1"]
+
+
+def test_description_and_log_are_those_of_the_coordinator() -> None:
+    group = GroupScenario()
+    assert group.describe().group_state == "Dead"
+    a, b = group.stable("a", "b")
+    described = group.describe()
+    assert (described.group_state, [member.member_id for member in described.members]) == ("Stable", ["a-1", "b-1"])
+    assert [record_text(*record).partition(",")[0] for record in group.log] == [
+        "group: generation 0", "group: generation 1",
+    ]  # fmt: skip
 
 
 def test_diagram_and_listing_have_every_request_and_response() -> None:
