@@ -1,6 +1,7 @@
 """Cases of docs/protocol.md and docs/group-protocol.ipynb: a docstring and the steps.
 
 The first line of a docstring is the title. The body of a function is a cell of the notebook; `group` is a new scenario.
+tests/matrix/test_played_cases.py plays the cases on a real Kafka; one in which a timer fires has a timing there.
 """
 
 from __future__ import annotations

@@ -25,9 +25,7 @@ Kafka does the same. A test plays the cases on a real Kafka, where time passes a
 compares each step: the responses, the requests that wait, the group as DescribeGroups returns it, and the records. Ids,
 times and addresses differ, and so does the record of an offset: Kafka 4.1 and later write version 4, which may have the
 id of the topic; the embedded broker writes version 3, which every Kafka since 2.1 reads, and removes the offsets of a
-topic with the topic. Two cases are not compared: [The coordinator moves](#the-coordinator-moves) needs a second broker;
-in [The group becomes Dead, and its offsets expire](#the-group-becomes-dead-and-its-offsets-expire) a minute would have
-to pass, the smallest `offsets.retention.minutes`.
+topic with the topic. One case is not compared: [The coordinator moves](#the-coordinator-moves) needs a second broker.
 
 The coordinator of a group is the leader of its partition of `__consumer_offsets`, and any broker names it
 (FindCoordinator). Members `a`, `b` and `c` of group `delays` read the four partitions of topic `flights`; they send
