@@ -21,11 +21,11 @@ Each case is run on the group coordinator of the embedded broker (`broker/group/
 [group-protocol.ipynb](group-protocol.ipynb) has the same cases as cells to change and run; it needs neither Spark nor
 Kafka.
 
-Kafka does the same. A test plays the cases on a real Kafka, where time passes and the timeouts that end are shorter. It
+Kafka does the same: a test plays the cases on a real one, where time passes and the timeouts that end are shorter. It
 compares each step: the responses, the requests that wait, the group as DescribeGroups returns it, and the records. Ids,
 times and addresses differ, and so does the record of an offset: Kafka 4.1 and later write version 4, which may have the
 id of the topic; the embedded broker writes version 3, which every Kafka since 2.1 reads, and removes the offsets of a
-topic with the topic. One case is not compared: [The coordinator moves](#the-coordinator-moves) needs a second broker.
+topic with the topic. Expired offsets are removed in no particular order by Kafka, and sorted here.
 
 The coordinator of a group is the leader of its partition of `__consumer_offsets`, and any broker names it
 (FindCoordinator). Members `a`, `b` and `c` of group `delays` read the four partitions of topic `flights`; they send

@@ -13,9 +13,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from support.compared_sides import ComparedSide, Request
+from support.kafka_cluster import OFFSETS_TOPIC
 from support.raw_broker import fetch_request
+from support.waiting import wait_until
 
-from spark_groupsource.errors import error_name
+from spark_groupsource.errors import ErrorCode, error_name
 from spark_groupsource.model import coordinator_partition
 from spark_groupsource.notebook.group_scenario import (
     HEARTBEATS_END,
@@ -43,9 +45,8 @@ from spark_groupsource.wire.messages import DescribeGroupsRequest, JoinGroupRequ
 
 PlayedCase = Callable[[GroupScenario], None]
 
-OFFSETS_TOPIC = "__consumer_offsets"
 _FETCH_VERSION = 11
-_EXPIRATION = "offsets expire"
+_MOVE, _EXPIRATION = "the coordinator moves", "offsets expire"
 _EXPIRATION_S = 120
 _STEP_S = 20
 _POLL_S = 0.02
@@ -124,6 +125,12 @@ class EmbeddedGroup(GroupScenario):
         answers = [f"{entry.member} {entry.summary}" for entry in shown if entry.text.startswith("Heartbeat ")]
         self._end_step(f"advance {duration_ms}", before, _without_repetitions(answers))
 
+    def move_coordinator(self) -> None:
+        """See `GroupScenario`."""
+        before = len(self.entries)
+        super().move_coordinator()
+        self._end_step(_MOVE, before)
+
     def expire_offsets(self) -> None:
         """See `GroupScenario`."""
         before = len(self.entries)
@@ -149,16 +156,29 @@ class EmbeddedGroup(GroupScenario):
 
 
 class KafkaGroup(GroupScenario):
-    """A group of a real Kafka that is expected to have the given steps."""
+    """A group of a real Kafka that is expected to have the given steps.
+
+    Args:
+        bootstrap_servers: the coordinator of the group.
+        partitions: of `__consumer_offsets`.
+        move: moves the coordinator, and returns the address of the new one.
+    """
 
     def __init__(
-        self, bootstrap_servers: str, group_id: str, partitions: int, expected: Sequence[CaseStep], timing: CaseTiming
+        self,
+        bootstrap_servers: str,
+        group_id: str,
+        partitions: int,
+        expected: Sequence[CaseStep],
+        timing: CaseTiming,
+        move: Callable[[], str] | None = None,
     ):
         super().__init__(group_id)
         self._side = ComparedSide("Kafka", bootstrap_servers, "")
         self._partition = coordinator_partition(group_id, partitions)
         self._expected = iter(expected)
         self._timing = timing
+        self._move = move
         self._started_s: list[float] = []  # of each step
         self._senders: dict[str, tuple[Any, Callable[[Any], None] | None]] = {}
         self._received: list[str] = []
@@ -173,8 +193,8 @@ class KafkaGroup(GroupScenario):
             case(self)
             self._take_responses(0)
             self._take_records()
-            left = [step.action for step in self._expected]
-            assert (left, self._received, self._appended) == ([], [], []), "after the last step"
+            left = [step.action for step in self._expected], self._received, self._appended
+            assert left == ([], [], []), f"after the last step: {left}"
         finally:
             self._side.close()
 
@@ -203,8 +223,18 @@ class KafkaGroup(GroupScenario):
         self._end_step(self._begin_step(f"advance {duration_ms}"), heartbeats)
 
     def move_coordinator(self) -> None:
-        """There is no other broker."""
-        raise NotImplementedError
+        """See `GroupScenario`; what waits gets its response from the old coordinator."""
+        assert self._move is not None
+        expected = self._begin_step(_MOVE)
+        address = self._move()
+        wait_until(self._has_no_request, "the old coordinator responds")
+        self._side.close()
+        self._side = ComparedSide("Kafka", address, "")
+        self._end_step(expected)
+
+    def _has_no_request(self) -> bool:
+        self._take_responses(0)
+        return not self._senders
 
     def expire_offsets(self) -> None:
         """Kafka decides when it checks."""
@@ -214,8 +244,8 @@ class KafkaGroup(GroupScenario):
 
     def _begin_step(self, action: str) -> CaseStep:
         self._started_s.append(time.monotonic())
-        expected = next(self._expected)
-        assert self._named(action) == expected.action
+        expected, named = next(self._expected), self._named(action)
+        assert named == expected.action, f"request on Kafka: {named}\npage: {expected.action}"
         return expected
 
     def _end_step(
@@ -291,7 +321,9 @@ class KafkaGroup(GroupScenario):
         request = fetch_request(OFFSETS_TOPIC, self._offset, partition=self._partition)
         (topic,) = self._side.broker.exchange(request, _FETCH_VERSION).responses
         (partition,) = topic.partitions
-        assert partition.error_code == 0, partition
+        if partition.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER and self._move is not None:
+            return  # it is about to become the leader
+        assert partition.error_code == ErrorCode.NONE, partition
         data = bytes(partition.records or b"")
         for header in iter_batches(data):
             self._offset = header.last_offset + 1
