@@ -18,7 +18,7 @@ from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.group_client import GroupClient, GroupView
 from spark_groupsource.client.membership.task_heartbeat import TaskHeartbeat
-from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError
+from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 
 COOPERATIVE = ("cooperative-sticky",)
@@ -196,5 +196,20 @@ def test_commit_error_before_the_join_response_does_not_fence() -> None:
     bench.script.prepare("JoinGroup", commit_meanwhile)
     bench.run_members()
     assert not bench.member.is_fenced and bench.callbacks() == []
+    bench.client.commit({T0: OffsetAndMetadata(5)})
+    assert [r.generation_id_or_member_epoch for r in bench.script.requests("OffsetCommit")] == [1, 2]
+
+
+def test_commit_error_after_a_lost_join_response_does_not_fence() -> None:
+    bench = follower(T0, assignors=COOPERATIVE)
+    bench.script.prepare("JoinGroup", NetworkError("lost"))
+    bench.member.request_rejoin("a test")
+    bench.poll()
+    bench.members.loop.run_ready()
+    assert bench.script.sent_apis() == ["JoinGroup"], "the member waits before the next one"
+    bench.script.prepare("OffsetCommit", ErrorCode.ILLEGAL_GENERATION)
+    with pytest.raises(BrokerError, match="REBALANCE_IN_PROGRESS"):
+        bench.client.commit({T0: OffsetAndMetadata(5)}, max_rebalance_wait_ms=0)
+    assert bench.settle().is_stable and ("lost", (T0,)) not in bench.callbacks()
     bench.client.commit({T0: OffsetAndMetadata(5)})
     assert [r.generation_id_or_member_epoch for r in bench.script.requests("OffsetCommit")] == [1, 2]

@@ -193,6 +193,27 @@ def test_member_repeats_its_last_offsets_while_the_request_may_arrive() -> None:
     assert len(repeated) in range(21, 25), "every 5 s up to 2 minutes"
 
 
+@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+def test_offsets_are_repeated_while_a_second_join_group_waits(assignor: str) -> None:
+    bench = follower(T0, T1, assignors=(assignor,))
+    bench.script.prepare("OffsetCommit", NetworkError("lost"))
+    bench.client.commit({T0: OffsetAndMetadata(10)})
+
+    def wait(request: Any) -> None:
+        bench.script.delay_ms = 14_000
+
+    bench.script.prepare("JoinGroup", NetworkError("lost"), wait)
+    bench.member.request_rejoin("test")
+    bench.clear()
+    bench.poll()
+    bench.members.loop.run_ready()
+    assert bench.script.sent_apis() == ["JoinGroup"], "the member waits before the next one"
+    idle(bench, 2_000)
+    repeated = commits(bench)
+    assert bench.script.sent_apis().count("JoinGroup") == 2
+    assert repeated == [{0: 10}] * len(repeated) and len(repeated) in (2, 3), "every 5 s until the response"
+
+
 @pytest.mark.parametrize("code", [ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.UNKNOWN_SERVER_ERROR, NetworkError("x")])
 def test_failed_repetition_is_left_to_the_next(code: Any) -> None:
     bench = follower(T0, T1)

@@ -150,15 +150,22 @@ class Membership:
         return bool(self.owned) and not self.is_fenced and not self.prepare_needed
 
     @property
-    def accepts_commits(self) -> bool:
-        """True while the coordinator accepts commits of the member's generation, also from a member that has joined.
+    def is_joining(self) -> bool:
+        """True from the first JoinGroup of a rebalance, which may get no response, to the response of the last one."""
+        is_between = self.state is MemberState.UNJOINED and self.rejoin_needed and not self.prepare_needed
+        return is_between or self.state is MemberState.PREPARING_REBALANCE
 
-        It waits for the JoinGroup of the others then, and no other member can own the partitions of this one.
+    @property
+    def accepts_commits(self) -> bool:
+        """True while the coordinator may accept commits of the member's generation, also from a member that joins.
+
+        Until all members have joined, no other member can own the partitions of this one; after that, the coordinator
+        rejects the generation.
 
         Source: ClassicGroup.validateOffsetCommit, which rejects commits in CompletingRebalance.
         """
         has_generation = self.generation.generation_id != NO_GENERATION
-        return has_generation and self.state in (MemberState.PREPARING_REBALANCE, MemberState.STABLE)
+        return has_generation and self.state is not MemberState.COMPLETING_REBALANCE
 
     @property
     def repeat_due_ms(self) -> int:
@@ -401,8 +408,9 @@ class Membership:
             if self.state is not MemberState.STABLE:
                 self.request_rejoin(COMMIT_WHILE_REBALANCING)
             return True
-        if code == ErrorCode.ILLEGAL_GENERATION and self.state is MemberState.PREPARING_REBALANCE:
-            # the rebalance has ended at the coordinator; the JoinGroup response with the new generation follows
+        if code == ErrorCode.ILLEGAL_GENERATION and self.is_joining:
+            # the rebalance has ended at the coordinator; the JoinGroup response with the new generation follows, or
+            # was lost and is requested again
             return True
         if code in FENCING_ERRORS:
             reset = Reset.GENERATION if code == ErrorCode.ILLEGAL_GENERATION else Reset.ALL
