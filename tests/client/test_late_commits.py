@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 from support.clients import ConnectionLostError, FakeBroker, advertise, fake_broker, group_client, open_cluster
@@ -259,6 +260,32 @@ def test_partitions_that_were_released_are_not_committed_again() -> None:
     bench.clear()
     idle(bench, 6_000)
     assert commits(bench) == [{0: 12}]
+
+
+def test_offsets_of_a_deleted_topic_are_not_committed_to_the_one_that_replaced_it() -> None:
+    """A broker that does not serve topic ids would take them."""
+    bench = follower(T0, T1)
+    old, new = ({"t": str(UUID(int=number))} for number in (1, 2))
+    bench.script.topic_ids = {"t": UUID(old["t"])}
+    bench.client.commit({T0: OffsetAndMetadata(10), T1: OffsetAndMetadata(3)}, topic_ids=old)
+    bench.script.topic_ids = {"t": UUID(new["t"])}
+    bench.client.commit({T0: OffsetAndMetadata(1)}, topic_ids=new)
+    lose_connection(bench)
+    bench.clear()
+    idle(bench, 6_000)
+    assert commits(bench) == [{0: 1}]
+
+
+def test_repetition_to_a_topic_that_was_recreated_is_rejected_without_a_warning(caplog: Any) -> None:
+    bench = follower(T0, T1)
+    bench.script.topic_ids = {"t": UUID(int=1)}
+    bench.client.commit({T0: OffsetAndMetadata(10)}, topic_ids={"t": str(UUID(int=1))})
+    bench.script.topic_ids = {"t": UUID(int=2)}
+    lose_connection(bench)
+    bench.clear()
+    idle(bench, 12_000)
+    assert commits(bench) == [] and bench.script.sent_apis().count("Metadata") == 2
+    assert bench.client.view.is_stable and "Repeating commits failed" not in caplog.text
 
 
 def test_rejected_offsets_are_not_committed_again() -> None:

@@ -94,8 +94,8 @@ class MemberCommits:
                 continue
             with self._shared.changed:
                 # also if there is no response: the coordinator may have received them
+                member.keep_commits_of(topic_ids)
                 member.commits = member.commits | dict(offsets)
-                member.topic_ids = topic_ids
         with self._sending:
             errors = self._send(list(sent.values()), timeout_ms, topic_ids)
         repeated: list[tuple[LocalMember, Offsets]] = []
@@ -197,7 +197,12 @@ class MemberCommits:
                         row = member, member.membership.generation, member.commits
                         commits[tuple(sorted(member.topic_ids.items()))].append(row)
             for topic_ids, rows in commits.items():
-                for (member, _, _), error in zip(rows, self._send(rows, _REPEAT_TIMEOUT_MS, dict(topic_ids))):
+                errors: Sequence[GroupSourceError | None]
+                try:
+                    errors = self._send(rows, _REPEAT_TIMEOUT_MS, dict(topic_ids))
+                except GroupSourceError as failure:
+                    errors = [failure] * len(rows)
+                for (member, _, _), error in zip(rows, errors):
                     if error is None:
                         _log.debug("%s Repeated the last commit.", member.log_prefix)
                     else:

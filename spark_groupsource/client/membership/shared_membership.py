@@ -108,6 +108,11 @@ class LocalMember:
         """
         self.commits = {tp: offset for tp, offset in self.commits.items() if tp in self.membership.owned}
 
+    def keep_commits_of(self, topic_ids: TopicIds) -> None:
+        """Removes the last offsets of topics that were recreated since; those of the others have the given ids."""
+        known, self.topic_ids = self.topic_ids, topic_ids
+        self.commits = {tp: at for tp, at in self.commits.items() if known.get(tp.topic) == topic_ids.get(tp.topic)}
+
     def record_assignment(self, assignment: Assignment, generation: Generation) -> None:
         """Keeps an assignment for the next subscription, and passes it to the assignor that the group chose."""
         self.last_assigned = tuple(sorted(assignment.partitions))
