@@ -88,10 +88,15 @@ def test_checkpoint_ahead_of_the_commit_is_not_read_again(harness):
     assert harness.committed() == 44
 
 
-@pytest.mark.parametrize("reaction, read", [("follow", list(range(12, 40))), ("ignore", [])])
-def test_operators_reset_is_followed_or_ignored(harness, reaction, read):
+@pytest.mark.parametrize(
+    "reaction, read, is_deleted",
+    [("follow", list(range(12, 40)), False), ("follow", list(range(12, 40)), True), ("ignore", [], False)],
+)
+def test_operators_reset_is_followed_or_ignored(harness, reaction, read, is_deleted):
     harness.produce(40)
     assert harness.run() == list(range(40))
+    if is_deleted:
+        harness.delete_group()
     harness.reset(3)
     assert harness.committed() == 12
     assert harness.run(onGroupReset=reaction) == read

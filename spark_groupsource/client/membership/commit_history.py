@@ -25,9 +25,9 @@ def find_last_commits(
 ) -> dict[TopicPartition, int | None]:
     """Returns the last offset that the author `metadata` committed for each partition, None if there was none.
 
-    A later commit replaces it for OffsetFetch, but it remains in the log until compaction. Commits before a tombstone
-    do not count: the topic was deleted, or the offset was deleted or has expired. Partitions are absent where this is
-    unknown: the log cannot be read, or is longer than the 111,000 records that are read in about 5 s.
+    A later commit replaces it for OffsetFetch, but it remains in the log until compaction. Partitions are absent where
+    this is unknown: the log cannot be read, or is longer than the 111,000 records that are read in about 5 s; or there
+    is a tombstone after it, which shows neither whether the topic was deleted or only the offset of the group.
     """
     found: dict[TopicPartition, int | None] = {}
     is_complete = False
@@ -46,12 +46,13 @@ def find_last_commits(
             is_complete = next(windows, None) is None and not reader.is_expired
     except GroupSourceError as error:
         _log.debug("[group=%s] Cannot read earlier commits: %s", group_id, error)
-    return {p: found.get(p) for p in partitions if is_complete or p in found}
+    return {p: found.get(p) for p in partitions if (is_complete and p not in found) or found.get(p) is not None}
 
 
 def _last_commits(
     reader: OffsetsTopicReader, window: OffsetRange, group_id: str, metadata: str
 ) -> dict[TopicPartition, int | None]:
+    """Returns the last commits, None for a tombstone after them."""
     found: dict[TopicPartition, int | None] = {}
     for key, value in reader.records(window):
         if not isinstance(key, OffsetKey) or key.group_id != group_id:

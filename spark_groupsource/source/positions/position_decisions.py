@@ -118,9 +118,9 @@ def _last_commits(
     """Returns the last commit of this query for each partition whose committed offset is below the checkpoint.
 
     The checkpoint contains the commits up to its last batch. Whether the end of that batch was committed, too, is found
-    in `__consumer_offsets`. Where that is not readable, and where the checkpoint is of another group, the commit itself
-    must show its author: consumers write a leader epoch, sources and applications metadata, Kafka's tools neither (nor
-    do some consumers).
+    in `__consumer_offsets`. Where that is not readable, where the offset was deleted since, and where the checkpoint is
+    of another group, the commit itself must show its author: consumers write a leader epoch, sources and applications
+    metadata, Kafka's tools neither (nor do some consumers).
     """
     name = author_metadata(start.reader)
     behind = {
