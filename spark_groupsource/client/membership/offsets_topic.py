@@ -8,8 +8,8 @@ from typing import Iterator, NamedTuple
 from spark_groupsource.client.cluster.cluster_client import EARLIEST, LATEST, ClusterClient
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.model import OffsetRange, TopicPartition, coordinator_partition
-from spark_groupsource.records.decode import decode_records
-from spark_groupsource.records.header import iter_batches
+from spark_groupsource.records.decode import CONTROL_COMMIT, control_type, decode_records
+from spark_groupsource.records.header import BatchHeader, iter_batches
 from spark_groupsource.wire.group_records import GroupKey, OffsetKey, UnknownKey, decode_key
 
 _OFFSETS_TOPIC = "__consumer_offsets"
@@ -34,6 +34,8 @@ class OffsetsTopicReader:
         self._cluster = cluster
         self._group_id = group_id
         self._deadline_ms = cluster.clock.now_ms() + timeout_ms
+        # whether the first transaction marker of a producer after what is read next is a commit
+        self._is_committed: dict[tuple[TopicPartition, int], bool] = {}
 
     @property
     def left_ms(self) -> int:
@@ -65,7 +67,11 @@ class OffsetsTopicReader:
             end, count = begin, count * 10
 
     def records(self, window: OffsetRange) -> Iterator[OffsetsTopicRecord]:
-        """Yields the records of a range in the order of the log; records of the same batch may precede the range."""
+        """Yields the records of a range in the order of the log; records of the same batch may precede the range.
+
+        Records of transactions count once they are committed. So the ranges are read from the end of the log back, as
+        `windows` yields them.
+        """
         settings = replace(
             self._cluster.settings,
             isolation_level="read_uncommitted",
@@ -74,10 +80,17 @@ class OffsetsTopicReader:
             request_timeout_ms=self.left_ms,
             fetch_max_wait_ms=min(100, self.left_ms),
         )
-        for block in PartitionFetcher(self._cluster, settings).fetch_blocks([window]):
-            for header in iter_batches(block.data):
-                if header.is_control:
-                    continue
-                for record in decode_records(block.data, header):
-                    if record.key is not None:
-                        yield OffsetsTopicRecord(decode_key(record.key), record.value)
+        # the data of a block are valid until the next one
+        blocks = [bytes(block.data) for block in PartitionFetcher(self._cluster, settings).fetch_blocks([window])]
+        batches = [(data, header) for data in blocks for header in iter_batches(data)]
+        kept: list[tuple[bytes, BatchHeader]] = []
+        for data, header in reversed(batches):
+            producer = window.topic_partition, header.producer_id
+            if header.is_control:
+                self._is_committed[producer] = control_type(data, header) == CONTROL_COMMIT
+            elif not header.is_transactional or self._is_committed.get(producer, False):
+                kept.append((data, header))
+        for data, header in reversed(kept):
+            for record in decode_records(data, header):
+                if record.key is not None:
+                    yield OffsetsTopicRecord(decode_key(record.key), record.value)
