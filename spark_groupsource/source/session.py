@@ -465,13 +465,16 @@ class StreamSession:
             topic_ids: ids of the topics in which the offsets are.
         """
         report, epochs = self._reports.pending(), self._epochs.of_records(offsets)
-        topics = {p.topic for p in offsets}
-        metadata = {topic: commit_metadata(self.reader, topic_ids.get(topic, "")) for topic in topics}
+        cluster_id = self._cluster.cluster_id or ""
+
+        def metadata_of(topic: str, report: str = "") -> str:
+            return commit_metadata(self.reader, topic_ids.get(topic, ""), report, cluster_id)
+
+        metadata = {topic: metadata_of(topic) for topic in {p.topic for p in offsets}}
         commits = {p: OffsetAndMetadata(at, metadata[p.topic], epochs.get(p, -1)) for p, at in offsets.items()}
         if report and commits:
             first = min(commits)
-            reported = commit_metadata(self.reader, topic_ids.get(first.topic, ""), report)
-            commits[first] = commits[first]._replace(metadata=reported)
+            commits[first] = commits[first]._replace(metadata=metadata_of(first.topic, report))
         return report, commits
 
     def _commit_failed(self, offsets: Offsets, error: BrokerError | NetworkError) -> None:

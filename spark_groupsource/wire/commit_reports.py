@@ -1,7 +1,8 @@
-"""Metadata of commits: author, topic id, and a report of the rebalance.
+"""Metadata of commits: author, topic id, cluster id, and a report of the rebalance.
 
 The topic id shows whether the offset is one of the present topic: a topic may be deleted and created again, and neither
-brokers before Kafka 4.1 nor transactional commits identify topics by their ids.
+brokers before Kafka 4.1 nor transactional commits identify topics by their ids. The cluster id shows whether it is one
+of this cluster: MirrorMaker copies the metadata of the commits that it translates (MirrorCheckpointTask).
 
 The first commit of a query after a rebalance carries what its members know of it, so that any client that reads
 `__consumer_offsets` knows it, too. The report is about 500 bytes; offset.metadata.max.bytes is 4,096 by default.
@@ -23,7 +24,7 @@ _MAX_METADATA = 8_192
 _MAX_GENERATION = 2**31 - 1
 _YEAR_3000_MS = 32_503_680_000_000
 _PREFIX = "groupsource "
-_TOPIC_ID = re.compile(_PREFIX + r'\S* \{"i":"([0-9a-f-]{36})"[,}]')
+_TOPIC_ID = re.compile(_PREFIX + r'\S* \{"i":"([0-9a-f-]{36})"(?:,"c":"([^"]*)")?[,}]')
 _CODES = {
     EventKind.REBALANCE_STARTED: "s",
     EventKind.MEMBER_LEFT: "l",
@@ -51,18 +52,29 @@ def author_metadata(reader: str) -> str:
     return f"{_PREFIX}{reader}"
 
 
-def commit_metadata(reader: str, topic_id: str = "", report: str = "") -> str:
-    """Returns the metadata of a commit; `topic_id` is the id as text, empty for a broker without topic ids."""
-    fields = f'{{"i":"{topic_id}"}}' if topic_id else ""
+def commit_metadata(reader: str, topic_id: str = "", report: str = "", cluster_id: str = "") -> str:
+    """Returns the metadata of a commit.
+
+    Args:
+        topic_id: the id as text, empty for a broker without topic ids.
+        cluster_id: the id of the cluster of the topic, empty if it is unknown.
+    """
+    ids = {"i": topic_id} | ({"c": cluster_id} if cluster_id else {})
+    fields = _dump(ids) if topic_id else ""
     if fields and report:
         fields = f"{fields[:-1]},{report[1:]}"
     return f"{author_metadata(reader)} {fields or report}".rstrip()
 
 
-def committed_topic_id(metadata: str) -> str:
-    """Returns the id of the topic that a commit with this metadata is of, "" if the metadata does not have it."""
+def committed_topic_id(metadata: str, cluster_id: str = "") -> str:
+    """Returns the id of the topic that a commit with this metadata is of, "" if the metadata does not have it.
+
+    Args:
+        cluster_id: the id of the cluster with the commit: one that was copied from another cluster has no id here.
+    """
     found = _TOPIC_ID.match(metadata)
-    return found[1] if found else ""
+    is_copied = found is not None and found[2] and cluster_id and found[2] != cluster_id
+    return found[1] if found and not is_copied else ""
 
 
 def is_author(metadata: str, author: str) -> bool:

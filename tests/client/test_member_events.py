@@ -221,6 +221,10 @@ def test_metadata_of_a_commit_have_author_topic_id_and_report(report: str) -> No
     assert is_author(without, author_metadata("reader")) and is_author(metadata, author_metadata("reader"))
     expected = json.loads(report or "{}")
     assert json.loads(metadata.removeprefix("groupsource reader ")) == {"i": topic_id, **expected}
+    of_cluster = commit_metadata("reader", topic_id, report, "c1")
+    assert json.loads(of_cluster.removeprefix("groupsource reader ")) == {"i": topic_id, "c": "c1", **expected}
+    assert [committed_topic_id(of_cluster, c) for c in ("", "c1", "c2")] == [topic_id, topic_id, ""]
+    assert committed_topic_id(metadata, "c1") == topic_id and is_author(of_cluster, author_metadata("reader"))
     assert json.loads(without.removeprefix("groupsource reader") or "{}") == expected
 
 

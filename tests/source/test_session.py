@@ -43,6 +43,15 @@ def test_new_query_from_earliest_reads_everything_once_and_commits_at_the_next_t
     assert query.group.commits[P0].metadata == f"groupsource {query.session.reader}"
 
 
+def test_commit_has_the_ids_of_the_topic_and_of_its_cluster():
+    topic_id = "0b1f3c1e-7f4e-4b43-9d0e-0e3f5d2d7a11"
+    group = FakeGroup(assigned={P0: 0}, topic_ids={"t": topic_id})
+    query = Query(None, FakeCluster(topic_id=topic_id, cluster_id="c1"), group)
+    query.trigger()
+    assert query.trigger() is None
+    assert query.group.commits[P0].metadata == f'groupsource {query.session.reader} {{"i":"{topic_id}","c":"c1"}}'
+
+
 def test_commit_precedes_the_rejoin():
     query = Query(startingOffsets="earliest")
     query.trigger()

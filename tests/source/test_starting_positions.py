@@ -118,12 +118,22 @@ def run_stream(cluster, given):
 @pytest.mark.parametrize("read", [run_stream, BatchQuery])
 def test_committed_offset_of_a_deleted_topic_of_the_name_is_ignored(cluster, client, aged, group, read):
     # a transaction, or a broker before Kafka 4.1, accepts it after the topic was created again
-    of_deleted = OffsetAndMetadata(7, commit_metadata("reader", str(uuid4())))
+    cluster_id = client.metadata(()).cluster_id
+    of_deleted = OffsetAndMetadata(7, commit_metadata("reader", str(uuid4()), cluster_id=cluster_id))
     topic_id = client.metadata([aged]).topics[aged].topic_id
     of_present = OffsetAndMetadata(9, commit_metadata("reader", str(topic_id)))
     client.commit(group, {TopicPartition(aged, 0): of_deleted, TopicPartition(aged, 1): of_present})
     found = read(cluster, options(aged, group, startingOffsets="group-or-earliest"))
     assert begins(found.rows) == {0: 0, 1: 9}
+
+
+@pytest.mark.parametrize("read", [run_stream, BatchQuery])
+def test_committed_offset_that_was_copied_from_another_cluster_is_continued(cluster, client, aged, group, read):
+    """MirrorMaker translates the offset and copies the metadata, which have the topic id of the other cluster."""
+    copied = OffsetAndMetadata(7, commit_metadata("reader", str(uuid4()), cluster_id="other"))
+    client.commit(group, {TopicPartition(aged, 0): copied})
+    found = read(cluster, options(aged, group, startingOffsets="group-or-earliest"))
+    assert begins(found.rows) == {0: 7, 1: 0}
 
 
 @pytest.mark.conformance("KC-035")

@@ -228,7 +228,7 @@ class ClusterClient(Router):
                 committed offset.
             topic_ids: ids of the topics that are meant; a broker that has another topic of the name fails with
                 UNKNOWN_TOPIC_ID, one before version 10 does not check it. A commit whose metadata has the id of another
-                topic is left out.
+                topic of this cluster is left out.
         Raises: BrokerError, NetworkError.
         """
         if partitions is not None and not partitions:
@@ -244,7 +244,7 @@ class ClusterClient(Router):
         for topic in fetched_group(response).topics:
             for p in topic.partitions:
                 committed = OffsetAndMetadata(p.committed_offset, p.metadata or "", p.committed_leader_epoch)
-                topic_id = topic_ids and committed_topic_id(committed.metadata)
+                topic_id = topic_ids and committed_topic_id(committed.metadata, self.cluster_id or "")
                 if committed.offset >= 0 and (not topic_id or topic_ids.get(topic.name, topic_id) == topic_id):
                     fetched[TopicPartition(topic.name, p.partition_index)] = committed
         return fetched

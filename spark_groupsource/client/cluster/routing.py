@@ -611,6 +611,11 @@ class Router:
             if self._coordinators.get(key) == node:
                 del self._coordinators[key]
 
+    @property
+    def cluster_id(self) -> str | None:
+        """The id of the cluster by the last metadata; None before them, and for brokers without one."""
+        return self._cluster_id
+
     def metadata(
         self, topics: Iterable[str] | None = None, *, refresh: bool = False, timeout_ms: int | None = None
     ) -> ClusterMetadata:
