@@ -300,6 +300,19 @@ def test_rejected_offsets_are_not_committed_again() -> None:
     assert commits(bench) == [{0: 10}]
 
 
+def test_offsets_of_a_commit_that_failed_while_the_coordinator_moved_are_repeated() -> None:
+    """The owner may commit at its next trigger only."""
+    bench = follower(T0, T1, client={"default_api_timeout_ms": 1_000})
+    bench.script.prepare("OffsetCommit", *[ErrorCode.COORDINATOR_LOAD_IN_PROGRESS] * 100)
+    with pytest.raises(BrokerError, match="COORDINATOR_LOAD_IN_PROGRESS"):
+        bench.client.commit({T0: OffsetAndMetadata(10)})
+    bench.script.clear_prepared()
+    lose_connection(bench)
+    bench.clear()
+    idle(bench, 6_000)
+    assert commits(bench) == [{0: 10}]
+
+
 def test_repetition_ends_with_the_generation() -> None:
     repetition = CommitRepetition()
     repetition.request_lost(0)

@@ -59,7 +59,7 @@ BOOTSTRAP_TIMEOUT_MS = 2_000
 """How long to retry while no address has ever been reachable: a wrong address should fail soon."""
 
 COORDINATOR_MOVED = frozenset({ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR})
-_COORDINATOR_RETRIABLE = COORDINATOR_MOVED | {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
+COORDINATOR_UNAVAILABLE = COORDINATOR_MOVED | {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
 _FIND_COORDINATORS_SINCE = 4
 # least time for an address that does not respond, while others have not been tried
 _MIN_ATTEMPT_MS = 5_000
@@ -481,7 +481,7 @@ class Router:
             rejected: list[int] = []
             for index, response in zip(pending, received):
                 codes = list(errors(response))
-                code = next((code for code in codes if code in _COORDINATOR_RETRIABLE), None)
+                code = next((code for code in codes if code in COORDINATOR_UNAVAILABLE), None)
                 if code is not None:
                     failure = failure or BrokerError(code, f"Request to coordinator {node} of {_described(key)}")
                     if code in COORDINATOR_MOVED:

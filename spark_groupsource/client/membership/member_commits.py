@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import CommittingMember, TopicIds
+from spark_groupsource.client.cluster.routing import COORDINATOR_UNAVAILABLE
 from spark_groupsource.client.membership.fencing import find_generation, generation_mismatch
 from spark_groupsource.client.membership.membership_values import Generation
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
@@ -104,8 +105,9 @@ class MemberCommits:
                 failures += [] if error is None else [error]
             elif error.code not in FENCING_ERRORS and error.code != ErrorCode.REBALANCE_IN_PROGRESS:
                 failures.append(error)
-                with self._shared.changed:
-                    member.commits = {tp: each for tp, each in member.commits.items() if tp not in offsets}
+                if error.code not in COORDINATOR_UNAVAILABLE:
+                    with self._shared.changed:
+                        member.commits = {tp: each for tp, each in member.commits.items() if tp not in offsets}
             else:
                 try:
                     self._rejected(member, generation, error.code)
