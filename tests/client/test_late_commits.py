@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID
 
 import pytest
-from support.clients import ConnectionLostError, FakeBroker, advertise, fake_broker, group_client, open_cluster
+from support.clients import ConnectionLostError, FakeBroker, advertise, fake_broker, group_client, open_cluster, settle
 from support.scripted_group import GROUP, T0, T1, Script, follower
+from support.topics import create_topic
 from support.waiting import wait_until
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.client.cluster.group_offsets import CommittingMember
 from spark_groupsource.client.membership import commit_repetition
 from spark_groupsource.client.membership.commit_repetition import LATE_REQUEST_MS, REPEAT_INTERVAL_MS, CommitRepetition
+from spark_groupsource.client.membership.group_client import GroupClient
+from spark_groupsource.client.membership.membership_values import Generation
 from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.source.group.ownership import AssignedPartitions
 from spark_groupsource.source.options.option_parser import parse_options
-from spark_groupsource.wire.messages import FindCoordinatorResponse, MetadataResponse
+from spark_groupsource.wire.messages import DescribeGroupsRequest, FindCoordinatorResponse, MetadataResponse
 
 SETTINGS = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "5", "default_api_timeout_ms": "5000"}
 VERSIONS = {
@@ -286,6 +290,80 @@ def test_repetition_to_a_topic_that_was_recreated_is_rejected_without_a_warning(
     idle(bench, 12_000)
     assert commits(bench) == [] and bench.script.sent_apis().count("Metadata") == 2
     assert bench.client.view.is_stable and "Repeating commits failed" not in caplog.text
+
+
+@pytest.mark.parametrize("instance_id", [None, "static"])
+@pytest.mark.parametrize("end", [GroupClient.step_back, GroupClient.leave])
+def test_member_that_has_left_repeats_nothing(end: Callable[[GroupClient, str], None], instance_id: str | None) -> None:
+    """An empty group accepts commits of generation -1."""
+    bench = follower(T0, T1, group_instance_id=instance_id)
+    bench.script.prepare("OffsetCommit", NetworkError("lost"))
+    bench.client.commit({T0: OffsetAndMetadata(10)})
+    end(bench.client, "test")
+    bench.clear()
+    idle(bench, 20_000)
+    assert commits(bench) == []
+
+
+def test_commit_that_is_rejected_during_a_repetition_is_not_repeated() -> None:
+    bench = follower(T0, T1)
+    bench.script.prepare("OffsetCommit", NetworkError("lost"))
+    bench.client.commit({T0: OffsetAndMetadata(10)})
+    bench.clear()
+    raised: list[BrokerError] = []
+
+    def commit() -> None:
+        try:
+            bench.client.commit({T0: OffsetAndMetadata(15)})
+        except BrokerError as error:
+            raised.append(error)
+
+    owner = threading.Thread(target=commit)
+    bench.script.prepare("OffsetCommit", lambda request: owner.start(), ErrorCode.OFFSET_METADATA_TOO_LARGE)
+    idle(bench, 6_000)
+    owner.join()
+    bench.clear()
+    idle(bench, 12_000)
+    assert raised and commits(bench) == []
+
+
+def test_brokers_reject_late_commits_of_former_members(cluster: Any, topic: str, group: str) -> None:
+    """What the repetition relies on; one of a member in a rebalance is accepted until all have joined."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 1)
+    partition = TopicPartition(topic, 0)
+    with open_cluster(servers) as client:
+
+        def late(generation: Generation, instance_id: str | None) -> int:
+            try:
+                member = CommittingMember(generation.generation_id, generation.member_id, instance_id)
+                client.commit(group, {partition: OffsetAndMetadata(1)}, member=member)
+            except BrokerError as error:
+                return error.code
+            return 0
+
+        with group_client(client, group, topic, group_instance_id="a") as replaced:
+            settle(replaced)
+            former = replaced.shared.members[0].membership.generation
+            instance_id = replaced.shared.members[0].membership.config.group_instance_id
+            with group_client(client, group, topic, group_instance_id="a") as present:
+                settle(present)
+                generation = present.shared.members[0].membership.generation
+                assert generation.generation_id == former.generation_id, "no rebalance"
+                assert late(former, instance_id) == ErrorCode.FENCED_INSTANCE_ID
+                with group_client(client, group, topic) as joining:
+                    joining.poll(0)
+                    wait_until(lambda: groups_state(client, group) == "PreparingRebalance", "a rebalance has begun")
+                    assert late(generation, instance_id) == 0
+                present.step_back("test")
+                assert late(generation, instance_id) == ErrorCode.UNKNOWN_MEMBER_ID
+                assert late(generation._replace(generation_id=-1), None) == 0, "the group is empty"
+
+
+def groups_state(client: ClusterClient, group: str) -> str:
+    request = DescribeGroupsRequest(groups=[group], include_authorized_operations=False)
+    (described,) = client.call_coordinator(group, request, 5_000, errors=lambda _: []).groups
+    return str(described.group_state)
 
 
 def test_rejected_offsets_are_not_committed_again() -> None:
