@@ -17,6 +17,7 @@ from support.waiting import wait_until
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.group_client import GroupClient, GroupView
+from spark_groupsource.client.membership.membership_values import MemberState
 from spark_groupsource.client.membership.task_heartbeat import TaskHeartbeat
 from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
@@ -213,3 +214,50 @@ def test_commit_error_after_a_lost_join_response_does_not_fence() -> None:
     assert bench.settle().is_stable and ("lost", (T0,)) not in bench.callbacks()
     bench.client.commit({T0: OffsetAndMetadata(5)})
     assert [r.generation_id_or_member_epoch for r in bench.script.requests("OffsetCommit")] == [1, 2]
+
+
+@pytest.mark.parametrize("instance_id", ["static", None])
+def test_static_member_loses_its_partitions_if_a_rebalance_ended_without_it(instance_id: str | None) -> None:
+    """A dynamic member was removed then, or the generation between is one whose JoinGroup response was lost."""
+    bench = follower(T0, assignors=COOPERATIVE, group_instance_id=instance_id)
+    bench.callbacks()
+    bench.script.generation_id += 1
+    bench.member.request_rejoin("a test")
+    bench.poll()
+    bench.run_members()
+    assert bench.member.is_fenced == (instance_id is not None)
+    if bench.member.is_fenced:
+        with pytest.raises(GenerationMismatchError, match="ILLEGAL_GENERATION"):
+            bench.client.commit({T0: OffsetAndMetadata(5)})
+    assert bench.settle().is_stable
+    assert (("lost", (T0,)) in bench.callbacks()) == (instance_id is not None)
+
+
+@pytest.mark.slow
+def test_static_member_that_joins_too_late_does_not_move_back_what_its_successor_has_committed(
+    client: ClusterClient, topic: str, group: str, cluster: Any
+) -> None:
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    partitions = [TopicPartition(topic, number) for number in range(2)]
+    # the rebalance waits for three seconds; the late member sends no heartbeat meanwhile
+    settings: dict[str, Any] = {"assignors": COOPERATIVE, "max_poll_interval_ms": 250, "session_timeout_ms": 40_000}
+    with (
+        open_cluster(cluster.bootstrap_servers) as other,
+        group_client(client, group, topic, group_instance_id="s", heartbeat_interval_ms=12_000, **settings) as late,
+        group_client(other, group, topic, **settings) as successor,
+    ):
+        settle(late, 2)
+        late.commit(dict.fromkeys(partitions, OffsetAndMetadata(1)))
+        (owned,) = settle(successor, 1).partitions
+        successor.commit({owned: OffsetAndMetadata(100)})
+        membership = late.shared.members[0].membership
+        with late.shared.changed:
+            membership.request_rejoin("a test")
+        late.poll(0)
+        wait_until(lambda: membership.state is MemberState.PREPARING_REBALANCE, "JoinGroup is sent")
+        with polling(successor), pytest.raises(GenerationMismatchError):
+            late.commit({owned: OffsetAndMetadata(5)}, max_rebalance_wait_ms=10_000)
+        committed = successor.committed([owned])[owned]
+        assert committed is not None and committed.offset == 100
+        with polling(successor):
+            settle(late, 1)

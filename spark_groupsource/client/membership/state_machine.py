@@ -294,6 +294,9 @@ class Membership:
         if self.state is not MemberState.PREPARING_REBALANCE:
             rejoin = ResponseRule(Reaction.REJOIN)
             return self._rebalance_failed(rejoin, ErrorCode.REBALANCE_IN_PROGRESS, sent, "JoinGroup")
+        if self._was_left_out(response.generation_id):
+            stale = SYNC_RULES[ErrorCode.ILLEGAL_GENERATION]
+            return self._rebalance_failed(stale, ErrorCode.ILLEGAL_GENERATION, sent, "JoinGroup")
         self.state = MemberState.COMPLETING_REBALANCE
         self.generation = Generation(response.generation_id, response.member_id, response.protocol_name)
         self.is_leader = response.leader == response.member_id
@@ -449,6 +452,17 @@ class Membership:
             # the owner gets the error first; the poll after that joins again
             self.prepare_needed = True
         return rule
+
+    def _was_left_out(self, generation_id: int) -> bool:
+        """Returns whether there was a generation between in which other members may have got the owned partitions.
+
+        A rebalance that no longer waits removes a dynamic member, but keeps a static one with its earlier subscription,
+        which does not list what it was assigned after that.
+
+        Source: GroupMetadataManager.completeClassicGroupJoin.
+        """
+        is_static = self.config.group_instance_id is not None
+        return is_static and bool(self.owned) and generation_id > self.generation.generation_id + 1
 
     def _rejoin(self, reason: str) -> None:
         self.rejoin_needed = True
