@@ -11,7 +11,10 @@ from confluent_kafka import Producer
 from pyspark.errors import PySparkException
 from schema_registry import SchemaRegistryServer
 from support.read_back import read_back
+from support.spark_features import FILLS_COLUMNS
 from support.topics import create_topic
+
+from spark_groupsource.source.options.sink_columns import SINK_COLUMNS
 
 
 def write(frame: Any, bootstrap_servers: str, **options: str) -> None:
@@ -164,7 +167,9 @@ def test_sql_writes_to_a_view_and_to_a_table(spark: Any, cluster: Any, topic: st
     spark.sql(f"INSERT INTO view_{name} VALUES ('k', 'view')")
     spark.sql(f"CREATE TABLE table_{name} USING groupsource {options}")
     try:
-        spark.sql(f"INSERT INTO table_{name} (value) VALUES (X'61')")
+        columns = ["value"] if FILLS_COLUMNS else list(SINK_COLUMNS)
+        values = ", ".join("X'61'" if column == "value" else "null" for column in columns)
+        spark.sql(f"INSERT INTO table_{name} ({', '.join(columns)}) VALUES ({values})")
         same = "cast('k' as binary) key, cast('with' as binary) value, 't' topic, 0 partition, "
         same += "cast(null as array<struct<key: string, value: binary>>) headers"
         spark.sql(

@@ -11,6 +11,8 @@ needs_admission_control = pytest.mark.skipif(
     not HAS_ADMISSION_CONTROL, reason="this Spark has no admission control (SPARK-55304, in Spark 4.2)"
 )
 
+FILLS_COLUMNS = not pyspark.__version__.startswith("4.0")
+"""Whether an INSERT INTO may leave out columns of a table; 4.0 needs all of them."""
 PLANS_ONCE_PER_LOAD = not pyspark.__version__.startswith("4.0")
 """Whether Spark plans a batch read of a Python source once per ``load()``; 4.0 plans each action."""
 
