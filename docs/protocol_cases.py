@@ -42,9 +42,11 @@ def offsets(group: GroupScenario) -> None:
     they join again; in CompletingRebalance it returns REBALANCE_IN_PROGRESS, because the partitions have new owners
     that have not been notified yet; a commit of an old generation gets ILLEGAL_GENERATION.
 
-    A query logs the last error as a warning and continues with its new assignment. A read task gets the same error
-    as the response to its Heartbeat, and fails with `GenerationMismatchError`: its batch is not committed. The rule
-    needs no setting; it is the reason why two owners of a partition do not commit over each other.
+    Between two micro-batches, a query logs the last error as a warning and continues with its new assignment. During a
+    micro-batch, a read task gets it as the response to its Heartbeat, and the query fails with
+    [`GenerationMismatchError`](concepts.md#members-generations-and-fencing). REBALANCE_IN_PROGRESS does not end a
+    task: the rebalance waits for its micro-batch. The rule needs no setting; it is the reason why two owners of a
+    partition do not commit over each other.
     """
     a, b = group.member("a"), group.member("b")
     a.join()
@@ -73,7 +75,7 @@ def second_member(group: GroupScenario) -> None:
 
     A PySpark user sees a pause: with an eager assignor (range) no member owns a partition from the JoinGroup of `a` to
     the responses to SyncGroup, with `cooperative-sticky` only the partitions that move have no owner. groupsource
-    sends the JoinGroup of `a` after the running micro-batch.
+    commits and sends the JoinGroup of `a` when the running micro-batch is checkpointed.
     """
     (a,) = group.stable("a")
     b = group.member("b")
@@ -81,12 +83,44 @@ def second_member(group: GroupScenario) -> None:
     b.join()
     group.advance(2_000)
     a.heartbeat()
-    a.commit(2_600)
     group.advance(500)
+    group.note("The micro-batch of a is checkpointed.")
+    a.commit(2_600)
     a.join()
     b.sync()
     group.advance(20)
     a.sync()
+
+
+def third_application(group: GroupScenario) -> None:
+    """A third application joins two running ones
+
+    `a` and `b` are applications with one member each. The response to the JoinGroup of `c` waits for both, so for the
+    longer of their micro-batches. Every member joins, also one whose partitions do not move: here `c` gets one of the
+    partitions of `b`. Members and requests grow with the group; the number of rebalances does not.
+
+    A PySpark user of application `a` sees a pause from the end of its own micro-batch to the end of that of `b`. With
+    `cooperative-sticky`, `a` reads on meanwhile, and a second rebalance assigns the partition that `b` has revoked.
+    """
+    a, b = group.stable("a", "b")
+    c = group.member("c")
+    group.advance(1_000)
+    c.join()
+    group.advance(2_000)
+    a.heartbeat()
+    b.heartbeat()
+    group.advance(500)
+    group.note("The micro-batch of a is checkpointed.")
+    a.commit(2_600)
+    a.join()
+    group.advance(9_500, heartbeats=[b])
+    group.note("The micro-batch of b is checkpointed.")
+    b.commit(2_700)
+    b.join()
+    a.sync()
+    b.sync()
+    c.sync()
+    c.fetch_offsets()
 
 
 def third_member(group: GroupScenario) -> None:
@@ -119,10 +153,10 @@ def third_member(group: GroupScenario) -> None:
 def lost_join_of_follower(group: GroupScenario) -> None:
     """The response to the JoinGroup of a follower is lost
 
-    `b` does not know its generation; after `request.timeout.ms` it sends the same JoinGroup again. The subscription is
-    unchanged, so the coordinator returns the present generation instead of starting a rebalance. Here the leader has
-    synced meanwhile, and the SyncGroup of `b` returns the stored assignment. The sync timer waits for `b` as long as
-    the rebalance timeout.
+    `b` does not know its generation; it sends the same JoinGroup again, as late as in the
+    [next case](#the-response-to-the-joingroup-of-the-leader-is-lost). The subscription is unchanged, so the coordinator
+    returns the present generation instead of starting a rebalance. Here the leader has synced meanwhile, and the
+    SyncGroup of `b` returns the stored assignment. The sync timer waits for `b` as long as the rebalance timeout.
 
     A PySpark user sees that the partitions of `b` are read later, and no rebalance.
     """
@@ -144,8 +178,12 @@ def lost_join_of_leader(group: GroupScenario) -> None:
     members again, without a rebalance. In Stable the same request of the leader would start one, because there it is
     how a leader asks for a rebalance.
 
-    The settings that matter are `request.timeout.ms` of the client (30,000 ms), which is how long a lost response
-    takes, and `session.timeout.ms`, which must be longer. A PySpark user sees one long rebalance.
+    A response is lost with its connection. A member that notices the end of the connection sends its request again
+    after `retry.backoff.ms` (100 ms). If nothing closes the connection, a member of groupsource requests the state of
+    the group (DescribeGroups) every third of `kafka.session.timeout.ms`. When the state has shown twice that the
+    coordinator has responded, after 30,000 ms as here, it sends its request again, before its session ends. A Java
+    consumer waits for its rebalance timeout and 5,000 ms: its session ends first, and the others rebalance without it.
+    A PySpark user sees one long rebalance.
     """
     a, b = group.stable("a", "b")
     a.join(is_response_lost=True)
@@ -225,8 +263,8 @@ def dies_while_stable(group: GroupScenario) -> None:
     at the offsets that `a` has committed.
 
     `session.timeout.ms` (45,000 ms) is a compromise: a shorter one finds a dead member sooner, and removes a living
-    one that was paused for as long. A PySpark user sees the cause `SESSION_EXPIRED` and a hatched period in
-    `timeline(...)`; the new owner repeats at most what was not committed.
+    one that [was frozen](#a-member-freezes-and-returns) for as long. A PySpark user sees the cause `SESSION_EXPIRED`
+    and a hatched period in `timeline(...)`; the new owner repeats at most what was not committed.
     """
     a, b = group.stable("a", "b")
     a.commit(2_500)
@@ -237,6 +275,37 @@ def dies_while_stable(group: GroupScenario) -> None:
     b.fetch_offsets()
 
 
+def freezes(group: GroupScenario) -> None:
+    """A member freezes and returns
+
+    `a` is frozen for a minute. To the coordinator it is dead: after 45,000 ms its session ends, and `b` gets its
+    partitions. When `a` returns, it knows nothing of that and sends what is due. The commit is rejected
+    (UNKNOWN_MEMBER_ID), so it does not overwrite what `b` has committed. Then `a` joins as a new member, which is a
+    second rebalance.
+
+    A freeze that is shorter than `session.timeout.ms` changes nothing. In an application, only a freeze of the reader
+    process matters, with [its machine](concepts.md#a-process-freezes) for example. A PySpark user sees the causes
+    `SESSION_EXPIRED` and `JOINED`; `b` repeats what `a` had read and not committed.
+    """
+    a, b = group.stable("a", "b")
+    a.commit(2_500)
+    group.note("a is frozen.")
+    group.advance(45_000, heartbeats=[b])
+    b.join()
+    b.sync()
+    b.fetch_offsets()
+    group.advance(15_000, heartbeats=[b])
+    group.note("a continues.")
+    a.commit(2_600)
+    a.heartbeat()
+    a.join()
+    b.heartbeat()
+    b.commit(2_700)
+    b.join()
+    b.sync()
+    a.sync()
+
+
 def misses_join_timeout(group: GroupScenario) -> None:
     """A member misses the join timeout
 
@@ -244,11 +313,11 @@ def misses_join_timeout(group: GroupScenario) -> None:
     join, because it is processing. After the rebalance timeout (300,000 ms, `max.poll.interval.ms` of a Java consumer)
     the join phase ends without it. Its next heartbeat gets UNKNOWN_MEMBER_ID, and it has to join as a new member.
 
-    groupsource sends 12 times `kafka.max.poll.interval.ms` as the rebalance timeout, because a micro-batch may take
-    long, and joins when the batch has ended. A query that takes longer sees `GenerationMismatchError`, the cause is
+    A query of groupsource announces a [longer timeout](concepts.md#how-long-a-rebalance-waits), and joins when its
+    micro-batch has ended. A query that takes longer still sees `GenerationMismatchError`, the cause is
     `JOIN_TIMED_OUT`, and the new owner repeats its batch. The longest timeout of the members applies. A new member
-    waits for 300,000 ms at most, whatever the timeouts are, because it cannot send heartbeats before its first
-    response.
+    is removed after 300,000 ms, whatever the timeouts are, because it cannot send heartbeats before its first
+    response: it gets UNKNOWN_MEMBER_ID, and joins again with a new id.
     """
     a, b = group.stable("a", "b")
     group.note("b processes records for longer than its max.poll.interval.ms.")
@@ -415,6 +484,7 @@ CASES = (
     first_member,
     offsets,
     second_member,
+    third_application,
     third_member,
     lost_join_of_follower,
     lost_join_of_leader,
@@ -422,6 +492,7 @@ CASES = (
     dies_while_preparing,
     dies_while_completing,
     dies_while_stable,
+    freezes,
     misses_join_timeout,
     misses_sync_timeout,
     leave,

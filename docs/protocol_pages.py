@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import textwrap
 from typing import Any, Callable
 
@@ -60,6 +61,8 @@ session ends, nor a long micro-batch: a rebalance that was started otherwise wai
 - `record` is appended to `__consumer_offsets`; [Record formats](record-formats.md) has the bytes. A request whose
   response follows its record was answered after the record was durable.
 - Heartbeats with the same response are one line, at the time of the last one.
+- The timeouts are those of a Java consumer. The rebalance timeout of a query is an hour by default
+  ([Concepts](concepts.md#how-long-a-rebalance-waits)); its other timeouts are the same.
 
 The diagrams show requests, responses, records, states and the timers that fired. [Glossary](glossary.md) explains the
 names, including those of older versions of Kafka.
@@ -94,7 +97,9 @@ def protocol_notebook() -> str:
     """The text of docs/group-protocol.ipynb."""
     cells = [_markdown(_NOTEBOOK_INTRODUCTION), _code(_IMPORTS)]
     for case in CASES:
-        cells += [_markdown(f"## {_title(case)}\n\n{_prose(case)}"), _code(_cell(case))]
+        # `groupsource examples` writes the notebook without the pages
+        prose = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", _prose(case))
+        cells += [_markdown(f"## {_title(case)}\n\n{prose}"), _code(_cell(case))]
     notebook = {
         "cells": [{**cell, "id": f"cell-{number}"} for number, cell in enumerate(cells)],
         "metadata": {
