@@ -7,6 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from spark_groupsource.cli.streams import terminates_as_ctrl_c, wait_while_read
 from spark_groupsource.cli.text_layout import output_width, sentences, table
 from spark_groupsource.client.admin import GroupDescription, describe_groups
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.common.config_def import INT32_MAX
-from spark_groupsource.errors import GroupSourceError
+from spark_groupsource.errors import ConfigurationError, GroupSourceError
 from spark_groupsource.log_text import escaped
 from spark_groupsource.monitor.near_names import near_groups
 from spark_groupsource.monitor.offsets.cluster_reads import group_lag
+from spark_groupsource.monitor.offsets.offset_reset import TargetKind, parse_target
 from spark_groupsource.monitor.rebalances.explanation import Explanation
 from spark_groupsource.monitor.rebalances.group_watch import (
     BoundedReads,
@@ -45,6 +48,7 @@ from spark_groupsource.notebook.live_view import GroupReader
 from spark_groupsource.notebook.terminal import watch_terminal
 
 _INTERVAL_S = 1.0
+_LAST = 5
 _SHOWN: tuple[str, ...] = (
     *("generation", "completed_at", "cause", "client_id", "host", "join_ms", "sync_ms", "members"),
     *("partitions_moved", "partitions_unassigned", "unowned_seconds"),
@@ -53,47 +57,86 @@ _SHOWN: tuple[str, ...] = (
 _group_option = click.option("--group", "group", required=True, metavar="GROUP", help="Consumer group.")
 
 
-def _last_option(default: int | None) -> Callable[[F], F]:
+def _last_option(note: str = "") -> Callable[[F], F]:
     return click.option(
-        "--last",
-        type=click.IntRange(1, INT32_MAX),
-        default=default,
-        show_default=default is not None,
-        metavar="N",
-        help="Only the last N rebalances.",
+        "--last", type=click.IntRange(1, INT32_MAX), metavar="N", help=f"Only the last N rebalances.{note}"
     )
 
 
+def _since_ms(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    if text is None:
+        return None
+    with suppress(ConfigurationError):
+        target = parse_target(text, SystemClock().timestamp_ms())
+        if target.kind is TargetKind.TIMESTAMP:
+            return target.value
+    raise click.BadParameter(
+        f"It must be a time back such as -12h or a time such as 2026-01-31T03:00:00 (UTC without a zone), got {text!r}."
+    )
+
+
+_since_option = click.option(
+    "--since",
+    "since_ms",
+    callback=_since_ms,
+    metavar="-TIME|TIME",
+    help="Only rebalances that ended since then: -12h, a time back (ms, s, m, h, d), or a time such as "
+    "2026-01-31T03:00:00 (UTC without a zone).",
+)
+
+
 @command()
 @cluster_options
 @_group_option
-@_last_option(5)
+@_last_option(f" Default: {_LAST}, all with --since.")
+@_since_option
 @click.option("--watch", "is_watching", is_flag=True, help="Then follow further rebalances until interrupted.")
 @click.option("--json", "is_json", is_flag=True, help="Print JSON; with --watch, one line per rebalance.")
-def why(bootstrap: str, command_config: Path | None, group: str, last: int, is_watching: bool, is_json: bool) -> None:
+def why(
+    bootstrap: str,
+    command_config: Path | None,
+    group: str,
+    last: int | None,
+    since_ms: int | None,
+    is_watching: bool,
+    is_json: bool,
+) -> None:
     """Explains the rebalances of a group, and names the setting to change."""
+    check_effects(click.get_current_context(), (Excludes("--since", "--watch"),))
     with open_cluster(bootstrap, command_config) as cluster:
         if is_watching:
             with terminates_as_ctrl_c():
-                _follow(cluster, group, last, is_json, with_lag=False)
+                _follow(cluster, group, last or _LAST, is_json, with_lag=False)
             return
-        explanation = _read(cluster, group).explain(last)
-        click.echo(json.dumps(explanation.json(), ensure_ascii=False, indent=2) if is_json else _text(explanation))
+        explanation = _read(cluster, group, since_ms).explain(last or (_LAST if since_ms is None else None))
+        if is_json:
+            click.echo(json.dumps(explanation.json(), ensure_ascii=False, indent=2))
+        elif since_ms is not None and not explanation.rebalances:
+            click.echo(f"Group {escaped(group)}: no rebalance is recorded since then.")
+        else:
+            click.echo(_text(explanation))
 
 
 @command()
 @cluster_options
 @_group_option
-@_last_option(None)
+@_last_option()
+@_since_option
 @click.option("--json", "is_json", is_flag=True, help="Print JSON with the columns of table rebalances.")
 @click.option("--csv", "is_csv", is_flag=True, help="Print CSV with the columns of table rebalances.")
 def history(
-    bootstrap: str, command_config: Path | None, group: str, last: int | None, is_json: bool, is_csv: bool
+    bootstrap: str,
+    command_config: Path | None,
+    group: str,
+    last: int | None,
+    since_ms: int | None,
+    is_json: bool,
+    is_csv: bool,
 ) -> None:
     """Shows the rebalances of a group as a table."""
     check_effects(click.get_current_context(), (Excludes("--json", "--csv"),))
     with open_cluster(bootstrap, command_config) as cluster:
-        found = _read(cluster, group).rebalances
+        found = _read(cluster, group, since_ms).rebalances
     rows = _rows(found if last is None else found[-last:])
     if is_json:
         click.echo(json.dumps(rows, ensure_ascii=False, indent=2))
@@ -127,13 +170,15 @@ def watch(bootstrap: str, command_config: Path | None, group: str, is_json: bool
             reader.close()
 
 
-def _read(cluster: ClusterClient, group: str) -> GroupHistory:
+def _read(cluster: ClusterClient, group: str, since_ms: int | None) -> GroupHistory:
     found = read_history(cluster, group)
     if not found.rebalances:
         described = describe_groups(cluster, [group])[group]
         if described.state == "Dead":
             raise GroupSourceError(absent_group_text(cluster, described))
-    return found
+    if since_ms is None:
+        return found
+    return found._replace(rebalances=[each for each in found.rebalances if each.completed_ms >= since_ms])
 
 
 def _follow(cluster: ClusterClient, group: str, last: int, is_json: bool, with_lag: bool) -> None:

@@ -331,7 +331,8 @@ class GroupSettings:
         _int(
             "max.poll.interval.ms",
             300_000,
-            "A rebalance waits 12 times as long for a running batch, or twice the longest pause between two batches.",
+            "A rebalance waits 12 times as long for a running batch, or twice the longest pause between two batches if "
+            "that is longer.",
             "ms",
         )
     )

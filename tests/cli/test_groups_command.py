@@ -11,6 +11,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from real_kafka import RealKafka
+from support.clients import POLL_MS, group_client, open_cluster
 from support.clusters import Cluster
 from support.java_tools import GROUPS, JavaTools
 from support.members import JavaMember, JavaTool, LibrdkafkaMember
@@ -284,6 +285,35 @@ def test_tables_are_as_narrow_as_the_terminal(
             assert shown.exit_code == 0 and all(len(text) <= width for text in shown.stdout.splitlines())
 
 
+def test_rebalances_since_a_time_are_explained(embedded: EmbeddedBroker, topic: str, group: str) -> None:
+    servers = embedded.bootstrap_servers
+    create_topic(servers, topic)
+    with open_cluster(servers) as client:
+        for _ in range(4):
+            with group_client(client, group, topic) as member:
+                assert member.poll(POLL_MS).is_stable
+
+    def history(*arguments: str) -> list[tuple[int, str]]:
+        rows = json.loads(run(servers, "history", "--group", group, "--json", *arguments).stdout)
+        return [(row["generation"], row["completed_at"]) for row in rows]
+
+    wait_until(lambda: len(history()) == 8, "the events of the coordinator are written")
+    found = history()
+    at = found[2][1]
+    assert history("--since", at) == [row for row in found if row[1] >= at] and len(history("--since", at)) <= 6
+    assert history("--since", at, "--last", "1") == found[-1:] and history("--since", "-1h") == found
+
+    def explained(*arguments: str) -> list[int]:
+        answer = json.loads(run(servers, "why", "--group", group, "--json", *arguments).stdout)
+        return [rebalance["generation"] for rebalance in answer["rebalances"]]
+
+    # a default of five rebalances would leave out those of the night
+    assert explained() == [4, 5, 6, 7, 8] and explained("--since", "-1h") == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert run(servers, "why", "--group", group, "--since", "2100-01-01T00:00:00Z").stdout == (
+        f"Group {group}: no rebalance is recorded since then.\n"
+    )
+
+
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_watch_prints_the_state_at_once_and_then_each_change(
     embedded: EmbeddedBroker, topic: str, group: str, form: list[str], monkeypatch: pytest.MonkeyPatch
@@ -329,6 +359,9 @@ def test_unknown_group_is_reported(cluster: Cluster) -> None:
         (["describe"], 2, "--group GROUP"),
         (["describe", "--group", "g", "--all-groups"], 2, "--all-groups"),
         (["list", "--state", "sleepy"], 2, "Option --state must be one or more of Stable"),
+        (["why", "--group", "g", "--since", "night"], 2, "a time back such as -12h or a time such as 2026-01-31T03:00"),
+        (["history", "--group", "g", "--since", "100"], 2, "a time back such as -12h or a time such as"),
+        (["why", "--group", "g", "--since", "-1h", "--watch"], 2, "--since and --watch cannot be given together"),
         (["list", "--timeout", "0"], 2, "Option --timeout must be an integer of at least 1, got '0'."),
         (["reset-offsets", "--group", "g", "--topic", "t", "--shift-by", "x"], 2, "--shift-by must be an integer"),
         (["describe", "--group", "g", "--state", "--estimates"], 2, "Options --estimates and --state cannot be given"),
