@@ -72,9 +72,10 @@ class SourceOptions(ClusterOptions):
     )
     starting_offsets: PositionSpec | None = _parsed(
         "startingOffsets",
-        "Start of a partition that has neither a checkpoint nor a committed offset: earliest, latest, group, "
-        "group-or-earliest, group-or-latest, -100 (offsets back), -10m (time back) or JSON. Default: group-or-latest "
-        "for a stream, earliest for a batch read. A stream resolves it when it first starts.",
+        "Start of a batch read; in a stream, of a partition that has neither a checkpoint nor a committed offset: "
+        "earliest, latest, group, group-or-earliest, group-or-latest, -100 (offsets back), -10m (time back; the end "
+        "where no record is that new) or JSON. Default: group-or-latest for a stream, earliest for a batch read. A "
+        "stream resolves it when it first starts.",
         parse_starting_offsets,
     )
     starting_timestamp: int | None = setting(
