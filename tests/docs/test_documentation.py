@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from spark_groupsource.wire.group_events import Cause
+
 ROOT = Path(__file__).resolve().parents[2]
 # design.md names files relative to the package, except those of these directories
 TOP_LEVEL = ("benchmarks/", "conf/", "docs/", "jobs/", "tests/", ".ci/", ".github/")
@@ -81,6 +83,11 @@ def test_every_test_named_in_the_concepts_exists() -> None:
     named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs" / "concepts.md").read_text())
     missing = [test for file, test in named if f"def {test}(" not in (ROOT / "tests" / file).read_text()]
     assert len(named) >= 10 and missing == []
+
+
+def test_every_cause_of_a_rebalance_is_explained() -> None:
+    section = (ROOT / "docs" / "operations.md").read_text().partition("\n### Causes\n")[2].partition("\n#")[0]
+    assert re.findall(r"^\| `([A-Z_]+)` \|", section, re.MULTILINE) == [cause.value for cause in Cause]
 
 
 def test_package_diagram_equals_the_imports() -> None:
