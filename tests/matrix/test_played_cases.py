@@ -46,6 +46,7 @@ TIMINGS = {
     "dies_while_preparing": CaseTiming(timeout_ms=SHORT_MS, dying="b"),
     "dies_while_completing": CaseTiming(timeout_ms=SHORT_MS, dying="a"),
     "dies_while_stable": CaseTiming(timeout_ms=SHORT_MS, dying="a"),
+    "freezes": CaseTiming(timeout_ms=SHORT_MS, dying="a"),
     "misses_join_timeout": CaseTiming(timeout_ms=SHORT_MS),
     "misses_sync_timeout": CaseTiming(timeout_ms=SHORT_MS),
 }
