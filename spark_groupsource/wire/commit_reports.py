@@ -1,4 +1,4 @@
-"""Metadata of commits: author, topic id, cluster id, and a report of the rebalance.
+"""Metadata of commits: author, ids of topic and cluster, report of rebalances.
 
 The topic id shows whether the offset is one of the present topic: a topic may be deleted and created again, and neither
 brokers before Kafka 4.1 nor transactional commits identify topics by their ids. The cluster id shows whether it is one
