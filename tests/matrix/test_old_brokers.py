@@ -68,7 +68,8 @@ def test_query_commits_and_continues_after_a_restart(
         assert [row["log_end_offset"] for row in table("partitions") if row["topic"] == topic] == [20] * 4
         assert [row["state"] for row in table("groups") if row["group"] == group] == ["Empty"]
         assert [row["lag"] for row in table("lag") if row["group"] == group] == [0] * 4
-        assert {row["generation"] for row in table("rebalances") if row["group"] == group} >= {1}
+        # the members of a run may join in one round or in two
+        assert len({row["generation"] for row in table("rebalances") if row["group"] == group}) >= 2
     finally:
         harness.close()
     described = command(old, "groups", "--describe", "--group", group)
