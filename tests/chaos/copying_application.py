@@ -56,6 +56,8 @@ def main() -> int:
     spark = SparkSession.builder.config("spark.python.unix.domain.socket.enabled", "true").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     spark.conf.set("spark.sql.shuffle.partitions", "2")
+    # histories compare the offsets of all micro-batches with the copies
+    spark.conf.set("spark.sql.streaming.minBatchesToRetain", "1000000")
     name = os.path.basename(options.directory)
 
     def start() -> StreamingQuery:
