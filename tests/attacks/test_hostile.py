@@ -14,6 +14,7 @@ from attacks.attacked_brokers import AttackedBroker
 from attacks.client_attacks import Outcome, Target
 from attacks.hostile_report import ATTACKS_TABLE, BOUNDS_TABLE, FUZZ, IDLE, BoundCost, Row, write_attacks, write_bounds
 from attacks.neighbors import KINDS, Reading
+from support.startup import python_path
 
 TESTS = Path(__file__).parents[1]
 
@@ -22,8 +23,7 @@ TESTS = Path(__file__).parents[1]
 def test_neighbors_are_served_during_attacks() -> None:
     command = [sys.executable, str(TESTS / "attacks" / "hostile.py"), "--minutes", "0", "--limit-ms", "5000"]
     command += ["--only", "long_names", "tls_wrong_records"]
-    paths = [str(TESTS), str(TESTS.parent / "jobs"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, "PYTHONPATH": python_path(TESTS, TESTS.parent / "jobs")}
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     assert run.returncode == 0, run.stdout + run.stderr
     runs = {row[1].strip(): row[2].strip() for row in (line.split("|") for line in run.stdout.splitlines()) if row[2:]}

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.startup import python_path
 
 TESTS = Path(__file__).parents[1]
 
@@ -16,7 +17,7 @@ TESTS = Path(__file__).parents[1]
 def test_killed_broker_loses_no_acknowledged_record() -> None:
     command = [sys.executable, str(TESTS / "chaos" / "broker_kills.py"), "--kills", "3"]
     command += ["--group-records", "2000", "--restart-limit-s", "60"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, "PYTHONPATH": python_path(TESTS)}
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "none missing, none twice" in run.stdout

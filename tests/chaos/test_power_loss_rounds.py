@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.startup import python_path
 
 TESTS = Path(__file__).parents[1]
 
@@ -16,7 +17,7 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.parametrize("flush", ["always", "os"])
 def test_broker_recovers_from_power_losses(flush: str) -> None:
     command = [sys.executable, str(TESTS / "chaos" / "power_loss.py"), "--rounds", "4", "--flush", flush, "--seed", "5"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, "PYTHONPATH": python_path(TESTS)}
     run = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     assert run.returncode == 0, run.stdout + run.stderr
     assert f"--flush {flush}: 4 power losses" in run.stdout

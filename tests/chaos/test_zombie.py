@@ -13,6 +13,7 @@ from chaos.deliveries import DeliveryTracker, ForeignOutput, Output
 from chaos.foreign_member import ForeignMember
 from chaos.submitted_application import SubmittedApplication, signal_all
 from support.direct_readers import StreamQuery
+from support.startup import python_path
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
@@ -47,7 +48,7 @@ def total(commits):
 def zombie(cluster, topic, group, tmp_path):
     """The process of `zombie_reader.py`; the file of its batch is ``tmp_path / "batch"``."""
     tests = Path(__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, "PYTHONPATH": python_path(tests)}
     command = [sys.executable, zombie_reader.__file__, cluster.bootstrap_servers, topic, group, tmp_path / "batch"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     create_topic(cluster.bootstrap_servers, topic, PARTITIONS)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.startup import python_path
 
 ROOT = Path(__file__).resolve().parents[2]
 # of the test and of a cell: kernels start slowly on a busy machine
@@ -34,7 +34,7 @@ def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbclient
     import nbformat
 
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", python_path(ROOT))
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     tour: Any = nbformat.read(ROOT / "docs" / "tour.ipynb", as_version=4)
     assert all(cell.outputs == [] for cell in tour.cells if cell.cell_type == "code")

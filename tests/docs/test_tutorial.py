@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from real_kafka import free_address
+from support.startup import python_path
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 900
@@ -28,7 +29,7 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": python_path(ROOT),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     environment.pop("PYSPARK_PYTHON", None)

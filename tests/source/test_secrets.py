@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import certificates
+from support import certificates, startup
 
 from spark_groupsource.broker.config import broker_config
 from spark_groupsource.common.config_providers import resolve
@@ -227,10 +227,9 @@ def test_spark_shows_no_secrets(tmp_path: Path) -> None:
     ):
         (tmp_path / f"{name}.pem").write_text(text)
     # Spark finds modules named pyspark_* on the path, which an editable installation is not part of
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     run = subprocess.run(
         [sys.executable, "-c", APPLICATION, str(directory), str(tmp_path / "server.pem")],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "PYTHONPATH": startup.python_path(ROOT)},
         capture_output=True,
         text=True,
         timeout=200,

@@ -1,8 +1,7 @@
-"""Query on Spark clusters: standalone, ``local-cluster``, Spark Connect."""
+"""Query on Spark clusters: standalone and ``local-cluster``."""
 
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -11,9 +10,9 @@ from collections import defaultdict
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyarrow.dataset
 import pytest
-from child_processes import start_process, stop_process
+from child_processes import stop_process
+from support.spark_daemons import Daemon, run_parallelism_job, written_rows
 from support.spark_homes import SPARK_HOME, linked_home
 from support.topics import create_topic, produce
 from support.waiting import wait_until
@@ -22,44 +21,13 @@ from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
 
 JOB = Path(__file__).with_name("cluster_job.py")
-PARALLELISM_JOB = JOB.with_name("parallelism_job.py")
 SPECULATION_JOB = JOB.with_name("speculation_job.py")
-CONNECT_CLIENT = JOB.with_name("connect_client.py")
 PARTITIONS, RECORDS = 4, 2_000
 # records of one batch: the job is stopped before the end of the topic
 MIN_COMMITTED = 160
 PID_NAMESPACE = ("--pid", "--fork", "--kill-child", "--mount-proc")
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(500)]
-
-
-def environment(**settings):
-    return {
-        **os.environ,
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_DAEMON_MEMORY": "256m",
-        **settings,
-    }
-
-
-class Daemon:
-    """A Spark process and its log."""
-
-    def __init__(self, log, *command, **settings):
-        self.log = log
-        words = [str(part) for part in command]
-        with open(log, "w") as out:
-            self.process = start_process(words, out, subprocess.STDOUT, environment(**settings))
-
-    def wait_for(self, pattern, timeout_s=60):
-        def found():
-            match = re.search(pattern, self.log.read_text())
-            assert match or self.process.poll() is None, self.log.read_text()[-2000:]
-            return match
-
-        return wait_until(found, f"{pattern} in {self.log.name}", timeout_s, 0.1).group(1)
 
 
 def in_container(directory, command, *namespaces):
@@ -121,10 +89,6 @@ def submit(directory, master, *arguments, in_containers=False, job=JOB, conf=(),
     return Daemon(directory / "job.log", *command, **settings)
 
 
-def rows(directory):
-    return pyarrow.dataset.dataset(directory / "rows", format="parquet").to_table().to_pylist()
-
-
 def run_drained(directory, master, servers, topic, group, **settings):
     """Runs the job, stops it by SIGTERM, and checks that it has written the committed records, each once."""
     create_topic(servers, topic, PARTITIONS)
@@ -145,7 +109,7 @@ def run_drained(directory, master, servers, topic, group, **settings):
     finally:
         stop_process(job.process, 10)
         client.close()
-    found = rows(directory)
+    found = written_rows(directory)
     positions = sorted((row["partition"], row["offset"]) for row in found)
     assert positions == [(p, n) for p, end in sorted(committed.items()) for n in range(end)]
     assert MIN_COMMITTED <= len(positions) < RECORDS
@@ -213,19 +177,6 @@ def test_speculative_attempt_that_runs_beside_the_first_one_repeats_nothing(embe
     assert "GenerationMismatchError" not in (tmp_path / "job.log").read_text()
 
 
-def run_parallelism_job(directory, servers, topic, group, command, *arguments, **settings):
-    """Returns the numbers of tasks that the job prints, and the reason of the number of members in the log."""
-    create_topic(servers, topic, 8)
-    produce(servers, topic, [(n % 8, None, b"%d" % n) for n in range(80)])
-    command = [*command, PARALLELISM_JOB, servers, topic, group, directory, *arguments]
-    job = subprocess.run(
-        list(map(str, command)), env=environment(**settings), capture_output=True, text=True, timeout=400
-    )
-    assert job.returncode == 0, job.stderr[-3000:]
-    (reason,) = re.findall(r"INFO \[group=\S+ driver=\d+\] (\d+ members for 8 partitions: .*)", job.stderr) or [None]
-    return json.loads(job.stdout.splitlines()[-1]), reason
-
-
 def test_members_follow_the_parallelism_without_a_call(embedded, topic, group, tmp_path):
     servers = embedded.bootstrap_servers
     found, reason = run_parallelism_job(tmp_path, servers, topic, group, [sys.executable], "local[3]")
@@ -259,52 +210,3 @@ def test_members_follow_the_parallelism_of_a_cluster(
         found = run_parallelism_job(tmp_path, servers, topic, group, command, SPARK_HOME=home)
     assert found[0] == {"batch": 1, "stream": expected}
     assert found[1].startswith(f"{expected} members for 8 partitions: {reason.format(master=url)}")
-
-
-@pytest.mark.soak
-def test_members_follow_the_parallelism_of_a_connect_server(embedded, topic, group, tmp_path):
-    with connect_server(tmp_path) as remote:
-        servers, path = embedded.bootstrap_servers, os.pathsep.join(sys.path)
-        found = run_parallelism_job(tmp_path, servers, topic, group, [sys.executable], remote, PYTHONPATH=path)
-        log = (tmp_path / "server.log").read_text()
-    assert found == ({"batch": 1, "stream": 2}, None)
-    assert "2 members for 8 partitions: spark.master=local[2]." in log
-
-
-@contextmanager
-def connect_server(directory):
-    """Yields the URL of a server of Spark Connect with two cores."""
-    command = [SPARK_HOME / "bin" / "spark-submit", "--master", "local[2]"]
-    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-    for setting in ("grpc.binding.port=0", "grpc.binding.address=127.0.0.1"):
-        command += ["--conf", f"spark.connect.{setting}"]
-    command += ["--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=2", "spark-internal"]
-    # the memory of a daemon is that of this driver, too
-    settings = {"SPARK_HOME": str(SPARK_HOME), "SPARK_DAEMON_MEMORY": "1g", "PYTHONPATH": str(JOB.parents[2])}
-    server = Daemon(directory / "server.log", *command, **settings)
-    try:
-        yield f"sc://127.0.0.1:{server.wait_for(r'(?:SparkConnectService. on port |started at: [^ ]*:)([0-9]+)')}"
-    finally:
-        stop_process(server.process, 20)
-
-
-def test_client_of_spark_connect_reads_streams_and_drains(embedded, topic, group, tmp_path):
-    for name in (topic, f"{topic}-copy"):
-        create_topic(embedded.bootstrap_servers, name, PARTITIONS)
-    produce(embedded.bootstrap_servers, topic, [(n % PARTITIONS, None, b"%04d" % n) for n in range(RECORDS)])
-    with connect_server(tmp_path) as remote:
-        command = [sys.executable, CONNECT_CLIENT, remote, embedded.bootstrap_servers, topic, group, tmp_path]
-        variables = environment(PYTHONPATH=os.pathsep.join(sys.path))
-        client = subprocess.run(list(map(str, command)), env=variables, capture_output=True, text=True, timeout=300)
-    assert client.returncode == 0, client.stderr[-3000:]
-    found = json.loads(client.stdout.splitlines()[-1])
-    assert not found["has_jvm"]
-    assert (found["batch"], found["typed"]) == (RECORDS, f"{RECORDS - 1:04d}")
-    assert found["written"] == 7
-    # a query with a transactional id copies each record once, also those of its second run
-    assert found["copied"] == 0
-    assert found["query"] == ["connected", "running", group] and found["members"] == 2
-    # the drain has committed the last batch, and the query has left the group
-    assert found["rows"] == found["committed"] >= 2 * 40 and found["queries_after"] == 0
-    positions = sorted((row["partition"], row["offset"]) for row in rows(tmp_path))
-    assert positions == sorted(set(positions)) and len(positions) == found["rows"]

@@ -20,6 +20,7 @@ from typing import Any
 
 import pyspark
 from child_processes import start_process
+from support.startup import python_path
 from support.waiting import wait_until
 
 SPARK_HOME = Path(pyspark.__path__[0])
@@ -126,7 +127,7 @@ class Container:
             "SPARK_HOME": "/opt/spark",
             "SPARK_LOCAL_IP": _POD_IP,
             "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONPATH": python_path(REPOSITORY),
             "HOME": "/",
             **{name: os.environ[name] for name in ("JAVA_HOME", "SPARK_SUBMIT_OPTS") if name in os.environ},
         }

@@ -25,6 +25,11 @@ def configure() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([*paths, _SITE])
 
 
+def python_path(*directories: Path) -> str:
+    """Returns a PYTHONPATH that begins with `directories`; replaced by them alone, processes would start slowly."""
+    return os.pathsep.join([*map(str, directories), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def share_classes(variable: str, archive: Path | None) -> None:
     """Lets the JVMs that read `variable` map the classes of an archive; without effect where there is none."""
     options = os.environ.get(variable, "")
