@@ -1,6 +1,6 @@
 """Schedules of whole applications, and planted defects that must be found.
 
-APPLICATION_SEED and APPLICATION_SCHEDULES select other schedules.
+APPLICATION_SEED selects other schedules, and APPLICATION_SCHEDULES the number of those of ``--soak``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from simulation.applications.planted_defects import PLANTED, PlantedDefect
 from support.examples import scaled
 
 SEED = int(os.environ.get("APPLICATION_SEED", "20260"))
-SCHEDULES = int(os.environ.get("APPLICATION_SCHEDULES", scaled(700, least=104)))
-EXTENDED_SCHEDULES = int(os.environ.get("APPLICATION_SCHEDULES", scaled(700, least=104)))
+SCHEDULES = int(os.environ.get("APPLICATION_SCHEDULES", scaled(700)))
 # the first schedules, which contain every kind of fault
-FIRST, FIRST_EXTENDED = 40, 80
+FIRST = 40
 PARTS = 8
 EXERCISED = ("replay", "report", "drain", "kill", "removed", "set back", "late commit", "outage", "isolate", "restore")
 
@@ -26,15 +25,17 @@ EXTENDED = ("recreate", "leaders", "published", "published before", "graceful re
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("part", range(PARTS))
 def test_contract_holds(part: int) -> None:
     result = simulate(range(SEED + FIRST + part, SEED + SCHEDULES, PARTS))
     assert not result.violations, result.violations
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("part", range(PARTS))
 def test_contract_of_extended_schedules_holds(part: int) -> None:
-    result = simulate(range(SEED + FIRST_EXTENDED + part, SEED + EXTENDED_SCHEDULES, PARTS), features=FEATURES)
+    result = simulate(range(SEED + FIRST + part, SEED + SCHEDULES, PARTS), features=FEATURES)
     assert not result.violations, result.violations
 
 
@@ -45,7 +46,7 @@ def test_contract_holds_with_every_kind_of_fault() -> None:
 
 
 def test_contract_of_extended_schedules_holds_with_every_feature() -> None:
-    result = simulate(range(SEED, SEED + FIRST_EXTENDED), features=FEATURES)
+    result = simulate(range(SEED, SEED + FIRST), features=FEATURES)
     assert not result.violations, result.violations
     assert not [event for event in EXTENDED if not result.events[event]], result.events
 

@@ -247,13 +247,13 @@ PLANTED: tuple[PlantedDefect, ...] = (
         "no repetition before a rebalance",
         {(StreamSession, "_is_before_rebalance"): lambda self: False},
         ("late_commit", "crash", "kill_one"),
-        first=178,
+        first=182,
     ),
     PlantedDefect(
         "queries that wait for each other stay in the group",
         {(ReplayWait, "next_step"): _stay_in_group},
         ("kill_together",),
-        first=194,
+        first=198,
     ),
     PlantedDefect(
         "a replay waits for session.timeout.ms only",
@@ -261,7 +261,7 @@ PLANTED: tuple[PlantedDefect, ...] = (
         ("kill_together", "slow"),
         first=12,
     ),
-    PlantedDefect("a batch is committed before it is delivered", {(StreamSession, "_plan"): _commit_end}, first=7),
+    PlantedDefect("a batch is committed before it is delivered", {(StreamSession, "_plan"): _commit_end}, first=9),
     PlantedDefect(
         "a fenced task ends successfully",
         {(TaskHeartbeat, "check_now"): _fenced_is_accepted, (TaskHeartbeat, "check"): _nothing},
@@ -287,23 +287,25 @@ PLANTED: tuple[PlantedDefect, ...] = (
     PlantedDefect(
         "a recreated topic is read from the position in the former one",
         {(start_positions, "_recreated_topics"): lambda positions, start: set()},
+        first=4,
         features=("recreate",),
     ),
     PlantedDefect(
         "a recreated topic is read from its start although other members have read it",
         {(start_positions, "committed_topic_id"): lambda metadata: ""},
+        first=5,
         features=("recreate",),
     ),
     PlantedDefect(
         "a topic that exists again during a lookup ends the query",
         {(OffsetLookup, "missing_after"): _missing_or_raise},
-        first=34,
+        first=38,
         features=("recreate",),
     ),
     PlantedDefect(
         "leader epochs of a recreated topic are those of the former one",
         {(PositionEpochs, "use_topics"): _nothing},
-        first=78,
+        first=105,
         features=("recreate", "leaders"),
     ),
     PlantedDefect(
@@ -327,6 +329,7 @@ PLANTED: tuple[PlantedDefect, ...] = (
         "a drain ends the wait of a replay",
         {(StreamSession, "request_drain"): _drain_ends_the_wait},
         ("kill_one",),
+        first=9,
         features=("drain",),
     ),
 )
