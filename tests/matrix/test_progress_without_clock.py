@@ -29,7 +29,7 @@ from spark_groupsource.client.membership import commit_repetition
 from spark_groupsource.errors import ConfigurationError, ErrorCode, GroupSourceError
 from spark_groupsource.model import TopicPartition
 
-pytestmark = [pytest.mark.usefixtures("in_process"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("in_process"), pytest.mark.slow, pytest.mark.one_cluster]
 
 # group.min.session.timeout.ms of Kafka is 6 s
 MEMBER = {"kafka.session.timeout.ms": "6000", "kafka.heartbeat.interval.ms": "500"}

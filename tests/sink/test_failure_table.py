@@ -30,7 +30,7 @@ from spark_groupsource.records.encoded_batch import EncodedBatch
 from spark_groupsource.source.positions.published_progress import WriterProgress, progress_group
 from spark_groupsource.source.sink.publisher import JoinedOffsets, Publication, publish
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.one_cluster]
 
 BATCH = 40
 

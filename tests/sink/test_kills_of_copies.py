@@ -16,7 +16,6 @@ from support.sink_application import (
     PARTITIONS,
     RECORDS,
     STEPS,
-    STEPS_OF_TRANSACTION,
     KilledError,
     SinkApplication,
     check,
@@ -26,7 +25,7 @@ from support.waiting import wait_until
 
 from spark_groupsource.client.admin import describe_groups
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.one_cluster]
 
 
 def run_out(application: SinkApplication) -> None:
@@ -37,8 +36,11 @@ def run_out(application: SinkApplication) -> None:
     raise AssertionError("the application does not come to an end")
 
 
-def check_kill(cluster: Cluster, topic: str, group: str, output: str, step: str, directory: Path) -> None:
-    application = SinkApplication(directory, cluster.bootstrap_servers, topic, group, output)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_kill_at_any_step_neither_loses_nor_repeats(
+    filled: Cluster, topic: str, group: str, output: str, step: str, tmp_path: Path
+) -> None:
+    application = SinkApplication(tmp_path, filled.bootstrap_servers, topic, group, output)
     assert application.trigger() == 40
     application.kill_at = step
     if step == "lost response":
@@ -48,26 +50,8 @@ def check_kill(cluster: Cluster, topic: str, group: str, output: str, step: str,
             application.trigger()
     run_out(application)
     application.stop()
-    check(cluster, topic, group, output)
+    check(filled, topic, group, output)
     assert application.state == {str(number): RECORDS // PARTITIONS for number in range(PARTITIONS)}
-
-
-@pytest.mark.parametrize("step", STEPS_OF_TRANSACTION)
-def test_a_kill_at_any_step_neither_loses_nor_repeats(
-    filled: Cluster, topic: str, group: str, output: str, step: str, tmp_path: Path
-) -> None:
-    check_kill(filled, topic, group, output, step, tmp_path)
-
-
-# the broker has no part in these steps
-@pytest.mark.parametrize(
-    "cluster", ["embedded", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.soak])], indirect=True
-)
-@pytest.mark.parametrize("step", [step for step in STEPS if step not in STEPS_OF_TRANSACTION])
-def test_a_kill_outside_of_the_transaction_neither_loses_nor_repeats(
-    filled: Cluster, topic: str, group: str, output: str, step: str, tmp_path: Path
-) -> None:
-    check_kill(filled, topic, group, output, step, tmp_path)
 
 
 def test_two_applications_of_a_group_killed_at_random_steps(

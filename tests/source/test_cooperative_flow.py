@@ -59,6 +59,7 @@ def test_retained_partitions_are_read_while_a_java_member_is_slow(scenario):
 
 @pytest.mark.parametrize("assignor", ["cooperative-sticky", "range"])
 @pytest.mark.slow
+@pytest.mark.one_cluster
 def test_nothing_is_lost_or_read_twice_while_queries_start_and_stop(scenario, assignor):
     rng, running, ended = random.Random(7), [], []
 

@@ -180,6 +180,7 @@ def test_process_identity_is_that_of_one_process():
 
 
 @pytest.mark.slow
+@pytest.mark.one_cluster
 def test_second_source_of_an_application_is_refused(cluster, topic, group, tmp_path):
     servers = cluster.bootstrap_servers
     names = [topic, f"{topic}-other"]

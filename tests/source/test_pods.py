@@ -74,20 +74,20 @@ class Driver:
     def close(self) -> None:
         self._client.close()
 
-    def pod(self) -> dict[str, Any]:
+    def pod(self, *arguments: str) -> dict[str, Any]:
         stateful_set = json.loads(json.dumps(manifests()["StatefulSet/landing"]).replace("kafka:9092", self.address))
         template: dict[str, Any] = stateful_set["spec"]["template"]
         spec = template["spec"]
         container = spec["containers"][0]
-        container["args"] += SMALL_BATCHES
+        container["args"] += arguments
         for claim in stateful_set["spec"]["volumeClaimTemplates"]:
             name = claim["metadata"]["name"]
             spec["volumes"].append({"name": name, "persistentVolumeClaim": {"claimName": name}})
         self._started += 1
         return {**template, "metadata": {"name": f"landing-{self._started}"}}
 
-    def start(self, pod: dict[str, Any] | None = None, entry_point: str = "tini") -> AbstractContextManager[Container]:
-        return running(self.node.start(pod or self.pod(), entry_point))
+    def start(self, pod: dict[str, Any], entry_point: str = "tini") -> AbstractContextManager[Container]:
+        return running(self.node.start(pod, entry_point))
 
     def committed(self) -> dict[int, int]:
         return {p.partition: c.offset for p, c in self._client.fetch_committed(GROUP).items() if c is not None}
@@ -222,7 +222,7 @@ def check_stopped(driver: Driver, pod: Container) -> None:
     "entry_point", ["tini", *(pytest.param(name, marks=pytest.mark.soak) for name in ("shell", "command"))]
 )
 def test_driver_pod_drains_within_its_grace_period_and_continues(driver: Driver, entry_point: str) -> None:
-    with driver.start(entry_point=entry_point) as pod:
+    with driver.start(driver.pod(*SMALL_BATCHES), entry_point) as pod:
         driver.wait_for_commits(pod, 4 * BATCH)
         for required in ("alive", "joined"):
             probe = pod.run("groupsource", "doctor", "--queries", required, "--json")
@@ -232,7 +232,7 @@ def test_driver_pod_drains_within_its_grace_period_and_continues(driver: Driver,
         check_stopped(driver, pod)
         print("memory", {kind: (path / "memory.max_usage_in_bytes").read_text() for kind, path in pod.cgroups.items()})
     assert 4 * BATCH <= len(driver.positions()) < RECORDS
-    with driver.start(entry_point=entry_point) as pod:
+    with driver.start(driver.pod(), entry_point) as pod:
         driver.wait_for_commits(pod, RECORDS)
         check_stopped(driver, pod)
     assert len(driver.positions()) == RECORDS
@@ -240,14 +240,14 @@ def test_driver_pod_drains_within_its_grace_period_and_continues(driver: Driver,
 
 @pytest.mark.soak
 def test_killed_driver_pod_leaves_its_members_and_loses_nothing(driver: Driver) -> None:
-    with driver.start() as pod:
+    with driver.start(driver.pod(*SMALL_BATCHES)) as pod:
         driver.wait_for_commits(pod, 4 * BATCH)
         pod.send(signal.SIGKILL)
         wait_until(lambda: pod.status is not None, "the pod ends")
         # the reader process, which would leave the group, was killed with the pod
         assert driver.members() == 2
     killed_s = time.monotonic()
-    with driver.start() as pod:
+    with driver.start(driver.pod()) as pod:
         driver.wait_for_commits(pod, RECORDS)
         assert time.monotonic() - killed_s > SESSION_TIMEOUT_S / 2, "the members of the killed pod were not waited for"
         check_stopped(driver, pod)

@@ -19,7 +19,7 @@ from spark_groupsource.common.net import dial_local
 from spark_groupsource.errors import RequestTimeoutError
 from spark_groupsource.source.process.control_socket import control_sockets
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.one_cluster]
 
 RECEIVED = "SIGTERM received; the driver decides when the query ends."
 

@@ -38,7 +38,6 @@ from spark_groupsource.source.sink.reader_sources import ReaderSources
 
 STEPS = ("planned", "read", "initialized", "sent", "joined", "ended", "lost response", "published", "finished")
 """Where an application can be killed, in the order of a batch; at "lost response" it is not killed."""
-STEPS_OF_TRANSACTION = ("initialized", "sent", "joined", "ended", "lost response")
 
 PARTITIONS = 2
 RECORDS = 160
