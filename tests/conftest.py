@@ -174,6 +174,8 @@ def spark() -> Iterator[SparkSession]:
         # an idle query asks for its end every 10 ms otherwise
         .config("spark.sql.streaming.pollingDelay", "50ms")
         .config("spark.python.unix.domain.socket.enabled", "true")
+        # checkpoints without checksum files: Hadoop starts processes, `chmod` and `readlink`, for each file
+        .config("spark.hadoop.fs.AbstractFileSystem.file.impl", "org.apache.hadoop.fs.local.RawLocalFs")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")

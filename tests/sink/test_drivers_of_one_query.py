@@ -133,8 +133,20 @@ def test_an_application_joins_the_group_while_a_batch_is_published(
     check(filled, topic, group, output)
 
 
-@pytest.mark.parametrize("step", ["read", "joined", "ended", "published"])
-@pytest.mark.parametrize("has_group", [True, False])
+@pytest.mark.parametrize(
+    ("step", "has_group"),
+    [
+        ("read", True),
+        ("joined", True),
+        ("joined", False),
+        ("ended", False),
+        ("published", True),
+        *(
+            pytest.param(*each, marks=pytest.mark.soak)
+            for each in (("read", False), ("ended", True), ("published", False))
+        ),
+    ],
+)
 def test_kills_of_a_query_of_assigned_partitions(
     filled: Cluster, topic: str, group: str, output: str, step: str, has_group: bool, tmp_path: Path
 ) -> None:
