@@ -42,11 +42,13 @@ def main(remote: str, bootstrap_servers: str, topic: str, group: str, directory:
     written = spark.range(7).selectExpr("string(id) as key", "string(id) as value").write.format("groupsource")
     written.option("kafka.bootstrap.servers", bootstrap_servers).option("topic", topic).mode("append").save()
     found["written"] = read(subscribe=topic).load().count() - found["batch"]
-    stream = spark.readStream.format("rate").load().selectExpr("string(value) as value").limit(3)
+    rate = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
+    stream = rate.selectExpr("string(value) as value").limit(3)
     target = stream.writeStream.format("groupsource").option("kafka.bootstrap.servers", bootstrap_servers)
     target = target.option("topic", topic).option("checkpointLocation", f"{directory}/written")
     query = target.start()
-    wait_until(lambda: read(subscribe=topic).load().count() == found["batch"] + 7 + 3, "the stream has written", 60)
+    count = found["batch"] + 7 + 3
+    wait_until(lambda: read(subscribe=topic).load().count() == count, "the stream has written", 60, 0.5)
     query.stop()
     exact = {"kafka.bootstrap.servers": bootstrap_servers, "kafka.transactional.id": f"T-{topic}"}
     stream = spark.readStream.format("groupsource").options(**exact, subscribe=topic, members="1")

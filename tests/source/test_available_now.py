@@ -57,6 +57,10 @@ def test_everything_available_is_read_and_committed_while_records_arrive(harness
     wait_until(lambda: not harness.members(), "the members have left")
 
 
+# Spark itself has the batch without data where it has admission control
+@pytest.mark.parametrize(
+    "way", [pytest.param("of this Spark", marks=pytest.mark.soak), "without admission control"], indirect=True
+)
 @pytest.mark.spark
 @pytest.mark.slow
 def test_last_window_is_emitted(harness, way, tmp_path):
