@@ -366,6 +366,35 @@ def groups_state(client: ClusterClient, group: str) -> str:
     return str(described.group_state)
 
 
+def test_offsets_of_a_revoked_partition_are_repeated_until_the_next_generation() -> None:
+    """No other member can own it before (KIP-429), and the coordinator takes a late request in this generation."""
+    bench = follower(T0, T1, assignors=("cooperative-sticky",))
+    bench.script.prepare("OffsetCommit", NetworkError("lost"))
+    bench.client.commit({T0: OffsetAndMetadata(10), T1: OffsetAndMetadata(3)})
+    bench.script.assigned = (T0,)
+    bench.member.request_rejoin("test")
+    bench.poll()
+    bench.run_members()
+    bench.script.prepare("OffsetCommit", NetworkError("lost"))
+    bench.client.commit({T1: OffsetAndMetadata(4)})
+
+    def wait(request: Any) -> None:
+        bench.script.delay_ms = 9_000
+
+    bench.script.prepare("JoinGroup", wait)
+    bench.clear()
+    bench.poll()
+    assert bench.client.view.partitions == (T0,)
+    idle(bench, 1_000)
+    repeated = commits(bench)
+    assert repeated == [{0: 10, 1: 4}] * len(repeated) and len(repeated) in (1, 2), "until the response to JoinGroup"
+    bench.settle()
+    lose_connection(bench)
+    bench.clear()
+    idle(bench, 6_000)
+    assert commits(bench) == [{0: 10}]
+
+
 def test_rejected_offsets_are_not_committed_again() -> None:
     bench = follower(T0, T1)
     bench.client.commit({T0: OffsetAndMetadata(10)})

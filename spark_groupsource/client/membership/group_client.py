@@ -365,7 +365,6 @@ class GroupClient:
             for member in waiting:
                 assignment, generation = member.membership.assignment, member.membership.generation
                 change = member.membership.complete(self._is_subscribed)
-                member.keep_owned_commits()
                 if change is None or assignment is None:
                     continue
                 gained += change.gained
