@@ -642,7 +642,7 @@ class ApplicationRun:
             begin = after.acquired.get(p, known)
             if known is None or begin is None or p not in application.first_owned:
                 continue
-            if begin > known:
+            if begin > known and application.first_owned[p] > known:
                 # another member may commit more before the batch is planned
                 is_reported = any(f"{p} (" in line and f"> {known})" in line for line in application.warnings)
                 if reaction != "follow" or not is_reported:

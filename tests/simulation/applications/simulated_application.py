@@ -119,8 +119,8 @@ class Application:
         self.is_replaying = False
         self.has_planned = False
         self.session: StreamSession | None = None
-        # the partitions of the first assignment
-        self.first_owned: frozenset[TopicPartition] | None = None
+        # the partitions of the first assignment, with the group's offsets
+        self.first_owned: dict[TopicPartition, int] | None = None
         self.warnings: list[str] = []
         self.driver = self.reader = self.executor = self._process("none")
         self._reports: deque[dict[str, Any]] = deque()
@@ -211,7 +211,8 @@ class Application:
         resolve = positions.resolve
 
         def first(owned: frozenset[TopicPartition], *rest: Any) -> Any:
-            self.first_owned = owned if self.first_owned is None else self.first_owned
+            if self.first_owned is None:
+                self.first_owned = {p: self.run.cluster.coordinator.stored(p) for p in owned}
             return resolve(owned, *rest)
 
         positions.resolve = first  # type: ignore[method-assign, assignment]
