@@ -22,7 +22,7 @@ SETTINGS = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "5", "default_api_t
 FENCES = [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.FENCED_INSTANCE_ID]
 VERSIONS = {
     "ApiVersions": (0, 3), "Metadata": (4, 12), "FindCoordinator": (0, 4), "JoinGroup": (0, 9), "SyncGroup": (0, 5),
-    "Heartbeat": (0, 4), "LeaveGroup": (0, 5), "OffsetCommit": (0, 9), "DescribeGroups": (0, 5),
+    "Heartbeat": (0, 4), "LeaveGroup": (0, 5), "OffsetCommit": (0, 9), "OffsetFetch": (8, 8), "DescribeGroups": (0, 5),
 }  # fmt: skip
 
 
@@ -61,6 +61,10 @@ class Cluster:
             return FindCoordinatorResponse(
                 coordinators=[found], node_id=node, host="127.0.0.1", port=port, error_code=0
             )
+        if api == "OffsetFetch":
+            # the former coordinator does not know that it is one
+            self.script.committed = {T0: OffsetAndMetadata(5 if number == 0 else 9)}
+            return self.script.default_response(request)
         code = self.code if number == 0 else self.code_of_others
         return self.script.default_response(request, code)
 
@@ -118,6 +122,26 @@ def test_client_without_metadata_asks_another_broker(cluster: Cluster) -> None:
     with open_cluster(",".join(str(broker.address) for broker in cluster.brokers), **SETTINGS) as client:
         client.commit(GROUP, {T0: OffsetAndMetadata(5)})
     assert cluster.sent(0, "FindCoordinator") == cluster.sent(1, "OffsetCommit") == 1
+
+
+@pytest.mark.parametrize("code", [*FENCES, ErrorCode.NOT_COORDINATOR])
+def test_committed_offsets_of_a_former_coordinator_are_not_used(
+    cluster: Cluster, client: ClusterClient, code: ErrorCode
+) -> None:
+    with group_client(client, GROUP, "t", heartbeat_interval_ms=9_000) as ours:
+        assert ours.poll(10_000).is_stable
+        assert ours.committed([T0]) == {T0: OffsetAndMetadata(5)}
+        cluster.move(code)
+        assert ours.committed([T0]) == {T0: OffsetAndMetadata(9)}
+
+
+def test_committed_offsets_are_those_of_the_coordinator_that_removed_the_member(
+    cluster: Cluster, client: ClusterClient
+) -> None:
+    with group_client(client, GROUP, "t", heartbeat_interval_ms=9_000) as ours:
+        assert ours.poll(10_000).is_stable
+        cluster.code = ErrorCode.UNKNOWN_MEMBER_ID
+        assert ours.committed([T0]) == {T0: OffsetAndMetadata(5)}
 
 
 @pytest.mark.parametrize("named", [[0, 0, 0], [0, 1, 1]])

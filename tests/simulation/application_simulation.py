@@ -11,6 +11,7 @@ The schedules are distributed to one process for each processor. Each failing se
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -69,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     seeds = range(options.seed, options.seed + options.schedules)
     features = FEATURES if "all" in options.features else tuple(options.features)
+    # each schedule collects its own garbage
+    gc.freeze()
     if options.trace:
         results = [simulate(seeds, trace=print, features=features)]
     else:

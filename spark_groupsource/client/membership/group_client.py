@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Callable, Iterator, Mapping, Protocol, Sequenc
 from spark_groupsource.assign import Configurable, load_assignor
 from spark_groupsource.client.cluster.cluster_client import EARLIEST, LATEST, ClusterClient
 from spark_groupsource.client.cluster.group_offsets import NO_IDS, TopicIds
+from spark_groupsource.client.cluster.routing import COORDINATOR_MOVED
 from spark_groupsource.client.membership.assignment import metadata_snapshot
 from spark_groupsource.client.membership.member_commits import MemberCommits
 from spark_groupsource.client.membership.member_loop import MemberLoop
@@ -28,13 +29,14 @@ from spark_groupsource.client.membership.state_machine import Membership
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.common.clock import Clock
 from spark_groupsource.errors import (
+    FENCING_ERRORS,
     ConfigurationError,
     GroupSourceError,
     NetworkError,
     UnsupportedVersionError,
     error_name,
 )
-from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names, topic_matches
+from spark_groupsource.model import Node, OffsetAndMetadata, TopicPartition, bounded_names, topic_matches
 from spark_groupsource.wire.group_events import Cause
 from spark_groupsource.wire.member_reasons import METADATA_CHANGED, SUBSCRIPTION_CHANGED
 from spark_groupsource.wire.messages import LeaveGroupRequest
@@ -221,9 +223,42 @@ class GroupClient:
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Fetches the group's committed offsets; None for partitions without one; see `ClusterClient.fetch_committed`.
 
+        A broker that is cut off from its controller responds for a group that another one has now, with the offsets of
+        earlier. It does not know the members, so the one that responded has to accept the Heartbeat of a member.
+
         Raises: BrokerError, NetworkError.
         """
-        return self._cluster.fetch_committed(self._settings.group_id, list(partitions), topic_ids=topic_ids)
+        group_id, retry = self._settings.group_id, self._cluster.retry()
+        while True:
+            node = self._cluster.find_coordinator(group_id, retry.remaining_ms)
+            found = self._cluster.fetch_committed(group_id, partitions, retry.remaining_ms, topic_ids=topic_ids)
+            try:
+                if self._is_coordinator(node):
+                    return found
+                raise NetworkError(f"{node} is no longer the coordinator of group '{group_id}'.")
+            except NetworkError as error:
+                retry.backoff_or_raise(error)
+
+    def _is_coordinator(self, node: Node) -> bool:
+        """Returns whether the node is the coordinator of the members, as far as that can be known.
+
+        Raises: NetworkError.
+        """
+        group_id, cluster = self._settings.group_id, self._cluster
+        if cluster.cached_coordinator(group_id) != node:
+            # it was looked up again during the request
+            return False
+        with self.shared.changed:
+            known = (m.membership for m in self.shared.members if m.membership.accepts_commits)
+            request = next((each.probe_request() for each in known), None)
+        if request is None:
+            return True
+        code = cluster.call_address(cluster.node_address(node), request, _METADATA_WAIT_MS).error_code
+        if code in COORDINATOR_MOVED:
+            cluster.invalidate_coordinator(group_id, node)
+            return False
+        # a member that was removed learns of it from its own requests
+        return code not in FENCING_ERRORS or not cluster.find_other_coordinator(group_id, {node}, _METADATA_WAIT_MS)
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 

@@ -368,6 +368,10 @@ class Membership:
     def heartbeat_request(self, now_ms: int) -> HeartbeatRequest:
         self._heartbeat_sent_ms = now_ms
         self._heartbeat_due_ms = now_ms + self.config.heartbeat_interval_ms
+        return self.probe_request()
+
+    def probe_request(self) -> HeartbeatRequest:
+        """Returns a Heartbeat that only shows whether a broker knows the member; it moves no timer."""
         return HeartbeatRequest(
             group_id=self.config.group_id,
             generation_id=self.generation.generation_id,

@@ -8,6 +8,7 @@ a kill or by a fault that lasted for the session timeout. No member is removed, 
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections import Counter
 from dataclasses import replace
@@ -156,7 +157,19 @@ class ApplicationRun:
     # -- the schedule ------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Raises: Violation; any exception of the product."""
+        """Raises: Violation; any exception of the product.
+
+        Garbage is collected after the run: what finalizers do, for example of coroutines that were never resumed, would
+        depend on the schedules before this one.
+        """
+        gc.collect()
+        gc.disable()
+        try:
+            self._run()
+        finally:
+            gc.enable()
+
+    def _run(self) -> None:
         process = Process(self.kernel, "test")
         logger = logging.getLogger(start_positions.__name__)
         handler = _Warnings(self)

@@ -200,7 +200,7 @@ PLANTED: tuple[PlantedDefect, ...] = (
         "commits are not repeated before a rebalance and at a drain",
         {(StreamPositions, "to_commit"): _to_commit_once},
         ("crash", "kill_one"),
-        first=106,
+        first=71,
     ),
     PlantedDefect(
         "an outage of a minute ends the query", {(Outage, "is_over_limit"): _over_limit_after_a_minute}, ("outage",)
@@ -235,7 +235,7 @@ PLANTED: tuple[PlantedDefect, ...] = (
         "an idle poll with uncommitted positions",
         {(StreamSession, "_poll_between_batches"): lambda self, timeout_ms: self._ownership.poll(timeout_ms)},
         ("crash", "kill_one"),
-        first=106,
+        first=90,
     ),
     PlantedDefect(
         "a poll with uncommitted positions",
@@ -281,7 +281,7 @@ PLANTED: tuple[PlantedDefect, ...] = (
     PlantedDefect(
         "a shorter log of a recreated topic is a truncated one",
         {(LogEndOffsets, "_is_other_topic"): lambda self, topics, topic_ids: False},
-        first=226,
+        first=96,
         features=("recreate",),
     ),
     PlantedDefect(
