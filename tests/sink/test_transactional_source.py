@@ -168,14 +168,27 @@ def test_a_batch_that_another_driver_publishes_while_this_one_joins_is_read_in_f
     assert tried.session.join_transaction(PRODUCER, 5) == []
 
 
-def test_a_replay_leaves_what_others_own_to_them_without_waiting():
-    tried = query(START, FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(8, "")}), published=START)
-    before_ms = tried.clock.now_ms()
+@pytest.mark.parametrize("commits_at", [2, None])
+def test_a_replay_leaves_what_others_own_to_them_and_waits_for_their_commits(commits_at, caplog):
+    """Without a committed offset, the checkpoint would decide later, and nobody might have published the range."""
+
+    class Shared(FakeGroup):
+        polls = 0
+
+        def poll(self, timeout_ms: int) -> bool:
+            self.polls += 1
+            if self.polls == commits_at:
+                self.commits = {**self.commits, P1: OffsetAndMetadata(8, "")}
+            return super().poll(timeout_ms)
+
+    group = Shared(assigned={P0: 0}, commits={P0: OffsetAndMetadata(8, "")})
+    tried = query(START, group, published=START)
     tasks = tried.session.input_partitions(START, END)
     assert [r for task in tasks for r in task.ranges if r.end > r.start] == [OffsetRange(P0, 8, 9)]
-    assert tried.clock.now_ms() == before_ms
+    assert group.polls == commits_at or commits_at is None
+    assert ("leaving them to these: t-1" in caplog.text) == (commits_at is None)
     tried.session.join_transaction(PRODUCER, 5)
-    assert tried.committed() == {P0: 9}
+    assert tried.committed() == {P0: 9} | ({} if commits_at is None else {P1: 8})
 
 
 @pytest.mark.parametrize(

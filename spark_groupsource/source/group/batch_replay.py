@@ -136,7 +136,7 @@ class BatchReplay:
             commit = commits.get(p)
             begin = start if commit is None else min(max(start, commit.offset), stop)
             if self._transactions is not None and self._is_shared(p) and p not in group.owners:
-                # its owner publishes it from the committed offset on
+                # published by its owner, or left to it
                 begin = stop
             replayed.append(OffsetRange(p, begin, stop))
         self._log_processed(logged, replayed, commits, end.reader)
@@ -179,9 +179,6 @@ class BatchReplay:
                 is_settled = self._poll_group(current)
                 current = group = self._ownership.snapshot()
             commits = self._ownership.committed(sorted(logged), topic_ids)
-            if self._transactions is not None and is_settled:
-                # the present or next owner of a partition publishes it from the committed offset on
-                break
             awaited = {
                 p: commits.get(p)
                 for p in sorted(shared - group.owners.keys())
@@ -195,10 +192,11 @@ class BatchReplay:
                 _log.info("%s Waiting for other members to commit parts of a logged batch: %s.", self._entity(), names)
             elif step is ReplayStep.READ_AGAIN:
                 _log.warning(
-                    "%s Other members own parts of a logged batch and have committed nothing for %d ms; reading them "
-                    "again: %s.",
+                    "%s Other members own parts of a logged batch and have committed nothing for %d ms; %s: %s.",
                     self._entity(),
                     settings.rebalance_timeout_ms,
+                    # a transaction has offsets of owned partitions alone
+                    "reading them again" if self._transactions is None else "leaving them to these",
                     names,
                 )
                 break
