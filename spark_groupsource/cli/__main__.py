@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from contextlib import suppress
 
 from spark_groupsource.cli.streams import flush_output, open_standard_streams
 
@@ -30,6 +31,9 @@ def main() -> int:
             flush_output()
             raise
     except OSError as error:
+        # what could not be written is not tried again at the exit of Python
+        with suppress(OSError):
+            flush_output()
         # an address or a file that a command opens has an error of its own
         if error.errno != errno.EPIPE:
             reason = os.strerror(error.errno) if error.errno else str(error)

@@ -25,6 +25,8 @@ def run(
     """Runs a command line in a shell, with its redirections."""
     shell = ["sh", "-c", f'exec "$@" {redirections}', "sh", *COMMAND, *words.split()]
     known = {**os.environ, "GROUPSOURCE_BOOTSTRAP_SERVER": broker.bootstrap_servers, **environment}
+    # a user has it seldom: what a command writes waits in a buffer
+    known.pop("PYTHONUNBUFFERED", None)
     return subprocess.run(shell, capture_output=True, env=known, input=b"", timeout=60)
 
 
