@@ -50,11 +50,14 @@ def test_retained_partitions_are_read_while_a_java_member_is_slow(scenario):
             60,
         )
         scenario.produce(60)
-        wait_until(lambda: len(a.seen) + len(b.seen) + java.consumed >= scenario.produced, "everything is read")
+        wait_until(lambda: len({*a.seen, *b.seen, *java.positions}) == scenario.produced, "everything is read")
         b.stop()
     assert set((a.seen + b.seen).values()) == {1}, "nothing is read twice"
     report = f"a {sorted(a.seen)}, b {sorted(b.seen)}, Java {java.events}"
-    assert len(a.seen) + len(b.seen) + java.consumed == scenario.produced and len(b.seen) == 20, report
+    repeated = {*a.seen, *b.seen} & {*java.positions}
+    # a commit of the Java member fails during a rebalance, and its next owner reads the records again
+    assert not repeated or [each for each in java.of("offsets_committed") if not each["success"]], report
+    assert len(b.seen) == 20, report
 
 
 @pytest.mark.parametrize("assignor", ["cooperative-sticky", "range"])
