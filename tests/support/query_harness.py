@@ -26,7 +26,13 @@ class QueryHarness:
     """
 
     def __init__(
-        self, spark: SparkSession | None, cluster: clusters.Cluster, topic: str, group: str, directory: Path
+        self,
+        spark: SparkSession | None,
+        cluster: clusters.Cluster,
+        topic: str,
+        group: str,
+        directory: Path,
+        replication_factor: int = 1,
     ) -> None:
         self.spark: Any = spark
         self.cluster, self.topic, self.group, self.directory = cluster, topic, group, directory
@@ -34,7 +40,7 @@ class QueryHarness:
         self.client = ClusterClient(settings.bootstrap, settings)
         self.produced = 0
         self.queries: list[Any] = []
-        create_topic(cluster.bootstrap_servers, topic, PARTITIONS, replication_factor=1)
+        create_topic(cluster.bootstrap_servers, topic, PARTITIONS, replication_factor=replication_factor)
 
     def produce(self, count: int) -> None:
         rows = ((n % PARTITIONS, None, b"%d" % n) for n in range(self.produced, self.produced + count))
