@@ -192,7 +192,8 @@ def run(directory: Path, moves: int, seed: int, *, kafka: bool, spark: bool = Fa
         nodes: Nodes = (KafkaNodes if kafka else EmbeddedNodes)(stack)
         cluster = Cluster("kafka" if kafka else "embedded", nodes.bootstrap_servers)
         # the partitions of a stopped node need another leader
-        harness = QueryHarness(_session(stack) if spark else None, cluster, TOPIC, GROUP, directory, -1)
+        session = _session(stack) if spark else None
+        harness = QueryHarness(session, cluster, TOPIC, GROUP, directory, replication_factor=-1)
         harness.client.close()
         # of the checks, not of the query: a suspended node must not delay them
         settings = {"bootstrap.servers": nodes.bootstrap_servers, "request.timeout.ms": "3000"}

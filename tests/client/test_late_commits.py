@@ -13,6 +13,7 @@ from support.scripted_group import GROUP, T0, T1, Script, follower
 from support.topics import create_topic
 from support.waiting import wait_until
 
+from spark_groupsource.client.admin import describe_groups
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import CommittingMember
 from spark_groupsource.client.membership import commit_repetition
@@ -24,7 +25,7 @@ from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.source.group.ownership import AssignedPartitions
 from spark_groupsource.source.options.option_parser import parse_options
-from spark_groupsource.wire.messages import DescribeGroupsRequest, FindCoordinatorResponse, MetadataResponse
+from spark_groupsource.wire.messages import FindCoordinatorResponse, MetadataResponse
 
 SETTINGS = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "5", "default_api_timeout_ms": "5000"}
 VERSIONS = {
@@ -353,17 +354,14 @@ def test_brokers_reject_late_commits_of_former_members(cluster: Any, topic: str,
                 assert late(former, instance_id) == ErrorCode.FENCED_INSTANCE_ID
                 with group_client(client, group, topic) as joining:
                     joining.poll(0)
-                    wait_until(lambda: groups_state(client, group) == "PreparingRebalance", "a rebalance has begun")
+                    wait_until(
+                        lambda: describe_groups(client, [group])[group].state == "PreparingRebalance",
+                        "a rebalance has begun",
+                    )
                     assert late(generation, instance_id) == 0
                 present.step_back("test")
                 assert late(generation, instance_id) == ErrorCode.UNKNOWN_MEMBER_ID
                 assert late(generation._replace(generation_id=-1), None) == 0, "the group is empty"
-
-
-def groups_state(client: ClusterClient, group: str) -> str:
-    request = DescribeGroupsRequest(groups=[group], include_authorized_operations=False)
-    (described,) = client.call_coordinator(group, request, 5_000, errors=lambda _: []).groups
-    return str(described.group_state)
 
 
 def test_offsets_of_a_revoked_partition_are_repeated_until_the_next_generation() -> None:

@@ -170,7 +170,7 @@ def test_a_batch_that_another_driver_publishes_while_this_one_joins_is_read_in_f
 
 @pytest.mark.parametrize("commits_at", [2, None])
 def test_a_replay_leaves_what_others_own_to_them_and_waits_for_their_commits(commits_at, caplog):
-    """Without a committed offset, the checkpoint would decide later, and nobody might have published the range."""
+    """Without a committed offset, the checkpoint would decide later, also if no query has published the range."""
 
     class Shared(FakeGroup):
         polls = 0

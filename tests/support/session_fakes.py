@@ -35,6 +35,12 @@ P0, P1, P2, P3 = (TopicPartition("t", number) for number in range(4))
 NO_LIMITS = Limits()
 
 
+class FakeTopicId(str):
+    """A readable id; `int` as of a UUID, which is 0 where there is no id."""
+
+    int = 1
+
+
 @dataclass
 class FakeCluster:
     """Logs as pairs of start and end offset; `lookups` counts the ListOffsets calls."""
@@ -54,7 +60,8 @@ class FakeCluster:
         partitions = {p.partition: PartitionInfo(p.partition, 1, 0) for p in self.logs}
         if topics and not partitions:
             return ClusterMetadata({}, {}, errors={t: 3 for t in topics})
-        topic = TopicInfo("t", cast(Any, self.topic_id), partitions)
+        topic_id = None if self.topic_id is None else FakeTopicId(self.topic_id)
+        topic = TopicInfo("t", topic_id, partitions)
         return ClusterMetadata({1: Node(1, "h", 1)}, {"t": topic}, cluster_id=self.cluster_id)
 
     def add_known_partitions(self, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, Any]) -> None:

@@ -71,6 +71,11 @@ class ClusterMetadata:
         info = self.topics.get(topic)
         return () if info is None else tuple(TopicPartition(topic, number) for number in sorted(info.partitions))
 
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """Returns topic -> id as text, without topics that do not exist or, on older brokers, have no id."""
+        found = (self.topics[name] for name in set(topics) & set(self.topics))
+        return {info.name: str(info.topic_id) for info in found if info.has_id}
+
     def matching_topics(self, pattern: str, *, exclude_internal: bool) -> list[str]:
         """Returns the topics whose names contain a match of `pattern`, sorted."""
         chosen = (info.name for info in self.topics.values() if not (exclude_internal and info.is_internal))

@@ -233,32 +233,29 @@ class GroupClient:
             node = self._cluster.find_coordinator(group_id, retry.remaining_ms)
             found = self._cluster.fetch_committed(group_id, partitions, retry.remaining_ms, topic_ids=topic_ids)
             try:
-                if self._is_coordinator(node):
-                    return found
-                raise NetworkError(f"{node} is no longer the coordinator of group '{group_id}'.")
+                self._check_coordinator(node)
+                return found
             except NetworkError as error:
                 retry.backoff_or_raise(error)
 
-    def _is_coordinator(self, node: Node) -> bool:
-        """Returns whether the node is the coordinator of the members, as far as that can be known.
-
-        Raises: NetworkError.
-        """
+    def _check_coordinator(self, node: Node) -> None:
+        """Raises: NetworkError unless the node is the coordinator of the members, as far as that can be known."""
         group_id, cluster = self._settings.group_id, self._cluster
-        if cluster.cached_coordinator(group_id) != node:
-            # it was looked up again during the request
-            return False
+        # it may have been looked up again during the request
+        is_moved = cluster.cached_coordinator(group_id) != node
         with self.shared.changed:
             known = (m.membership for m in self.shared.members if m.membership.accepts_commits)
             request = next((each.probe_request() for each in known), None)
-        if request is None:
-            return True
-        code = cluster.call_address(cluster.node_address(node), request, _METADATA_WAIT_MS).error_code
-        if code in COORDINATOR_MOVED:
-            cluster.invalidate_coordinator(group_id, node)
-            return False
-        # a member that was removed learns of it from its own requests
-        return code not in FENCING_ERRORS or not cluster.find_other_coordinator(group_id, {node}, _METADATA_WAIT_MS)
+        if not is_moved and request is not None:
+            code = cluster.call_address(cluster.node_address(node), request, _METADATA_WAIT_MS).error_code
+            if code in COORDINATOR_MOVED:
+                cluster.invalidate_coordinator(group_id, node)
+                is_moved = True
+            elif code in FENCING_ERRORS:
+                # a member that was removed learns of it from its own requests
+                is_moved = cluster.find_other_coordinator(group_id, {node}, _METADATA_WAIT_MS)
+        if is_moved:
+            raise NetworkError(f"{node} is no longer the coordinator of group '{group_id}'.")
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class LocalMember:
         )
 
     def keep_owned_commits(self) -> None:
-        """Removes the last offsets of partitions that are not owned; called at the begin of a generation.
+        """Removes the last offsets of partitions that are not owned; called at the beginning of a generation.
 
         Until then they may be repeated, because no other member can own the partitions.
         """

@@ -124,7 +124,7 @@ class GroupRestart:
             return {p: RestartPosition(offset, _SPARKS_SOURCE) for p, offset in start.positions.items()}
         previous = StreamPositions().checkpointed(start)
         named = {*start.positions, *previous.delivered, *committed}
-        recreated = self._recreated({p for p in named if p.topic in start.topic_ids}, committed)
+        recreated = self._recreated(named, previous, committed)
         partitions = named - recreated.keys()
         commits = {p: committed.get(p) for p in partitions}
         decided = decide_positions(
@@ -146,12 +146,16 @@ class GroupRestart:
         return found
 
     def _recreated(
-        self, partitions: Collection[TopicPartition], committed: Mapping[TopicPartition, OffsetAndMetadata]
+        self,
+        partitions: Collection[TopicPartition],
+        previous: StreamPositions,
+        committed: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> dict[TopicPartition, RestartPosition]:
         """Returns the positions in topics that have another id than in the checkpoint."""
-        known, topics = self._source.planned.topic_ids, self._cluster.metadata({p.topic for p in partitions}).topics
-        ids = {p.topic: str(topics[p.topic].topic_id) for p in partitions if p.topic in topics}
-        recreated = [p for p in partitions if ids.get(p.topic, known[p.topic]) != known[p.topic]]
+        names = {p.topic for p in partitions}
+        ids = self._cluster.metadata(names).topic_ids(names)
+        topics = previous.recreated_topics(ids)
+        recreated = [p for p in partitions if p.topic in topics]
         starts = log_start_offsets(self._cluster, recreated)
         found = {}
         for p in recreated:

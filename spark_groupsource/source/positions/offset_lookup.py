@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from typing import Iterable, Mapping
-from uuid import UUID
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.metadata import EARLIEST, LATEST, ClusterMetadata
@@ -16,7 +15,6 @@ from spark_groupsource.source.options.source_options import SourceOptions
 
 _log = logging.getLogger(__name__)
 
-_NO_ID = str(UUID(int=0))
 
 # the metadata of some brokers lack a topic that was just created
 _NEW_TOPIC_ATTEMPTS = 6
@@ -130,9 +128,8 @@ class OffsetLookup:
 
     def topic_ids(self, topics: Iterable[str], *, refresh: bool = False) -> dict[str, str]:
         """Returns topic -> id as text, without deleted topics and without brokers that have no topic ids."""
-        view = self._cluster.metadata(set(topics), refresh=refresh)
-        found = {name: str(view.topics[name].topic_id or _NO_ID) for name in set(topics) & set(view.topics)}
-        return {name: topic_id for name, topic_id in found.items() if topic_id != _NO_ID}
+        names = set(topics)
+        return self._cluster.metadata(names, refresh=refresh).topic_ids(names)
 
     def cluster_id(self) -> str:
         """Returns the id of the cluster, from cached metadata; empty if the brokers have none."""

@@ -159,8 +159,8 @@ class ApplicationRun:
     def run(self) -> None:
         """Raises: Violation; any exception of the product.
 
-        Garbage is collected after the run: what finalizers do, for example of coroutines that were never resumed, would
-        depend on the schedules before this one.
+        Garbage is collected before the run and not during it: what finalizers do, for example of coroutines that were
+        never resumed, would depend on the schedules before this one.
         """
         gc.collect()
         gc.disable()
