@@ -579,7 +579,9 @@ class StreamSession:
             # a rebalance waits for the commit, also one that starts now: the next owner would repeat the batch
             if self._ownership.rejoin_needed:
                 self._clock.sleep_ms(_REFRESH_MS)
-            return FollowResult.SETTLED
+                self._commit(start)
+            if self._positions.uncommitted:
+                return FollowResult.SETTLED
         if self._assignment is not None and self._ownership.rejoin_needed:
             self._reports.lag_before(self._lags(start))
         is_available_now = self._planner.is_available_now

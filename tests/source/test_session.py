@@ -271,6 +271,25 @@ def test_failed_commit_delays_a_rebalance_that_is_not_noticed_yet():
     assert "poll" in query.group.calls and query.committed() == {P0: 10, P1: 10, P2: 10}
 
 
+def test_commit_that_fails_once_does_not_put_a_batch_before_the_rejoin():
+    """A further batch would take as long as it takes while the others wait in JoinGroup."""
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    commit, errors = query.group.commit, [BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "commit")]
+
+    def fails_once(*args):
+        query.group.commit_error = errors.pop() if errors else None
+        commit(*args)
+
+    query.group.commit = fails_once
+    query.group.rebalance({P0: 0})
+    query.cluster.logs[P0] = (0, 20)
+    query.group.calls.clear()
+    query.trigger()
+    committed = ("commit", {P0: 10, P1: 10, P2: 10})
+    assert query.group.calls[:3] == [committed, committed, "poll"]
+
+
 def test_commit_with_a_fatal_error_fails_the_query():
     query = Query(startingOffsets="earliest")
     query.trigger()
