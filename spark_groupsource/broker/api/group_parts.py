@@ -55,8 +55,8 @@ Check = Callable[[Broker, ApiRequestContext, Any], "Checked | ApiMessage"]
 """Checks the topics of a request; returns the response if the coordinator gets nothing of it."""
 
 
-def handle_part(broker: Broker, context: ApiRequestContext, checked: Checked | ApiMessage) -> Any:
-    """Returns the response to a part."""
+def handle_checked(broker: Broker, context: ApiRequestContext, checked: Checked | ApiMessage) -> ApiMessage:
+    """Passes a checked request, or a part of one, to the group coordinator; returns the complete response."""
     if not isinstance(checked, Checked):
         return checked
     response = broker.group_coordinator.handle_part(context, checked.request)
@@ -82,7 +82,7 @@ async def change_offsets(
     """Commits or deletes the offsets of many partitions; `check` is applied to each part."""
     topics: dict[Any, Any] = {}
     for part in _topic_parts(request.topics, "partitions", _part_size(request)):
-        response = handle_part(broker, context, check(broker, context, with_topics(request, part)))
+        response: Any = handle_checked(broker, context, check(broker, context, with_topics(request, part)))
         if isinstance(response, OffsetDeleteResponse) and response.error_code:
             return response  # the error concerns the whole request
         for topic in response.topics:
@@ -155,7 +155,8 @@ async def fetch_offsets(
         count = 0 if group is None else _fetched(broker, group.group_id, group.topics)
         if small and (group is None or size + count > _PER_PART):
             part = OffsetFetchRequest(groups=small, require_stable=request.require_stable)
-            groups += handle_part(broker, context, check(broker, context, part)).groups
+            response: Any = handle_checked(broker, context, check(broker, context, part))
+            groups += response.groups
             small, size = [], 0
             await pause()
         if group is None:
@@ -194,7 +195,7 @@ async def _fetch_group(
             member = {"member_id": group.member_id, "member_epoch": group.member_epoch}
             only = _FetchGroup(group_id=group.group_id, topics=part, **member)
             piece = OffsetFetchRequest(groups=[only], require_stable=request.require_stable)
-        response = handle_part(broker, context, check(broker, context, piece))
+        response: Any = handle_checked(broker, context, check(broker, context, piece))
         found = response if is_single else response.groups[0]
         error_code = error_code or found.error_code
         for topic in found.topics:

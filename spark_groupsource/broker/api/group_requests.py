@@ -12,15 +12,14 @@ from collections import defaultdict, deque
 from typing import Any, Iterable, Mapping, Sequence, TypeVar
 
 from spark_groupsource.broker.api import group_parts
-from spark_groupsource.broker.api.group_parts import Checked, CompleteResponse, with_topics
+from spark_groupsource.broker.api.group_parts import Checked, CompleteResponse, handle_checked, with_topics
 from spark_groupsource.broker.group import GroupRequest
 from spark_groupsource.broker.node import Broker
-from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ApiRequestContext, HandlerResult, ResponseAction
+from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ApiRequestContext, HandlerResult
 from spark_groupsource.common.coroutines import pause
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.messages import (
-    ApiMessage,
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
     DeleteGroupsRequest,
@@ -137,14 +136,6 @@ def list_groups(
     return group_parts.list_groups(broker, context, request)
 
 
-def pass_on(broker: Broker, context: ApiRequestContext, checked: Checked | ApiMessage) -> ApiMessage | ResponseAction:
-    """Passes a checked request to the group coordinator, if there is one."""
-    if not isinstance(checked, Checked):
-        return checked
-    broker.group_coordinator.handle(context, checked.request, checked.complete)
-    return DELAYED
-
-
 # --- offsets ---
 
 
@@ -154,7 +145,7 @@ def offset_commit(
     """Commits offsets; partitions that do not exist get an error each."""
     if group_parts.has_many_partitions(request):
         return group_parts.change_offsets(broker, context, request, _check_commit)
-    return pass_on(broker, context, _check_commit(broker, context, request))
+    return handle_checked(broker, context, _check_commit(broker, context, request))
 
 
 def _check_commit(
@@ -200,7 +191,7 @@ def offset_fetch(
     """Returns committed offsets; topics have names, and ids from version 10."""
     if group_parts.has_many_offsets(broker, context, request):
         return group_parts.fetch_offsets(broker, context, request, _check_fetch)
-    return pass_on(broker, context, _check_fetch(broker, context, request))
+    return handle_checked(broker, context, _check_fetch(broker, context, request))
 
 
 def _check_fetch(broker: Broker, context: ApiRequestContext, request: OffsetFetchRequest) -> Checked:
@@ -246,7 +237,7 @@ def offset_delete(
     """Deletes committed offsets; partitions that do not exist get an error each."""
     if group_parts.has_many_partitions(request):
         return group_parts.change_offsets(broker, context, request, _check_delete)
-    return pass_on(broker, context, _check_delete(broker, context, request))
+    return handle_checked(broker, context, _check_delete(broker, context, request))
 
 
 def _check_delete(broker: Broker, context: ApiRequestContext, request: OffsetDeleteRequest) -> Checked:

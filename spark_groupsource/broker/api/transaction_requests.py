@@ -11,8 +11,14 @@ from __future__ import annotations
 import logging
 from typing import Collection, Iterable, Sequence
 
-from spark_groupsource.broker.api.group_parts import Checked, change_offsets, has_many_partitions, with_topics
-from spark_groupsource.broker.api.group_requests import add_topics, missing_topics, pass_on, split_by_existence
+from spark_groupsource.broker.api.group_parts import (
+    Checked,
+    change_offsets,
+    handle_checked,
+    has_many_partitions,
+    with_topics,
+)
+from spark_groupsource.broker.api.group_requests import add_topics, missing_topics, split_by_existence
 from spark_groupsource.broker.group import error_response, verification_error
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext, HandlerResult
@@ -176,7 +182,7 @@ def commit_offsets(
     """Commits offsets with a transaction; partitions that do not exist get an error each."""
     if has_many_partitions(request):
         return change_offsets(broker, context, request, _check_commit)
-    return pass_on(broker, context, _check_commit(broker, context, request))
+    return handle_checked(broker, context, _check_commit(broker, context, request))
 
 
 def _check_commit(

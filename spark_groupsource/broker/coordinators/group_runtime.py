@@ -93,7 +93,7 @@ class _ShardToken(NamedTuple):
 
 
 class _PartToken(NamedTuple):
-    """Token of one part of a request that is handled in parts."""
+    """Token of a request, or of a part of one, whose response is returned."""
 
     responses: list[ApiMessage]
 
@@ -157,7 +157,6 @@ class GroupRuntime:
             services.budget,
         )
         self._full_reported_ms: int | None = None
-        self._complete_response: dict[int, Callable[[Any], None]] = {}
         # by the partition of the shard that still has to remove their offsets
         self._deleted: defaultdict[int, list[TopicPartition]] = defaultdict(list)
         self._removing: set[_Shard] = set()  # they remove offsets of partitions that were deleted during loading
@@ -233,24 +232,14 @@ class GroupRuntime:
 
     # --- requests ---
 
-    def handle(
-        self,
-        context: ApiRequestContext,
-        request: GroupRequest,
-        complete_response: Callable[[Any], None] | None = None,
-    ) -> None:
-        """Passes a request to the shards it concerns; the response is sent when all of them have responded.
-
-        `complete_response` adds the partitions to the response that were not passed to a shard.
-        """
-        if complete_response is not None:
-            self._complete_response[context.token] = complete_response
+    def handle(self, context: ApiRequestContext, request: GroupRequest) -> None:
+        """Passes a request to the shards it concerns; the response is sent when all of them have responded."""
         self._handle(context, request, context.token)
 
     def handle_part(self, context: ApiRequestContext, request: GroupRequest) -> ApiMessage:
-        """Returns the response to a part of a request: a commit, fetch or deletion of offsets, or groups to describe.
+        """Returns the response to a request, or to a part of one, to which the coordinator responds at once.
 
-        The coordinator responds to these at once.
+        These are commits, fetches and deletions of offsets, and groups to describe, leave or delete.
         """
         token = _PartToken([])
         self._handle(context, request, token)
@@ -481,9 +470,6 @@ class GroupRuntime:
 
     def _reply(self, token: object, response: ApiMessage) -> None:
         if isinstance(token, int):  # usually
-            complete_response = self._complete_response.pop(token, None)
-            if complete_response is not None:
-                complete_response(response)
             self._send(token, response)
             return
         if isinstance(token, _PartToken):
