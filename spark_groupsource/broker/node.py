@@ -197,13 +197,8 @@ class Broker:
         self.dynamic.check(name, settings)
         if validate_only:
             return
-        self.is_altering_config = True
-        try:
-            await in_thread(self.dynamic.put, name, settings)
-            await self._apply_dynamic_config()
-        finally:
-            self.alteration = asyncio.Lock()  # of settings: the new ones depend on the old ones
-        self._creation = asyncio.Lock()  # of the coordinators' topics
+        await in_thread(self.dynamic.put, name, settings)
+        await self._apply_dynamic_config()
 
     # --- topics ---
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
 
+import pytest
+from support.broker_without_sockets import BrokerWithoutSockets
+
+from spark_groupsource.broker.api.config_requests import incremental_alter_configs
 from spark_groupsource.broker.config import BROKER_SETTINGS, FIXED_SETTINGS, BrokerConfig, broker_config
+from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.broker.storage.topic_config import TOPIC_SETTINGS, TopicConfig, topic_config
 from spark_groupsource.common.config_def import format_value
+from spark_groupsource.common.coroutines import rest_of
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.wire.api_keys import ApiKey
+from spark_groupsource.wire.messages import IncrementalAlterConfigsRequest
 
 
 def test_defaults_are_those_of_kafka():
@@ -97,3 +105,26 @@ def test_list_entries_are_unique(text, expected):
 def test_unknown_list_entries_are_rejected(text):
     with pytest.raises(ConfigurationError, match="cleanup.policy must be a list of delete, compact, got "):
         topic_config({"cleanup.policy": text}, TopicConfig())
+
+
+def test_alterations_of_several_clients_follow_one_another(tmp_path):
+    """Also one that arrives after the first has ended, while the second is stored."""
+    broker = BrokerWithoutSockets(tmp_path).broker
+    context = ApiRequestContext(1, ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, "c", "127.0.0.1", 1)
+    resource = IncrementalAlterConfigsRequest.AlterConfigsResource
+
+    async def alter(name: str) -> None:
+        change = resource.AlterableConfig(name=name, config_operation=0, value="1")
+        changed = resource(resource_type=4, resource_name="", configs=[change])
+        request = IncrementalAlterConfigsRequest(resources=[changed], validate_only=False)
+        (result,) = (await rest_of(incremental_alter_configs(broker, context, request))).responses
+        assert not result.error_code
+
+    async def alter_all() -> None:
+        first, second = asyncio.create_task(alter("own.a")), asyncio.create_task(alter("own.b"))
+        await first
+        await alter("own.c")
+        await second
+
+    asyncio.run(alter_all())
+    assert broker.dynamic.of("").keys() >= {"own.a", "own.b", "own.c"}
