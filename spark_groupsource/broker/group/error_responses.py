@@ -93,10 +93,6 @@ def error_response(request: Any, error: ErrorCode, api_version: int) -> Any:
 
     Raises: KeyError for a request of another API.
     """
-    return _error_response(request, error, api_version)
-
-
-def _error_response(request: GroupRequest, error: ErrorCode, api_version: int) -> GroupResponse:
     match request:
         case JoinGroupRequest():
             member_id = UNKNOWN_MEMBER if error in _RUNTIME_ERRORS else request.member_id

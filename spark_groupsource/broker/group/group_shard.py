@@ -14,9 +14,15 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, Callable, Collection, Iterable, Mapping, Sequence, cast
 
-from spark_groupsource.broker.group import committed_offsets, group_admin, join_group, member_sessions, sync_group
-from spark_groupsource.broker.group import group_rebalance as rebalance
-from spark_groupsource.broker.group import removed_offsets as offset_removal
+from spark_groupsource.broker.group import (
+    committed_offsets,
+    group_admin,
+    group_rebalance,
+    join_group,
+    member_sessions,
+    removed_offsets,
+    sync_group,
+)
 from spark_groupsource.broker.group.classic_group import ClassicGroup
 from spark_groupsource.broker.group.commit_records import CommitRecords, LogRecord
 from spark_groupsource.broker.group.coordinator_config import GroupConfig
@@ -139,9 +145,9 @@ class GroupShard(ShardGroups):
         if group is None or self.state is not ShardState.ACTIVE:
             return builder.outcome()
         if isinstance(timer, JoinTimer):
-            rebalance.expire_join(builder, group)
+            group_rebalance.expire_join(builder, group)
         elif isinstance(timer, SyncTimer):
-            rebalance.expire_sync(builder, group)
+            group_rebalance.expire_sync(builder, group)
         else:
             member_sessions.expire_session(builder, group, timer.member_id)
         return builder.outcome()
@@ -235,7 +241,7 @@ class GroupShard(ShardGroups):
                 builder.set_timer(SessionTimer(group_id, member.member_id), member.session_timeout_ms)
             if len(group.members) > self.config.group_max_size:
                 trigger = Trigger(Cause.COORDINATOR_MOVED)
-                rebalance.prepare_rebalance(builder, group, "freshly-loaded group is over capacity", trigger)
+                group_rebalance.prepare_rebalance(builder, group, "freshly-loaded group is over capacity", trigger)
         skipped = self.store.unknown_records
         builder.log(
             "loaded",
@@ -270,7 +276,7 @@ class GroupShard(ShardGroups):
     ) -> Outcome:
         """Adds tombstones for the offsets of deleted partitions in groups, by default in every group; not atomic."""
         builder = self._builder(instant, is_atomic=False)
-        offset_removal.remove_deleted(builder, self, frozenset(topic_partitions), group_ids)
+        removed_offsets.remove_deleted(builder, self, frozenset(topic_partitions), group_ids)
         return builder.outcome()
 
     def expire_offsets(self, instant: Instant, group_ids: Iterable[str] | None = None) -> Outcome:
@@ -280,13 +286,13 @@ class GroupShard(ShardGroups):
         of them after another.
         """
         builder = self._builder(instant, is_atomic=False)
-        offset_removal.expire(builder, self, group_ids)
+        removed_offsets.expire(builder, self, group_ids)
         return builder.outcome()
 
     def expire_offsets_of(self, group_id: str, topic_partitions: Iterable[TopicPartition], instant: Instant) -> Outcome:
         """As `expire_offsets`, for some partitions of one group, which remains."""
         builder = self._builder(instant, is_atomic=False)
-        offset_removal.expire_some(builder, self, group_id, topic_partitions)
+        removed_offsets.expire_some(builder, self, group_id, topic_partitions)
         return builder.outcome()
 
     def delete_group_offsets(
@@ -296,7 +302,7 @@ class GroupShard(ShardGroups):
         builder = self._builder(instant, is_atomic=False)
         if group_admin.is_deletable(self.group(group_id)):
             known = self.store.partitions_of(group_id)
-            offset_removal.remove(builder, group_id, known & frozenset(topic_partitions))
+            removed_offsets.remove(builder, group_id, known & frozenset(topic_partitions))
         return builder.outcome()
 
     # --- requests
