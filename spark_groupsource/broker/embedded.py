@@ -87,8 +87,8 @@ class EmbeddedBroker:
         check_integer("brokers", brokers, 1)
         check_integer("port", port, 0, 65_535)
         check_text("host", host)
-        check_mapping("config", config, "a mapping from names of settings to values", optional=True)
-        check_mapping("topics", topics, _TOPICS, optional=True)
+        check_mapping("config", config, "a mapping from names of settings to values")
+        check_mapping("topics", topics, _TOPICS)
         if not isinstance(log_requests, (bool, str, Path)):
             raise ConfigurationError(f"Argument log_requests must be True, False or a file, got {shown(log_requests)}.")
         for topic, content in (topics or {}).items():

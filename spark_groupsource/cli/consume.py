@@ -277,7 +277,7 @@ def _records(
     Raises: ConfigurationError, BrokerError, NetworkError.
     """
     with suggests_topics(cluster, [options.topic]):
-        info = cluster.describe_topics([options.topic], refresh=True)[options.topic]
+        info = cluster.describe_topics([options.topic])[options.topic]
     unknown = sorted(set(options.numbers) - set(info.partitions))
     if unknown:
         raise ConfigurationError(f"Option --partition must be a partition of topic {options.topic}, got {unknown[0]}.")

@@ -152,7 +152,7 @@ def _partitions(
     partitions = set(scope.partitions)
     for topic in scope.topics:
         try:
-            described = cluster.describe_topics([topic], refresh=True)
+            described = cluster.describe_topics([topic])
         except BrokerError as error:
             codes[TopicPartition(topic, -1)] = error.code
         else:

@@ -193,7 +193,7 @@ def _write(
     Raises: ConfigurationError for an invalid line, after the lines before it have been written.
     """
     with suggests_topics(cluster, [topic]):
-        count = len(cluster.describe_topics([topic], refresh=True)[topic].partitions)
+        count = len(cluster.describe_topics([topic])[topic].partitions)
     if partition is not None and partition >= count:
         raise ConfigurationError(
             f"Option --partition must be between 0 and {count - 1} for topic {topic}, got {partition}."

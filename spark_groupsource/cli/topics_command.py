@@ -21,7 +21,7 @@ from spark_groupsource.cli.common import (
 )
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.cluster_client import ClusterClient, TopicInfo
-from spark_groupsource.client.cluster.configs import TOPIC_RESOURCE, ConfigEntry, alter_config, describe_topic_configs
+from spark_groupsource.client.cluster.configs import ConfigEntry, alter_topic_config, describe_topic_configs
 from spark_groupsource.common.config_def import INT16_MAX, INT32_MAX
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.model import TopicPartition, bounded_names
@@ -99,7 +99,7 @@ def describe(
     with open_cluster(bootstrap, command_config) as cluster:
         with suggests_topics(cluster, names):
             chosen = (
-                cluster.describe_topics(names, refresh=True) if names else admin.list_topics(cluster, internal=True)
+                cluster.describe_topics(names) if names else admin.list_topics(cluster, internal=True)
             )
         spans = {name: _spans(cluster, topic) for name, topic in chosen.items()} if offsets else {}
         has_configs = as_json or not offsets
@@ -153,7 +153,7 @@ def alter(
         for name in names:
             with suggests_topics(cluster, [name]):
                 if changes:
-                    alter_config(cluster, TOPIC_RESOURCE, name, changes)
+                    alter_topic_config(cluster, name, changes)
                 if partitions is not None:
                     admin.create_partitions(cluster, {name: partitions})
             click.echo(f"Altered topic {name}.")

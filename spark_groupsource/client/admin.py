@@ -138,7 +138,7 @@ def create_partitions(cluster: ClusterClient, counts: Mapping[str, int]) -> None
 
 def delete_records(cluster: ClusterClient, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
     """Deletes the records before the given offset of each partition (-1: all); returns the new log start offsets."""
-    cluster.describe_topics({tp.topic for tp in offsets}, refresh=True)
+    cluster.describe_topics({tp.topic for tp in offsets})
     return cluster.delete_records(offsets)
 
 

@@ -30,12 +30,12 @@ def check_integer(name: str, value: Any, minimum: int, maximum: int | None = Non
     raise ConfigurationError(f"Argument {name} must be an integer {bounds}{_or_none(optional)}, got {shown(value)}.")
 
 
-def check_mapping(name: str, value: Any, meaning: str, *, optional: bool = False) -> None:
-    """Raises: ConfigurationError unless `value` is a mapping with texts as keys, or None where it is `optional`."""
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value) or optional and value is None:
+def check_mapping(name: str, value: Any, meaning: str) -> None:
+    """Raises: ConfigurationError unless `value` is a mapping with texts as keys, or None."""
+    if value is None or isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return
     # the value may contain a password
-    raise ConfigurationError(f"Argument {name} must be {meaning}{_or_none(optional)}, got {_type(value)}.")
+    raise ConfigurationError(f"Argument {name} must be {meaning} or None, got {_type(value)}.")
 
 
 def check_seconds(name: str, value: Any, *, can_be_zero: bool = False) -> None:
@@ -81,18 +81,15 @@ def close_names(name: str, known: Iterable[str]) -> list[str]:
     return [each for folded in found for each in by_folded[folded]][:_NEAR]
 
 
-def near_names(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+def near_names(name: str, known: Iterable[str]) -> str:
     """Returns a sentence that says what a misspelled name may mean: the near names of the known ones.
 
-    Args:
-        otherwise: the sentence where none is near; None for one with some of the known names, empty if there are none.
+    Without a near one it has some of the known names, and is empty if there are none.
     """
     names = sorted(set(known))
     near = close_names(name, names)
     if near:
         return f"Did you mean {' or '.join(near)}?"
-    if otherwise is not None:
-        return otherwise
     return f"Known names: {bounded_names(names)}." if names else ""
 
 

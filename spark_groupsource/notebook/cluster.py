@@ -146,7 +146,7 @@ class Cluster:
         check_integer("last", last, 0, MAX_RECORDS)
         check_integer("partition", partition, 0, optional=True)
         check_text("message", message, optional=True)
-        check_mapping("registry", registry, "a mapping from options of a registry to values", optional=True)
+        check_mapping("registry", registry, "a mapping from options of a registry to values")
         matches = parse_filter(where) if isinstance(where, str) else where
         if matches is not None and not callable(matches):
             raise ConfigurationError(f"Argument where must be a function or an expression, got {shown(where)}.")

@@ -131,12 +131,12 @@ def iter_batches(buffer: Buffer, *, start: int = 0) -> Iterator[BatchHeader]:
     _complete_size(buffer, position)
 
 
-def iter_headers(buffer: Buffer, *, start: int = 0) -> Iterator[BatchHeader]:
+def iter_headers(buffer: Buffer) -> Iterator[BatchHeader]:
     """Yields the headers as `iter_batches` does, with any record count and any offsets.
 
     Raises: CorruptRecordError if a length or the format version is invalid.
     """
-    position = start
+    position = 0
     while (size := _complete_size(buffer, position)) is not None:
         yield BatchHeader._make((*HEADER_LAYOUT.unpack_from(buffer, position), position, size))
         position += size

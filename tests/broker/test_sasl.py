@@ -123,7 +123,7 @@ def test_ours(broker: EmbeddedBroker, topic: str, mechanism: str) -> None:
     settings = our_settings(broker, mechanism)
     with ClusterClient(settings.bootstrap, settings) as cluster:
         our_admin.create_topics(cluster, [our_admin.NewTopic(topic, 2)])
-        assert len(cluster.describe_topics([topic], refresh=True)[topic].partitions) == 2
+        assert len(cluster.describe_topics([topic])[topic].partitions) == 2
 
 
 @pytest.mark.kafka

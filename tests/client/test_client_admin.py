@@ -12,7 +12,7 @@ from support.waiting import wait_until
 
 from spark_groupsource.client import admin
 from spark_groupsource.client.cluster.cluster_client import EARLIEST, ClusterClient
-from spark_groupsource.client.cluster.configs import TOPIC_RESOURCE, describe_config
+from spark_groupsource.client.cluster.configs import describe_topic_config
 from spark_groupsource.client.records.producer import BatchProducer, encoded
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
@@ -61,7 +61,7 @@ def test_topic_is_created_changed_and_deleted(client: ClusterClient, topic: str)
     wait_until(lambda: topic in admin.list_topics(client), "the topic is listed")
     assert len(admin.list_topics(client)[topic].partitions) == 2
     assert "__consumer_offsets" not in admin.list_topics(client)
-    settings = describe_config(client, TOPIC_RESOURCE, topic)
+    settings = describe_topic_config(client, topic)
     assert settings["retention.ms"].value == "3600000" and not settings["retention.ms"].is_default
 
     with pytest.raises(BrokerError, match=f"Creating topic '{topic}'") as raised:

@@ -132,7 +132,7 @@ def test_stale_commit_of_a_recreated_topic_is_rejected(cluster: Cluster, topic: 
     tp = TopicPartition(topic, 0)
     create_topic(cluster.bootstrap_servers, topic, 1)
     with open_cluster(cluster.bootstrap_servers) as client:
-        former = {topic: str(client.describe_topics([topic], refresh=True)[topic].topic_id)}
+        former = {topic: str(client.describe_topics([topic])[topic].topic_id)}
         client.commit(group, {tp: OffsetAndMetadata(5)}, topic_ids=former)
         assert client.fetch_committed(group, [tp], topic_ids=former) == {tp: OffsetAndMetadata(5)}
         delete_topic(cluster.bootstrap_servers, topic)

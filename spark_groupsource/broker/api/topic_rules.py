@@ -112,7 +112,7 @@ def offset_commit(access: Access, request: Any) -> Verdict:
     if access.group(Operation.READ, request.group_id):
         return _COMMIT_TOPICS(access, request)
     topics = [_COMMIT_TOPICS.entry(topic) for topic in request.topics]
-    return Verdict(response=m.OffsetCommitResponse(topics=_recoded(topics, "partitions", _GROUP)))
+    return Verdict(response=m.OffsetCommitResponse(topics=_recoded(topics, _GROUP)))
 
 
 def txn_offset_commit(access: Access, request: Any) -> Verdict:
@@ -124,12 +124,12 @@ def txn_offset_commit(access: Access, request: Any) -> Verdict:
     if not code:
         return _TXN_COMMIT_TOPICS(access, request)
     topics = [_TXN_COMMIT_TOPICS.entry(topic) for topic in request.topics]
-    return Verdict(response=m.TxnOffsetCommitResponse(throttle_time_ms=0, topics=_recoded(topics, "partitions", code)))
+    return Verdict(response=m.TxnOffsetCommitResponse(throttle_time_ms=0, topics=_recoded(topics, code)))
 
 
-def _recoded(topics: list[Any], field: str, code: ErrorCode) -> list[Any]:
+def _recoded(topics: list[Any], code: ErrorCode) -> list[Any]:
     for topic in topics:
-        for partition in getattr(topic, field):
+        for partition in topic.partitions:
             partition.error_code = code
     return topics
 

@@ -140,9 +140,9 @@ class ProducerStateManager:
         """Producer id -> epoch of its last marker, from which recovery restores a producer without batches."""
         return {number: entry.epoch for number, entry in self._producers.items() if not entry.batches}
 
-    def first_unstable_offset(self, without: int = NO_PRODUCER_ID) -> int | None:
-        """Returns the first offset of all open transactions except that of producer `without`; None without one."""
-        return min((offset for number, offset in self.ongoing.items() if number != without), default=None)
+    def first_unstable_offset(self) -> int | None:
+        """Returns the first offset of all open transactions; None without one."""
+        return min(self.ongoing.values(), default=None)
 
     def has_open_transaction(self, producer_id: int, epoch: int) -> bool:
         return producer_id in self.ongoing and self._producers[producer_id].epoch == epoch

@@ -81,13 +81,13 @@ class ClusterClient(Router):
     def __enter__(self) -> ClusterClient:
         return self
 
-    def describe_topics(self, topics: Iterable[str], *, refresh: bool = False) -> Mapping[str, TopicInfo]:
-        """Describes topics, all of which must exist.
+    def describe_topics(self, topics: Iterable[str]) -> Mapping[str, TopicInfo]:
+        """Describes topics as they are now; all of them must exist.
 
         Raises: BrokerError for the first topic that cannot be described.
         """
         names = list(topics)
-        view = self.metadata(names, refresh=refresh)
+        view = self.metadata(names, refresh=True)
         for name in names:
             if name in view.errors:
                 raise _topics_error([name], view.errors[name])

@@ -12,8 +12,7 @@ from spark_groupsource.wire.messages import (
     IncrementalAlterConfigsRequest,
 )
 
-TOPIC_RESOURCE = 2
-BROKER_RESOURCE = 4
+_TOPIC_RESOURCE = 2
 _DYNAMIC_TOPIC_CONFIG, _DEFAULT_CONFIG = 1, 5
 # operations of IncrementalAlterConfigs (KIP-339)
 _SET, _DELETE = 0, 1
@@ -34,22 +33,18 @@ class ConfigEntry(NamedTuple):
     is_of_topic: bool = False
 
 
-def describe_config(
-    cluster: ClusterClient, resource_type: int, name: str, timeout_ms: int | None = None
+def describe_topic_config(
+    cluster: ClusterClient, topic: str, timeout_ms: int | None = None
 ) -> dict[str, ConfigEntry]:
-    """Describes the configuration of a topic (`TOPIC_RESOURCE`) or of a broker (`BROKER_RESOURCE`, its id as text).
+    """Returns the settings of a topic by name.
 
     Raises: BrokerError, NetworkError.
     """
     row = DescribeConfigsRequest.DescribeConfigsResource
     request = DescribeConfigsRequest(
-        resources=[row(resource_type=resource_type, resource_name=name, configuration_keys=None)]
+        resources=[row(resource_type=_TOPIC_RESOURCE, resource_name=topic, configuration_keys=None)]
     )
-    # a broker describes no settings of other brokers
-    if resource_type == BROKER_RESOURCE:
-        response = cluster.call_node(int(name), request, timeout_ms)
-    else:
-        response = cluster.call_any(request, timeout_ms)
+    response = cluster.call_any(request, timeout_ms)
     found = _entries_or_error(response.results[0])
     if isinstance(found, GroupSourceError):
         raise found
@@ -66,7 +61,7 @@ def describe_topic_configs(
     Raises: NetworkError.
     """
     row = DescribeConfigsRequest.DescribeConfigsResource
-    resources = [row(resource_type=TOPIC_RESOURCE, resource_name=name, configuration_keys=None) for name in topics]
+    resources = [row(resource_type=_TOPIC_RESOURCE, resource_name=name, configuration_keys=None) for name in topics]
     if not topics:
         return {}
     try:
@@ -93,14 +88,8 @@ def _entry(config: DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigs
     )
 
 
-def alter_config(
-    cluster: ClusterClient,
-    resource_type: int,
-    name: str,
-    changes: Mapping[str, str | None],
-    timeout_ms: int | None = None,
-) -> None:
-    """Changes settings of a topic or broker; None resets one to its default.
+def alter_topic_config(cluster: ClusterClient, topic: str, changes: Mapping[str, str | None]) -> None:
+    """Changes settings of a topic; None resets one to its default.
 
     Raises: BrokerError, NetworkError; UnsupportedVersionError for brokers before 2.3.
     """
@@ -110,18 +99,18 @@ def alter_config(
         for key, value in changes.items()
     ]
     request = IncrementalAlterConfigsRequest(
-        resources=[resource(resource_type=resource_type, resource_name=name, configs=configs)], validate_only=False
+        resources=[resource(resource_type=_TOPIC_RESOURCE, resource_name=topic, configs=configs)], validate_only=False
     )
-    for result in cluster.call_controller(request, timeout_ms).responses:
+    for result in cluster.call_controller(request).responses:
         if result.error_code:
-            operation = f"Changing the configuration of '{name}'"
+            operation = f"Changing the configuration of '{topic}'"
             raise BrokerError(result.error_code, operation, as_sentence(result.error_message))
 
 
 def is_compacted(cluster: ClusterClient, topic: str, timeout_ms: int | None = None) -> bool:
     """Returns True if the cleanup.policy of a topic contains compact.
 
-    Raises: as `describe_config`; the permission DESCRIBE_CONFIGS on the topic is required.
+    Raises: as `describe_topic_config`; the permission DESCRIBE_CONFIGS on the topic is required.
     """
-    entry = describe_config(cluster, TOPIC_RESOURCE, topic, timeout_ms).get("cleanup.policy")
+    entry = describe_topic_config(cluster, topic, timeout_ms).get("cleanup.policy")
     return entry is not None and "compact" in (entry.value or "").split(",")

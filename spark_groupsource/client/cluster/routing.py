@@ -402,14 +402,11 @@ class Router:
         timeout_ms: int | None = None,
         *,
         errors: Callable[[R], Iterable[int]] = top_level_error,
-        on_lost: Callable[[], None] | None = None,
         max_version: int | None = None,
         min_version: int = 0,
     ) -> R:
         """Sends a request to the coordinator of a group or of a transactional id; see `call_coordinator_each`.
 
-        Args:
-            on_lost: called after each request without a response.
         Raises: BrokerError or NetworkError after `timeout_ms` (default: default.api.timeout.ms).
         """
         (outcome,) = self.call_coordinator_each(
@@ -417,7 +414,6 @@ class Router:
             [request],
             timeout_ms,
             errors=errors,
-            on_lost=lambda _: None if on_lost is None else on_lost(),
             max_version=max_version,
             min_version=min_version,
         )
@@ -566,7 +562,7 @@ class Router:
                 self._confirmed_coordinators[group_id] = found, self.clock.now_ms()
         return False
 
-    def find_coordinators(self, group_ids: Iterable[str], timeout_ms: int | None = None) -> dict[str, Node]:
+    def find_coordinators(self, group_ids: Iterable[str]) -> dict[str, Node]:
         """Returns the coordinators of several groups, with one request for those that are not cached (KIP-699).
 
         Raises: as `find_coordinator`.
@@ -577,15 +573,15 @@ class Router:
         if len(missing) > 1:
             request = FindCoordinatorRequest(key="", key_type=0, coordinator_keys=missing)
             try:
-                response = self.call_any(request, timeout_ms, min_version=_FIND_COORDINATORS_SINCE)
+                response = self.call_any(request, min_version=_FIND_COORDINATORS_SINCE)
             except UnsupportedVersionError:
                 # the groups are looked up one by one
-                return {group_id: self.find_coordinator(group_id, timeout_ms) for group_id in distinct_ids}
+                return {group_id: self.find_coordinator(group_id) for group_id in distinct_ids}
             with self._lock:
                 for found in response.coordinators:
                     if not found.error_code:
                         self._coordinators[found.key] = Node(found.node_id, found.host, found.port)
-        return {group_id: self.find_coordinator(group_id, timeout_ms) for group_id in distinct_ids}
+        return {group_id: self.find_coordinator(group_id) for group_id in distinct_ids}
 
     def _request_coordinator(self, key: CoordinatorKey, retry: Retry) -> Node:
         is_transactional = isinstance(key, TransactionalId)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Callable, Iterable, Iterator, Sequence
 
 from spark_groupsource.client.cluster.cluster_client import UNKNOWN_TOPIC_TIMEOUT_MS, ClusterClient
-from spark_groupsource.client.cluster.configs import TOPIC_RESOURCE, describe_config
+from spark_groupsource.client.cluster.configs import describe_topic_config
 from spark_groupsource.client.network.broker_connection import BrokerConnection, InFlight
 from spark_groupsource.client.network.retry import Retry, retry_level
 from spark_groupsource.client.records.producer_settings import ProducerSettings
@@ -527,7 +527,7 @@ def _too_large(cluster: ClusterClient, pending: _Pending) -> BrokerError:
     limit = "max.message.bytes"
     # the user may lack DESCRIBE_CONFIGS
     with suppress(BrokerError, NetworkError, UnsupportedVersionError):
-        limit = f"max.message.bytes={describe_config(cluster, TOPIC_RESOURCE, tp.topic)['max.message.bytes'].value}"
+        limit = f"max.message.bytes={describe_topic_config(cluster, tp.topic)['max.message.bytes'].value}"
     hint = (
         f"A record of {pending.size} bytes, as it is sent, is larger than {limit} of topic {tp.topic}. Increase "
         "max.message.bytes of the topic (message.max.bytes of the broker), or write smaller or compressed records."

@@ -47,7 +47,7 @@ def selected_topics(cluster: ClusterClient, selection: NameSelection | None) -> 
     """
     if selection is not None and selection.names is not None:
         with suggests_topics(cluster, selection.names):
-            found = dict(cluster.describe_topics(selection.names, refresh=True))
+            found = dict(cluster.describe_topics(selection.names))
     else:
         found = list_topics(cluster, internal=selection is not None)
     return [found[name] for name in sorted(found) if selection is None or selection.matches(name)]

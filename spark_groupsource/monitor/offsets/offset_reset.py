@@ -269,7 +269,7 @@ def _partitions(
         return sorted(target.offsets)
     if scope == ALL_COMMITTED:
         return sorted(committed)
-    described = cluster.describe_topics(scope.topics, refresh=True) if scope.topics else {}
+    described = cluster.describe_topics(scope.topics) if scope.topics else {}
     listed = {TopicPartition(name, number) for name, topic in described.items() for number in topic.partitions}
     return sorted(listed.union(scope.partitions))
 
@@ -278,7 +278,7 @@ def _check_partitions(cluster: ClusterClient, partitions: Sequence[TopicPartitio
     """Raises: GroupSourceError with the words of Kafka's tool; BrokerError for a topic that does not exist."""
     if not partitions:
         return
-    topics = cluster.describe_topics(sorted({tp.topic for tp in partitions}), refresh=True)
+    topics = cluster.describe_topics(sorted({tp.topic for tp in partitions}))
     missing = [tp for tp in partitions if tp.partition not in topics[tp.topic].partitions]
     if missing:
         raise GroupSourceError(f'The partitions "{bounded_names(missing)}" do not exist')

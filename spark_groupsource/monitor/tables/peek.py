@@ -55,7 +55,7 @@ def peek(cluster: ClusterClient, query: PeekQuery, decoders: Mapping[str, Decode
     Raises: ConfigurationError for an unknown partition, records that a decoder rejects, and a filter expression with a
         name that no record has; BrokerError, NetworkError.
     """
-    info = cluster.describe_topics([query.topic], refresh=True)[query.topic]
+    info = cluster.describe_topics([query.topic])[query.topic]
     if query.partition is not None and query.partition not in info.partitions:
         raise ConfigurationError(
             f"Argument partition must be one of the {len(info.partitions)} partitions of topic {query.topic}, "

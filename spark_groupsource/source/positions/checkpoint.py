@@ -80,16 +80,12 @@ class Checkpoint:
     configs: Mapping[str, str]
     sources: tuple[SourceCheckpoint, ...]
 
-    def restart_rule(
-        self, cluster: ClusterClient, group_id: str, source: int | None = None, on_group_reset: str = "follow"
-    ) -> GroupRestart:
-        """Returns the rule by which a restart of the query in this group finds its positions.
+    def restart_rule(self, cluster: ClusterClient, group_id: str) -> GroupRestart:
+        """Returns the rule by which a restart of the query in this group finds the positions of its only source.
 
-        Args:
-            source: index of the source; None for the only source with Kafka offsets.
-        Raises: ConfigurationError if there is no such source.
+        Raises: ConfigurationError unless there is one source with Kafka offsets.
         """
-        return GroupRestart(cluster, group_id, self.source(source), on_group_reset)
+        return GroupRestart(cluster, group_id, self.source(), "follow")
 
     def source(self, index: int | None = None) -> SourceCheckpoint:
         """Returns one source, by default the only one with Kafka offsets. Raises: ConfigurationError."""

@@ -74,7 +74,7 @@ class DeadLetterQueue:
         self._send(self._encoder.add(pa.RecordBatch.from_arrays(list(columns.values()), list(columns))))
 
     def _create_encoder(self) -> BatchEncoder:
-        found = self._cluster.describe_topics([self._topic], refresh=True)
+        found = self._cluster.describe_topics([self._topic])
         self._partition_count = len(found[self._topic].partitions)
         return BatchEncoder(
             lambda *_: TopicPartitions(self._partition_count),

@@ -114,18 +114,14 @@ class AvroType:
 _WIDER: Mapping[tuple[str, ...], str] = {("int", "long"): "long", ("double", "float"): "double"}
 
 
-def parse_avro_schema(source: str, text: str, references: Sequence[str] = ()) -> AvroType:
+def parse_avro_schema(source: str, text: str) -> AvroType:
     """Parses a schema in JSON, which may have comments; a bare word is the name of a primitive type.
 
     Args:
         source: where the schema is, for messages.
-        references: schemas that define types which the schema uses, each after those that it uses itself.
     Raises: ConfigurationError that names the source and the type.
     """
-    parser = _Parser(source)
-    for each in references:
-        parser.parse(_json(source, each), "", 0)
-    return parser.parse(_json(source, text), "", 0)
+    return _Parser(source).parse(_json(source, text), "", 0)
 
 
 def _json(source: str, text: str) -> Any:
