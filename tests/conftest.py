@@ -136,11 +136,11 @@ def group() -> str:
 @pytest.fixture
 def short_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients in this process report an address that was never reachable and an unknown topic after 0.1 s."""
-    from spark_groupsource.client.cluster import cluster_client, routing
+    from spark_groupsource.client.cluster import error_rules, routing
     from spark_groupsource.client.records import fetcher
 
     monkeypatch.setattr(routing, "BOOTSTRAP_TIMEOUT_MS", 100)
-    for module in (cluster_client, fetcher):
+    for module in (error_rules, fetcher):
         monkeypatch.setattr(module, "UNKNOWN_TOPIC_TIMEOUT_MS", 100)
 
 

@@ -14,9 +14,9 @@ from support.sink_application import stable_end
 from support.topics import create_topic
 from support.waiting import wait_until
 
+from spark_groupsource.client.cluster import error_rules
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import NO_MEMBER, CommittingMember
-from spark_groupsource.client.records import transactions as transactions_module
 from spark_groupsource.client.records.producer_settings import ProducerSettings
 from spark_groupsource.client.records.transactions import Transactions, is_producer_fenced
 from spark_groupsource.errors import (
@@ -247,7 +247,7 @@ def test_a_timeout_above_the_limit_of_the_brokers_is_named(client, transactional
 def test_a_partition_that_does_not_exist_is_named_without_further_transactions(
     client, transactional_id, topic, monkeypatch
 ):
-    monkeypatch.setattr(transactions_module, "UNKNOWN_TOPIC_TIMEOUT_MS", 50)
+    monkeypatch.setattr(error_rules, "UNKNOWN_TOPIC_TIMEOUT_MS", 50)
     begun = recorded_timeouts(monkeypatch)
     with pytest.raises(BrokerError, match=f"AddPartitionsToTxn .*{topic}-7.* failed: UNKNOWN_TOPIC_OR_PARTITION"):
         publish(client, batch(TopicPartition(topic, 7), transactional_id, 1), FakeSources())

@@ -12,7 +12,8 @@ from spark_groupsource.client.cluster.error_rules import (
     LIST_OFFSETS,
     OFFSET_COMMIT,
     OFFSET_FETCH,
-    Action,
+    UNKNOWN_TOPIC_TIMEOUT_MS,
+    is_missing,
 )
 from spark_groupsource.client.cluster.group_offsets import (
     BY_ID,
@@ -59,20 +60,17 @@ from spark_groupsource.errors import (
 )
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
 from spark_groupsource.wire.commit_reports import committed_topic_id
-from spark_groupsource.wire.messages import (
-    OffsetFetchResponse,
-)
+from spark_groupsource.wire.messages import OffsetCommitResponse, OffsetFetchResponse
 
-__all__ = ["EARLIEST", "LATEST", "MAX_TIMESTAMP", "ClusterClient", "ClusterMetadata", "OffsetAndTimestamp", "TopicInfo"]
-
-UNKNOWN_TOPIC_TIMEOUT_MS = 3_000
-"""How long to retry an unknown topic: the metadata of a new topic reach the brokers one after another."""
+__all__ = [
+    "EARLIEST", "LATEST", "MAX_TIMESTAMP", "UNKNOWN_TOPIC_TIMEOUT_MS", "ClusterClient", "ClusterMetadata",
+    "OffsetAndTimestamp", "TopicInfo",
+]  # fmt: skip
 
 Failure = Optional[BrokerError]
 # (node id, partitions of the node with their values, metadata, timeout in ms) -> the last retriable error
 _SendToLeader = Callable[[int, Mapping[TopicPartition, int], ClusterMetadata, int], Failure]
 _EPOCH_OF_CONSUMERS_SINCE = 3
-_UNKNOWN_TOPIC = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 
 
 class ClusterClient(Router):
@@ -260,24 +258,24 @@ class ClusterClient(Router):
 
         Raises: BrokerError, NetworkError; UnsupportedVersionError for `ids` and an older broker.
         """
-        request = offset_fetch_request(group_id, partitions, ids or {})
-        retry = self.retry(timeout_ms)
-        while True:
-            response = self.call_coordinator(
-                group_id,
-                request,
-                retry.remaining_ms,
-                errors=lambda r: [fetched_group(r).error_code],
-                min_version=0 if ids is None else BY_ID,
-            )
+
+        def error_of(_: int, response: OffsetFetchResponse) -> BrokerError | None:
             if ids is not None:
                 set_names(response, ids)
-            error = fetch_error(group_id, response)
-            if error is None:
-                return response
-            if OFFSET_FETCH.action(error.code) is Action.RAISE:
-                raise error
-            retry.backoff_or_raise(error)
+            return fetch_error(group_id, response)
+
+        (outcome,) = self.call_coordinator_each(
+            group_id,
+            [offset_fetch_request(group_id, partitions, ids or {})],
+            timeout_ms,
+            errors=lambda response: [fetched_group(response).error_code],
+            error_of=error_of,
+            rules=OFFSET_FETCH,
+            min_version=0 if ids is None else BY_ID,
+        )
+        if isinstance(outcome, GroupSourceError):
+            raise outcome
+        return outcome
 
     def commit(
         self,
@@ -328,50 +326,37 @@ class ClusterClient(Router):
         requests = [offset_commit_request(group_id, offsets, member, ids or {}) for member, offsets in commits]
         retry = self.retry(timeout_ms)
         # KIP-345: group.instance.id exists since version 7
-        min_version = 7 if any(member.group_instance_id is not None for member, _ in commits) else 0
-        found: list[GroupSourceError | None] = [None] * len(commits)
-        pending = list(range(len(commits)))
-        while pending:
-            try:
-                outcomes = self.call_coordinator_each(
-                    group_id,
-                    [requests[index] for index in pending],
-                    retry.remaining_ms,
-                    errors=commit_errors,
-                    on_lost=lambda place, sent=pending: on_lost(sent[place]),  # type: ignore[misc]
-                    min_version=min_version if ids is None else BY_ID,
-                )
-            except UnsupportedVersionError:
-                if ids is None:
-                    raise
-                self._check_topic_ids(group_id, ids, retry.remaining_ms)
-                ids = None
-                continue
-            repeated: dict[int, BrokerError] = {}
-            for index, outcome in zip(pending, outcomes):
-                if isinstance(outcome, GroupSourceError):
-                    found[index] = outcome
-                    continue
-                failure = first_commit_error(outcome, ids or {})
-                if failure is None:
-                    continue
-                tp, code = failure
-                has_members = code == ErrorCode.UNKNOWN_MEMBER_ID and commits[index][0] == NO_MEMBER
-                hint = "The group has active members, and only they may commit. Stop them first." if has_members else ""
-                error = BrokerError(code, f"Commit of {tp} by group '{group_id}'", hint)
-                if OFFSET_COMMIT.action(code) is Action.RAISE:
-                    found[index] = error
-                else:
-                    repeated[index] = error
-            pending = list(repeated)
-            if repeated:
-                try:
-                    _backoff_or_raise(retry, next(iter(repeated.values())))
-                except GroupSourceError as error:
-                    for index in pending:
-                        found[index] = error
-                    break
-        return found
+        by_name = 7 if any(member.group_instance_id is not None for member, _ in commits) else 0
+
+        def error_of(index: int, response: OffsetCommitResponse) -> BrokerError | None:
+            failed = first_commit_error(response, ids or {})
+            if failed is None:
+                return None
+            tp, code = failed
+            has_members = code == ErrorCode.UNKNOWN_MEMBER_ID and commits[index][0] == NO_MEMBER
+            hint = "The group has active members, and only they may commit. Stop them first." if has_members else ""
+            return BrokerError(code, f"Commit of {tp} by group '{group_id}'", hint)
+
+        def send(min_version: int) -> list[GroupSourceError | None]:
+            outcomes = self.call_coordinator_each(
+                group_id,
+                requests,
+                retry.remaining_ms,
+                errors=commit_errors,
+                error_of=error_of,
+                rules=OFFSET_COMMIT,
+                on_lost=on_lost,
+                min_version=min_version,
+            )
+            return [outcome if isinstance(outcome, GroupSourceError) else None for outcome in outcomes]
+
+        if ids is None:
+            return send(by_name)
+        try:
+            return send(BY_ID)
+        except UnsupportedVersionError:
+            self._check_topic_ids(group_id, ids, retry.remaining_ms)
+            return send(by_name)
 
     def _check_topic_ids(self, group_id: str, ids: Mapping[str, UUID], timeout_ms: int) -> None:
         """Raises BrokerError if the metadata have another id for one of the topics."""
@@ -407,6 +392,6 @@ def _topics_error(names: Sequence[str], code: int) -> BrokerError:
 
 def _backoff_or_raise(retry: Retry, error: GroupSourceError) -> None:
     """As `Retry.backoff_or_raise`, with the shorter timeout of unknown topics."""
-    if isinstance(error, BrokerError) and error.code in _UNKNOWN_TOPIC and retry.elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS:
+    if is_missing(error, retry.elapsed_ms):
         raise error
     retry.backoff_or_raise(error)

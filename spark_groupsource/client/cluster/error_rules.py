@@ -12,6 +12,10 @@ from typing import Mapping, NamedTuple
 
 from spark_groupsource.errors import RETRIABLE, BrokerError, ErrorCode, GroupSourceError, NetworkError
 
+UNKNOWN_TOPIC_TIMEOUT_MS = 3_000
+"""How long to retry an unknown topic: the metadata of a new topic reach the brokers one after another."""
+_UNKNOWN_TOPIC = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+
 
 class Action(Enum):
     """What the client does after an error."""
@@ -72,6 +76,12 @@ def is_outage(error: GroupSourceError) -> bool:
     return isinstance(error, NetworkError) or (isinstance(error, BrokerError) and error.code in _WITHOUT_LEADER)
 
 
+def is_missing(error: GroupSourceError, elapsed_ms: int) -> bool:
+    """Returns whether a topic has been unknown for so long that it does not exist."""
+    is_unknown = isinstance(error, BrokerError) and error.code in _UNKNOWN_TOPIC
+    return is_unknown and elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS
+
+
 DELETE_RECORDS = ErrorRules({})
 
 OFFSET_FETCH = ErrorRules(
@@ -81,3 +91,6 @@ OFFSET_FETCH = ErrorRules(
 
 OFFSET_COMMIT = ErrorRules({})
 """Errors of partitions, except those of `routing.COORDINATOR_MOVED`."""
+
+TRANSACTION = ErrorRules({})
+"""Errors of the steps of a transaction, except those of `routing.COORDINATOR_MOVED`."""

@@ -12,6 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Callable, Collection, Iterable, Mapping, NamedTuple, Sequence, TypeVar, Union
 from uuid import UUID
 
+from spark_groupsource.client.cluster.error_rules import Action, ErrorRules, is_missing
 from spark_groupsource.client.cluster.metadata import (
     ClusterMetadata,
     TopicInfo,
@@ -61,6 +62,7 @@ BOOTSTRAP_TIMEOUT_MS = 2_000
 COORDINATOR_MOVED = frozenset({ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR})
 COORDINATOR_UNAVAILABLE = COORDINATOR_MOVED | {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
 _FIND_COORDINATORS_SINCE = 4
+_BY_CODE = ErrorRules({})
 # least time for an address that does not respond, while others have not been tried
 _MIN_ATTEMPT_MS = 5_000
 # a heartbeat tries several generations; one lookup is enough
@@ -428,20 +430,24 @@ class Router:
         timeout_ms: int | None = None,
         *,
         errors: Callable[[R], Iterable[int]] = top_level_error,
+        error_of: Callable[[int, R], BrokerError | None] = lambda index, response: None,
+        rules: ErrorRules = _BY_CODE,
         on_lost: Callable[[int], None] = lambda index: None,
         max_version: int | None = None,
         min_version: int = 0,
     ) -> list[R | GroupSourceError]:
         """Sends requests to a coordinator, one after the other without waiting for each response.
 
-        Retries those for which the coordinator moves, loads or is unreachable.
+        Retries those for which the coordinator moves, loads or is unreachable, and those whose error is retried.
         A coordinator that is cut off from its controller does not know that another one has the group since. So
         requests that it rejects because of the member are sent to the coordinator that the other brokers name, if any.
 
         Args:
-            errors: returns the error codes of a response; the caller handles codes other than the coordinator's.
+            errors: returns the error codes of a response, which may be those of a coordinator that has moved.
+            error_of: returns the error of the response to the request with this index, None without one.
+            rules: which of these errors are retried; those of unknown topics for `UNKNOWN_TOPIC_TIMEOUT_MS` at most.
             on_lost: called with the index of each request without a response.
-        Returns: the response to each request, or the BrokerError or NetworkError after `timeout_ms` (default:
+        Returns: the response to each request, or its error, a retried one after `timeout_ms` (default:
             default.api.timeout.ms).
         Raises: errors that no retry ends, for example AuthenticationError.
         """
@@ -483,7 +489,12 @@ class Router:
                     if code in COORDINATOR_MOVED:
                         self.invalidate_coordinator(key, node)
                     continue
-                found[index] = response
+                problem = error_of(index, response)
+                is_retried = problem is not None and rules.action(problem.code) is Action.RETRY
+                if problem is not None and is_retried and not is_missing(problem, retry.elapsed_ms):
+                    failure = failure or problem
+                    continue
+                found[index] = response if problem is None else problem
                 is_of_member = bool(getattr(requests[index], "member_id", ""))
                 if isinstance(key, str) and is_of_member and not FENCING_ERRORS.keys().isdisjoint(codes):
                     rejected.append(index)

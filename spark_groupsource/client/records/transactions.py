@@ -16,7 +16,8 @@ import logging
 from dataclasses import replace
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, TypeVar
 
-from spark_groupsource.client.cluster.cluster_client import UNKNOWN_TOPIC_TIMEOUT_MS, ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.client.cluster.error_rules import TRANSACTION
 from spark_groupsource.client.cluster.group_offsets import NO_MEMBER, CommittingMember
 from spark_groupsource.client.cluster.routing import CoordinatorKey, TransactionalId, top_level_error
 from spark_groupsource.client.records.producer import BatchProducer
@@ -272,41 +273,16 @@ class Transactions:
         max_version: int,
         min_version: int = 0,
     ) -> list[R | GroupSourceError]:
-        """Sends requests to a coordinator without waiting for each response; repeats them after retriable errors.
-
-        Returns: the response to each request, or its error.
-        """
-        retry = self._cluster.retry()
-        found: dict[int, R | GroupSourceError] = {}
-        pending = list(range(len(requests)))
-        while pending:
-            outcomes = self._cluster.call_coordinator_each(
-                key,
-                [requests[index] for index in pending],
-                retry.remaining_ms,
-                errors=lambda received: [code for _, code in codes_of(received)],
-                min_version=min_version,
-                max_version=max_version,
-            )
-            repeated: dict[int, BrokerError] = {}
-            for index, outcome in zip(pending, outcomes):
-                error = None if isinstance(outcome, GroupSourceError) else self._error(codes_of(outcome), operation)
-                if error is None:
-                    found[index] = outcome
-                elif error.code not in RETRIABLE or (
-                    error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and retry.elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS
-                ):
-                    found[index] = error
-                else:
-                    repeated[index] = error
-            pending = list(repeated)
-            if repeated:
-                try:
-                    retry.backoff_or_raise(next(iter(repeated.values())))
-                except GroupSourceError as expired:
-                    found.update(dict.fromkeys(pending, expired))
-                    break
-        return [found[index] for index in range(len(requests))]
+        """Sends requests to a coordinator; returns the response to each, or its error."""
+        return self._cluster.call_coordinator_each(
+            key,
+            requests,
+            errors=lambda response: [code for _, code in codes_of(response)],
+            error_of=lambda _, response: self._error(codes_of(response), operation),
+            rules=TRANSACTION,
+            min_version=min_version,
+            max_version=max_version,
+        )
 
     def _error(self, codes: Sequence[_Code], operation: str) -> BrokerError | None:
         """Returns the error of a response: one that no repetition ends, else the first one; None without errors."""
