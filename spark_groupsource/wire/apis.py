@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Iterator, Mapping, NamedTuple
 
 from spark_groupsource.wire import messages
@@ -24,22 +25,25 @@ class Api(NamedTuple):
         return version in self.request.SCHEMA.flexible
 
 
-class _BuiltApis(dict[int, Api]):
-    """The APIs that this process has used: a message class is built from its schema at its first use."""
+@lru_cache(maxsize=None)
+def api_of_key(key: int) -> Api:
+    """Returns an API; its message classes are built from their schemas at the first use. Raises: KeyError."""
+    api_key = _KEYS[key]
+    name = api_key.api_name
+    request: type[Request[Any]] = getattr(messages, f"{name}Request")
+    versions = request.SCHEMA.versions
+    response: type[ApiMessage] = getattr(messages, f"{name}Response")
+    return Api(api_key, name, request, response, versions.start, versions.stop - 1)
 
-    def __missing__(self, key: int) -> Api:
-        api_key = _KEYS[key]
-        name = api_key.api_name
-        request: type[Request[Any]] = getattr(messages, f"{name}Request")
-        versions = request.SCHEMA.versions
-        response: type[ApiMessage] = getattr(messages, f"{name}Response")
-        api = self[key] = Api(api_key, name, request, response, versions.start, versions.stop - 1)
-        return api
+
+def api_of(message: ApiMessage | type[ApiMessage]) -> Api:
+    """Returns the API of a request or response."""
+    return api_of_key(message.API_KEY)
 
 
 class _Apis(Mapping[int, Api]):
     def __getitem__(self, key: int) -> Api:
-        return _built[key]
+        return api_of_key(key)
 
     def __iter__(self) -> Iterator[int]:
         return iter(_KEYS)
@@ -49,17 +53,6 @@ class _Apis(Mapping[int, Api]):
 
 
 _KEYS = {int(key): key for key in ApiKey}
-_built = _BuiltApis()
 
 APIS: Mapping[int, Api] = _Apis()
 """API key -> API, for every API that this package sends or serves."""
-
-
-def api_of_key(key: int) -> Api:
-    """Returns `APIS[key]`, faster. Raises: KeyError."""
-    return _built[key]
-
-
-def api_of(message: ApiMessage | type[ApiMessage]) -> Api:
-    """Returns the API of a request or response."""
-    return _built[message.API_KEY]

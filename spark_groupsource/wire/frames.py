@@ -8,6 +8,7 @@ Source: https://kafka.apache.org/protocol (Protocol primitives, RequestHeader v1
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError, UnsupportedVersionError
@@ -31,10 +32,11 @@ class _HeaderForms(dict[tuple[int, int], bool | None]):
 
     def __missing__(self, request: tuple[int, int]) -> bool | None:
         api_key, version = request
-        if api_key not in APIS or not APIS[api_key].min_version <= version <= APIS[api_key].max_version:
+        api = APIS.get(api_key)
+        if api is None or not api.min_version <= version <= api.max_version:
             # not stored: a client may send any numbers
             return None
-        self[request] = found = APIS[api_key].is_flexible(version)
+        self[request] = found = api.is_flexible(version)
         return found
 
 
@@ -87,18 +89,12 @@ def encode_request(request: Request[Any], version: int, correlation_id: int, cli
     return frame
 
 
-class _Encoders(dict[tuple[Any, int], tuple[Encode, bytes]]):
-    """(class, version) of a response -> its encoder, and the place of its head with the tagged fields of the header."""
-
-    def __missing__(self, response: tuple[Any, int]) -> tuple[Encode, bytes]:
-        message_class, version = response
-        # the header of an ApiVersions response has no tagged fields, so that any client can read it (KIP-511)
-        has_tags = version in message_class.SCHEMA.flexible and message_class.API_KEY != ApiKey.API_VERSIONS
-        self[response] = found = compiled_encoder(*response), bytes(_RESPONSE_HEAD.size + has_tags)
-        return found
-
-
-_ENCODERS = _Encoders()
+@lru_cache(maxsize=None)
+def _encoder_and_head(message_class: Any, version: int) -> tuple[Encode, bytes]:
+    """Returns the encoder of a response, and the place of its head with the tagged fields of the header."""
+    # the header of an ApiVersions response has no tagged fields, so that any client can read it (KIP-511)
+    has_tags = version in message_class.SCHEMA.flexible and message_class.API_KEY != ApiKey.API_VERSIONS
+    return compiled_encoder(message_class, version), bytes(_RESPONSE_HEAD.size + has_tags)
 
 
 _CONSTANTS: dict[int, tuple[ApiMessage, dict[int, bytes]]] = {}
@@ -127,7 +123,8 @@ def encode_response(response: ApiMessage, version: int, correlation_id: int) -> 
 
 
 def _response_frame(response: ApiMessage, version: int, correlation_id: int) -> bytearray:
-    encode, head = _ENCODERS[type(response), version]
+    message_class: Any = type(response)  # mypy does not accept a class as Hashable
+    encode, head = _encoder_and_head(message_class, version)
     frame = bytearray(head)
     encode(response, frame)
     _RESPONSE_HEAD.pack_into(frame, 0, len(frame) - _LENGTH.size, correlation_id)
