@@ -21,6 +21,7 @@ from attacks.attack_frames import create_topics, fetch, half_sent, join_group, m
 from attacks.client_attacks import Client, Outcome, Target
 from attacks.hostile_report import BoundCost, write_bounds
 from attacks.state_attacks import begin_transaction, commit_frame, find_coordinator, frame
+from support.commit_requests import commit_topics
 from support.raw_broker import BrokerProcess
 
 from spark_groupsource.records.encode import Record, encode_batch
@@ -102,22 +103,13 @@ def members(target: Target, stack: ExitStack) -> None:
 def pending_offsets(target: Target, stack: ExitStack) -> None:
     """Offsets in open transactions, up to group.coordinator.max.state.bytes."""
     _wide_topic(target)
-    entry = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
-    partitions = [
-        entry.TxnOffsetCommitRequestPartition(
-            partition_index=number, committed_offset=1, committed_leader_epoch=-1, committed_metadata=""
-        )
-        for number in range(_WIDTH)
-    ]
+    topics = commit_topics(TxnOffsetCommitRequest, {_TOPIC: dict.fromkeys(range(_WIDTH), 1)})
     with target.connect() as client:
         find_coordinator(client, _GROUP_KEY, "g")
         for number in range(30):
             name = f"full-pending-{number}"
             ids = begin_transaction(client, name, _TOPIC, 1, 900_000)
-            request = TxnOffsetCommitRequest(
-                transactional_id=name, group_id=name, generation_id=-1, member_id="", group_instance_id=None,
-                topics=[entry(name=_TOPIC, partitions=partitions)], **ids,
-            )  # fmt: skip
+            request = TxnOffsetCommitRequest(transactional_id=name, group_id=name, topics=topics, **ids)
             client.call(frame(request, 3))
 
 

@@ -13,6 +13,7 @@ from typing import Any, Callable
 import pyarrow
 from attacks.attack_frames import create_topics, fetch, list_offsets_at, metadata_of, one_record_batch, produce
 from attacks.client_attacks import Outcome, Target, call_all
+from support.commit_requests import commit_topics
 
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.wire.frames import decode_response, encode_request
@@ -59,13 +60,8 @@ def find_coordinator(client: Any, key_type: int, name: str) -> None:
 
 
 def commit_frame(group_id: str, topic: str, numbers: range, metadata: str = "") -> bytes:
-    entry = OffsetCommitRequest.OffsetCommitRequestTopic
-    partitions = [
-        entry.OffsetCommitRequestPartition(partition_index=number, committed_offset=1, committed_metadata=metadata)
-        for number in numbers
-    ]
-    topics = [entry(name=topic, partitions=partitions)]
-    return frame(OffsetCommitRequest(group_id=group_id, member_id="", topics=topics), 8)
+    topics = commit_topics(OffsetCommitRequest, {topic: dict.fromkeys(numbers, 1)}, committed_metadata=metadata)
+    return frame(OffsetCommitRequest(group_id=group_id, topics=topics), 8)
 
 
 def _fetch_offsets(group_id: str, times: int = 1) -> bytes:

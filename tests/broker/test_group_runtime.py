@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.commit_requests import commit_topics
 from support.raw_broker import BrokerProcess, RawConnection, create_topic
 from support.raw_members import committed, heartbeat, join, sync
 from support.waiting import wait_until
@@ -26,17 +27,8 @@ LIMIT = 1_000
 
 
 def commit_all(connection: RawConnection, topic: str) -> None:
-    topic_class = OffsetCommitRequest.OffsetCommitRequestTopic
-    partitions = [
-        topic_class.OffsetCommitRequestPartition(
-            partition_index=number, committed_offset=1, committed_leader_epoch=-1, committed_metadata=""
-        )
-        for number in range(PARTITIONS)
-    ]
-    request = OffsetCommitRequest(
-        group_id="g", generation_id_or_member_epoch=-1, member_id="", group_instance_id=None,
-        topics=[topic_class(name=topic, partitions=partitions)],
-    )  # fmt: skip
+    topics = commit_topics(OffsetCommitRequest, {topic: dict.fromkeys(range(PARTITIONS), 1)})
+    request = OffsetCommitRequest(group_id="g", topics=topics)
     (response,) = connection.call(request, 8).topics
     assert {each.error_code for each in response.partitions} == {0}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.commit_requests import commit_topics
 from support.raw_broker import RawConnection, create_topic
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
@@ -78,13 +79,11 @@ def test_assignments_count(connection):
 
 
 def test_a_wide_character_in_metadata_counts_for_all_of_them(connection):
-    topic = OffsetCommitRequest.OffsetCommitRequestTopic
+    wide = "m" * 4_000 + "\N{GRINNING FACE}"
 
     def commit(number: int) -> int:
-        part = topic.OffsetCommitRequestPartition(
-            partition_index=number, committed_offset=1, committed_metadata="m" * 4_000 + "\N{GRINNING FACE}"
-        )
-        request = OffsetCommitRequest(group_id="g", member_id="", topics=[topic(name="t", partitions=[part])])
+        topics = commit_topics(OffsetCommitRequest, {"t": {number: 1}}, committed_metadata=wide)
+        request = OffsetCommitRequest(group_id="g", topics=topics)
         return connection.call(request, 8).topics[0].partitions[0].error_code
 
     while commit(0) == 14:

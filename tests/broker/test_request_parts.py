@@ -8,6 +8,7 @@ import time
 from contextlib import ExitStack
 
 import pytest
+from support.commit_requests import commit_topics
 from support.message_fields import fields_of
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, create_topic, fetch_request, fetched_values, produce
@@ -50,7 +51,6 @@ GROUPS = 350
 _MAX_CALLS = 25_000
 """Function calls of one step: 8 ms on the machine of benchmarks/figures.md. Most requests below have more in all."""
 
-_CommitTopic = OffsetCommitRequest.OffsetCommitRequestTopic
 _FetchGroup = OffsetFetchRequest.OffsetFetchRequestGroup
 
 
@@ -105,15 +105,9 @@ def first_slice(work):
 
 
 def _commit(connection, count: int, group_id: str = "g", metadata: str = ""):
-    partition = _CommitTopic.OffsetCommitRequestPartition
-    topics = [
-        _CommitTopic(name=name, partitions=[
-            partition(partition_index=number, committed_offset=number, committed_metadata=metadata)
-            for number in range(count)
-        ])
-        for name in ("many", "unknown")
-    ]  # fmt: skip
-    return connection.call(OffsetCommitRequest(group_id=group_id, member_id="", topics=topics), 8)
+    offsets = dict.fromkeys(("many", "unknown"), dict(enumerate(range(count))))
+    topics = commit_topics(OffsetCommitRequest, offsets, committed_metadata=metadata)
+    return connection.call(OffsetCommitRequest(group_id=group_id, topics=topics), 8)
 
 
 def test_offsets_of_many_partitions_are_committed_and_fetched_in_parts(connection, slices):
@@ -167,18 +161,13 @@ def test_a_response_has_a_group_of_many_offsets_a_limited_number_of_times(connec
 
 
 def _transactional_commit(producer, group_id: str):
-    topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
-    partitions = [
-        topic.TxnOffsetCommitRequestPartition(
-            partition_index=number, committed_offset=7, committed_leader_epoch=-1, committed_metadata=""
-        )
-        for number in range(PARTITIONS + 1)
-    ]
     return TxnOffsetCommitRequest(
-        transactional_id="t", group_id=group_id, producer_id=producer.producer_id, generation_id=-1, member_id="",
-        producer_epoch=producer.producer_epoch, group_instance_id=None,
-        topics=[topic(name="many", partitions=partitions)],
-    )  # fmt: skip
+        transactional_id="t",
+        group_id=group_id,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        topics=commit_topics(TxnOffsetCommitRequest, {"many": dict.fromkeys(range(PARTITIONS + 1), 7)}),
+    )
 
 
 def test_a_commit_of_hundreds_of_partitions_is_one_batch(broker, connection, slices):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.commit_requests import commit_topics
 from support.group_context import GROUP, GroupContext, subscribing
 from support.raw_broker import RawConnection, create_topic
 
@@ -40,9 +41,6 @@ def test_the_memory_of_a_shard_is_the_sum_of_its_parts_after_any_change():
     assert context.shard.size_bytes == 0
 
 
-_Topic = OffsetCommitRequest.OffsetCommitRequestTopic
-
-
 @pytest.fixture
 def small():
     config = {"offsets.topic.num.partitions": "2", "group.coordinator.max.state.bytes": "300000"}
@@ -52,11 +50,8 @@ def small():
 
 
 def _commit(connection: RawConnection, group: str, numbers: range, metadata: str = "") -> set[int]:
-    partitions = [
-        _Topic.OffsetCommitRequestPartition(partition_index=number, committed_offset=1, committed_metadata=metadata)
-        for number in numbers
-    ]
-    request = OffsetCommitRequest(group_id=group, member_id="", topics=[_Topic(name="t", partitions=partitions)])
+    topics = commit_topics(OffsetCommitRequest, {"t": dict.fromkeys(numbers, 1)}, committed_metadata=metadata)
+    request = OffsetCommitRequest(group_id=group, topics=topics)
     return {each.error_code for topic in connection.call(request, 8).topics for each in topic.partitions}
 
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from confluent_kafka import Producer
+from support.commit_requests import commit_topics
 from support.raw_broker import RawConnection, fetch, produce
 from support.raw_members import heartbeat, join, sync
 
@@ -302,25 +303,11 @@ class Commits(Load):
 
 def commit(connection: RawConnection, group: str, offsets: dict[str, list[tuple[int, int]]], joined=None) -> int:
     """Commits offsets; returns the first error code of the response, or 0."""
-    topic = OffsetCommitRequest.OffsetCommitRequestTopic
-    topics = [
-        topic(
-            name=name,
-            partitions=[
-                topic.OffsetCommitRequestPartition(
-                    partition_index=number, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=""
-                )
-                for number, offset in entries
-            ],
-        )
-        for name, entries in offsets.items()
-    ]
     request = OffsetCommitRequest(
         group_id=group,
         generation_id_or_member_epoch=-1 if joined is None else joined.generation_id,
         member_id="" if joined is None else joined.member_id,
-        group_instance_id=None,
-        topics=topics,
+        topics=commit_topics(OffsetCommitRequest, {name: dict(entries) for name, entries in offsets.items()}),
     )
     while True:
         response = connection.call(request, 8)

@@ -180,27 +180,31 @@ def run_librdkafka(config: dict[str, Any], commands: Commands) -> None:
     follow(commands, poll, consumer_actions(consumer))
 
 
+def _python_settings(config: dict[str, Any], assignors: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of the clients that are written in Python; `assignors`, those of the client by name."""
+    return {
+        "bootstrap_servers": [config["bootstrap"]],
+        "group_id": config["group"],
+        "client_id": config["client_id"],
+        "group_instance_id": config["instance_id"],
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": bool(config["commit_s"]),
+        "auto_commit_interval_ms": int(config["commit_s"] * 1_000) or 5_000,
+        "session_timeout_ms": config["session_ms"],
+        "heartbeat_interval_ms": config["heartbeat_ms"],
+        "max_poll_interval_ms": config["poll_ms"],
+        "metadata_max_age_ms": 1_000,
+        "partition_assignment_strategy": [assignors[name] for name in config["assignors"]],
+    }
+
+
 def run_kafka_python(config: dict[str, Any], commands: Commands) -> None:
     import kafka
     from kafka.coordinator.assignors.range import RangePartitionAssignor
     from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 
     known = {"range": RangePartitionAssignor, "roundrobin": RoundRobinPartitionAssignor}
-    consumer = kafka.KafkaConsumer(
-        *config["topics"],
-        bootstrap_servers=[config["bootstrap"]],
-        group_id=config["group"],
-        client_id=config["client_id"],
-        group_instance_id=config["instance_id"],
-        auto_offset_reset="earliest",
-        enable_auto_commit=bool(config["commit_s"]),
-        auto_commit_interval_ms=int(config["commit_s"] * 1_000) or 5_000,
-        session_timeout_ms=config["session_ms"],
-        heartbeat_interval_ms=config["heartbeat_ms"],
-        max_poll_interval_ms=config["poll_ms"],
-        metadata_max_age_ms=1_000,
-        partition_assignment_strategy=[known[name] for name in config["assignors"]],
-    )
+    consumer = kafka.KafkaConsumer(*config["topics"], **_python_settings(config, known))
 
     def poll() -> None:
         try:
@@ -224,20 +228,7 @@ async def _run_aiokafka(config: dict[str, Any], commands: Commands) -> None:
     from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 
     known = {"range": RangePartitionAssignor, "roundrobin": RoundRobinPartitionAssignor}
-    consumer = aiokafka.AIOKafkaConsumer(
-        bootstrap_servers=config["bootstrap"],
-        group_id=config["group"],
-        client_id=config["client_id"],
-        group_instance_id=config["instance_id"],
-        auto_offset_reset="earliest",
-        enable_auto_commit=bool(config["commit_s"]),
-        auto_commit_interval_ms=int(config["commit_s"] * 1_000) or 5_000,
-        session_timeout_ms=config["session_ms"],
-        heartbeat_interval_ms=config["heartbeat_ms"],
-        max_poll_interval_ms=config["poll_ms"],
-        metadata_max_age_ms=1_000,
-        partition_assignment_strategy=[known[name] for name in config["assignors"]],
-    )
+    consumer = aiokafka.AIOKafkaConsumer(**_python_settings(config, known))
     consumer.subscribe(config["topics"])
     await consumer.start()
     while True:

@@ -29,6 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple
 
+from support.commit_requests import commit_topics
 from support.file_operations import FileOperations
 from support.partition_logs import batch
 from support.power_loss import Disk, write_state
@@ -211,14 +212,8 @@ def until_none(call: Callable[[], ErrorCode], what: str) -> None:
 
 
 def commit(connection: RawConnection, group: str, offset: int) -> None:
-    topic = OffsetCommitRequest.OffsetCommitRequestTopic
-    entry = topic.OffsetCommitRequestPartition(
-        partition_index=0, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=""
-    )
-    request = OffsetCommitRequest(
-        group_id=group, generation_id_or_member_epoch=-1, member_id="", group_instance_id=None,
-        topics=[topic(name="plain", partitions=[entry])],
-    )  # fmt: skip
+    topics = commit_topics(OffsetCommitRequest, {"plain": {0: offset}})
+    request = OffsetCommitRequest(group_id=group, topics=topics)
 
     def call() -> ErrorCode:
         return ErrorCode(connection.call(request, 8).topics[0].partitions[0].error_code)

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from support.commit_requests import commit_topics
 from support.topics import create_topic
 from support.waiting import wait_until
 
@@ -117,12 +118,10 @@ class Member:
         return self.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS
 
     def commit(self) -> int:
-        row = OffsetCommitRequest.OffsetCommitRequestTopic
-        partition = row.OffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata="")
         fields = self._fields()
         request = OffsetCommitRequest(
             generation_id_or_member_epoch=fields.pop("generation_id"),
-            topics=[row(name=TOPIC, partitions=[partition])],
+            topics=commit_topics(OffsetCommitRequest, {TOPIC: {0: 1}}),
             **fields,
         )
         return int(self._connection.call(request).topics[0].partitions[0].error_code)
@@ -162,9 +161,8 @@ class TransactionalMember(Member):
         }
         added = self._connection.call(AddOffsetsToTxnRequest(group_id=self.group_id, **producer))
         assert added.error_code == ErrorCode.NONE
-        row = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
-        partition = row.TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata="")
-        request = TxnOffsetCommitRequest(topics=[row(name=TOPIC, partitions=[partition])], **self._fields(), **producer)
+        topics = commit_topics(TxnOffsetCommitRequest, {TOPIC: {0: 1}})
+        request = TxnOffsetCommitRequest(topics=topics, **self._fields(), **producer)
         code = int(self._connection.call(request).topics[0].partitions[0].error_code)
         ended = self._connection.call(EndTxnRequest(committed=code == ErrorCode.NONE, **producer))
         assert ended.error_code == ErrorCode.NONE

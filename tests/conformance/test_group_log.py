@@ -10,6 +10,7 @@ from typing import Any
 
 import google_crc32c
 import pytest
+from support.commit_requests import commit_topics
 from support.group_context import GROUP, GroupContext
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
@@ -49,11 +50,7 @@ class PendingAppendContext(GroupContext):
 
     def start_commit(self, offset: int) -> Any:
         """Handles the commit of a simple consumer without appending it; returns its response handle."""
-        topic = OffsetCommitRequest.OffsetCommitRequestTopic
-        partition = topic.OffsetCommitRequestPartition(
-            partition_index=0, committed_offset=offset, committed_metadata="", committed_leader_epoch=-1
-        )
-        topics = [topic(name="topic", partitions=[partition])]
+        topics = commit_topics(OffsetCommitRequest, {"topic": {0: offset}})
         self._is_holding = True
         response = self.send(OffsetCommitRequest(group_id=GROUP, topics=topics), 8)
         self._is_holding = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from simulation.invariants import persistent_state
+from support.commit_requests import commit_topics
 from support.group_context import CONFIG, GROUP, GroupContext
 
 from spark_groupsource.broker.group import GroupShard, RequestContext
@@ -203,9 +204,8 @@ def test_commit_before_a_deletion_is_durable_creates_a_new_group(context: GroupC
     context.leave((member.member_id, None))
     context.hold_appends = True
     context.send(DeleteGroupsRequest(groups_names=[GROUP]), 2)
-    topic = OffsetCommitRequest.OffsetCommitRequestTopic
-    partition = topic.OffsetCommitRequestPartition(partition_index=0, committed_offset=5, committed_metadata="")
-    context.send(OffsetCommitRequest(group_id=GROUP, topics=[topic(name="topic", partitions=[partition])]), 8)
+    topics = commit_topics(OffsetCommitRequest, {"topic": {0: 5}})
+    context.send(OffsetCommitRequest(group_id=GROUP, topics=topics), 8)
     context.release_appends()
     assert context.fetch() == {("topic", 0): 5}
     live, loaded = context.group(), context.restarted().group()
@@ -261,9 +261,7 @@ def test_requests_during_loading_get_a_loading_error() -> None:
         return int(response.error_code)
 
     loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    topic = OffsetCommitRequest.OffsetCommitRequestTopic
-    partition = topic.OffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata="")
-    commit = OffsetCommitRequest(group_id=GROUP, topics=[topic(name="t", partitions=[partition])])
+    commit = OffsetCommitRequest(group_id=GROUP, topics=commit_topics(OffsetCommitRequest, {"t": {0: 1}}))
     assert error(JoinGroupRequest(group_id=GROUP, session_timeout_ms=500), 4) == loading
     assert error(commit, 8) == loading
     assert error(DescribeGroupsRequest(groups=[GROUP]), 5) == loading

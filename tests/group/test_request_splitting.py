@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.commit_requests import commit_topics
 
 from spark_groupsource.broker.group import (
     GroupShard,
@@ -69,10 +70,8 @@ class Coordinator:
 @pytest.fixture
 def coordinator() -> Coordinator:
     coordinator = Coordinator()
-    topic = OffsetCommitRequest.OffsetCommitRequestTopic
-    partition = topic.OffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata="")
     for group_id in ("a", "b", "c"):
-        request = OffsetCommitRequest(group_id=group_id, topics=[topic(name="t", partitions=[partition])])
+        request = OffsetCommitRequest(group_id=group_id, topics=commit_topics(OffsetCommitRequest, {"t": {0: 1}}))
         assert coordinator.send(request, 8).topics[0].partitions[0].error_code == 0
     return coordinator
 

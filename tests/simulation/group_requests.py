@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Sequence
 
+from support.commit_requests import commit_topics
+
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.consumer_protocol import partitions_by_topic
@@ -107,28 +109,13 @@ def commit_request(
     instance_id: str | None,
     offsets: Mapping[TopicPartition, int],
 ) -> Any:
-    topic_class = OffsetCommitRequest.OffsetCommitRequestTopic
     return OffsetCommitRequest(
         group_id=group_id,
         generation_id_or_member_epoch=generation_id,
         member_id=member_id,
         group_instance_id=instance_id,
         retention_time_ms=-1,
-        topics=[
-            topic_class(
-                name=topic,
-                partitions=[
-                    topic_class.OffsetCommitRequestPartition(
-                        partition_index=partition,
-                        committed_offset=offsets[TopicPartition(topic, partition)],
-                        committed_leader_epoch=-1,
-                        committed_metadata="",
-                    )
-                    for partition in partitions
-                ],
-            )
-            for topic, partitions in partitions_by_topic(offsets).items()
-        ],
+        topics=commit_topics(OffsetCommitRequest, _by_topic(offsets)),
     )
 
 
@@ -140,7 +127,6 @@ def transactional_request(
     offsets: Mapping[TopicPartition, int],
     producer_id: int,
 ) -> Any:
-    topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
     return TxnOffsetCommitRequest(
         transactional_id="transaction",
         group_id=group_id,
@@ -149,22 +135,15 @@ def transactional_request(
         generation_id=generation_id,
         member_id=member_id,
         group_instance_id=instance_id,
-        topics=[
-            topic_class(
-                name=topic,
-                partitions=[
-                    topic_class.TxnOffsetCommitRequestPartition(
-                        partition_index=partition,
-                        committed_offset=offsets[TopicPartition(topic, partition)],
-                        committed_leader_epoch=-1,
-                        committed_metadata="",
-                    )
-                    for partition in partitions
-                ],
-            )
-            for topic, partitions in partitions_by_topic(offsets).items()
-        ],
+        topics=commit_topics(TxnOffsetCommitRequest, _by_topic(offsets)),
     )
+
+
+def _by_topic(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for (topic, partition), offset in offsets.items():
+        found.setdefault(topic, {})[partition] = offset
+    return found
 
 
 def fetch_request(group_id: str, partitions: Sequence[TopicPartition], versions: Versions) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Iterable, Sequence
 
+from support.commit_requests import commit_topics
 from support.message_fields import encoded_and_decoded
 
 from spark_groupsource.broker.group import (
@@ -347,27 +348,14 @@ class GroupContext:
         retention_ms: int = -1,
         version: int = 8,
     ) -> list[ErrorCode]:
-        topic_class = OffsetCommitRequest.OffsetCommitRequestTopic
+        fields = {"committed_leader_epoch": leader_epoch, "committed_metadata": metadata}
         request = OffsetCommitRequest(
             group_id=group,
             generation_id_or_member_epoch=generation_id,
             member_id=member_id,
             group_instance_id=instance,
             retention_time_ms=retention_ms,
-            topics=[
-                topic_class(
-                    name=topic,
-                    partitions=[
-                        topic_class.OffsetCommitRequestPartition(
-                            partition_index=partition,
-                            committed_offset=offset,
-                            committed_leader_epoch=leader_epoch,
-                            committed_metadata=metadata,
-                        )
-                        for partition in partitions
-                    ],
-                )
-            ],
+            topics=commit_topics(OffsetCommitRequest, {topic: dict.fromkeys(partitions, offset)}, **fields),
         )
         response = self.send(request, version).response
         return [ErrorCode(p.error_code) for t in response.topics for p in t.partitions]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from support.kafka_python import KafkaConsumer
@@ -28,6 +29,20 @@ for _name in ("kafka", "aiokafka"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
+def _settings(bootstrap_servers: str, group: str, assignor: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "bootstrap_servers": bootstrap_servers.split(","),
+        "group_id": group,
+        "auto_offset_reset": "earliest",
+        "auto_commit_interval_ms": 200,
+        "session_timeout_ms": 10_000,
+        "heartbeat_interval_ms": 500,
+        "metadata_max_age_ms": 1_000,
+        "partition_assignment_strategy": [assignor],
+        **settings,
+    }
+
+
 class KafkaPythonMember(MemberThread):
     """kafka-python's consumer; `assignor` is range, roundrobin, sticky or cooperative-sticky."""
 
@@ -41,18 +56,7 @@ class KafkaPythonMember(MemberThread):
         self, bootstrap_servers: str, group: str, topic: str, assignor: str = "range", **settings: Any
     ) -> None:
         self._consumer = KafkaConsumer(
-            topic,
-            **{
-                "bootstrap_servers": bootstrap_servers.split(","),
-                "group_id": group,
-                "auto_offset_reset": "earliest",
-                "auto_commit_interval_ms": 200,
-                "session_timeout_ms": 10_000,
-                "heartbeat_interval_ms": 500,
-                "metadata_max_age_ms": 1_000,
-                "partition_assignment_strategy": [self.ASSIGNORS[assignor]],
-                **settings,
-            },
+            topic, **_settings(bootstrap_servers, group, self.ASSIGNORS[assignor], settings)
         )
         super().__init__(f"{type(self).__name__} {group}")
 
@@ -77,17 +81,7 @@ class AioKafkaMember(MemberThread):
         self, bootstrap_servers: str, group: str, topic: str, assignor: str = "range", **settings: Any
     ) -> None:
         self._topic = topic
-        self._settings = {
-            "bootstrap_servers": bootstrap_servers,
-            "group_id": group,
-            "auto_offset_reset": "earliest",
-            "auto_commit_interval_ms": 200,
-            "session_timeout_ms": 10_000,
-            "heartbeat_interval_ms": 500,
-            "metadata_max_age_ms": 1_000,
-            "partition_assignment_strategy": [self.ASSIGNORS[assignor]],
-            **settings,
-        }
+        self._settings = _settings(bootstrap_servers, group, self.ASSIGNORS[assignor], settings)
         super().__init__(f"{type(self).__name__} {group}")
 
     def _run(self) -> None:

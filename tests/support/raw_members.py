@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from support.commit_requests import commit_topics
+
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.messages import (
     HeartbeatRequest,
@@ -52,16 +54,11 @@ def heartbeat(connection, joined, group="g"):
 
 
 def commit(connection, joined, offset, topic="t", group="g"):
-    topic_class = OffsetCommitRequest.OffsetCommitRequestTopic
-    entry = topic_class.OffsetCommitRequestPartition(
-        partition_index=0, committed_offset=offset, committed_leader_epoch=-1, committed_metadata="m"
-    )
     request = OffsetCommitRequest(
         group_id=group,
         generation_id_or_member_epoch=joined.generation_id,
         member_id=joined.member_id,
-        group_instance_id=None,
-        topics=[topic_class(name=topic, partitions=[entry])],
+        topics=commit_topics(OffsetCommitRequest, {topic: {0: offset}}, committed_metadata="m"),
     )
     return connection.call(request, 8).topics[0].partitions[0].error_code
 

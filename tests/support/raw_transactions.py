@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.commit_requests import commit_topics
 from support.partition_logs import batch
 from support.raw_broker import RawConnection, fetch_request, fetched_values, produce_request
 
@@ -81,17 +82,8 @@ class RawTransactions:
         return ErrorCode(self.connection.call(request, version).error_code)
 
     def commit_offset(self, group: str, topic: str, offset: int, *partitions: int, version: int = 3) -> list[ErrorCode]:
-        topic_class = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
-        rows = [
-            topic_class.TxnOffsetCommitRequestPartition(
-                partition_index=number, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=""
-            )
-            for number in partitions or (0,)
-        ]
-        request = TxnOffsetCommitRequest(
-            **self._mine, group_id=group, generation_id=-1, member_id="", group_instance_id=None,
-            topics=[topic_class(name=topic, partitions=rows)],
-        )  # fmt: skip
+        topics = commit_topics(TxnOffsetCommitRequest, {topic: dict.fromkeys(partitions or (0,), offset)})
+        request = TxnOffsetCommitRequest(**self._mine, group_id=group, topics=topics)
         response = self.connection.call(request, version)
         found = {p.partition_index: ErrorCode(p.error_code) for t in response.topics for p in t.partitions}
         return [found[number] for number in partitions or (0,)]

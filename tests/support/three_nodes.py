@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from support.commit_requests import commit_topics
 from support.raw_broker import (
     RawConnection,
 )
@@ -70,16 +71,11 @@ def heartbeat(group, generation, member_id):
 
 
 def commit(group, generation, member_id, topic, offset):
-    part = OffsetCommitRequest.OffsetCommitRequestTopic.OffsetCommitRequestPartition(
-        partition_index=0, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=""
-    )
-    wanted = OffsetCommitRequest.OffsetCommitRequestTopic(name=topic, partitions=[part])
     return OffsetCommitRequest(
         group_id=group,
         generation_id_or_member_epoch=generation,
         member_id=member_id,
-        group_instance_id=None,
-        topics=[wanted],
+        topics=commit_topics(OffsetCommitRequest, {topic: {0: offset}}),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Iterator
 
+from support.commit_requests import commit_topics
 from support.message_fields import fields_of
 from support.raw_broker import RawConnection
 
@@ -95,16 +96,8 @@ def _of_groups(topic: str, group: str) -> Iterator[tuple[Any, int, set[int]]]:
     yield m.DescribeGroupsRequest(groups=[group], include_authorized_operations=True), 4, {GROUP_DENIED}
     yield m.DeleteGroupsRequest(groups_names=[group]), 1, {GROUP_DENIED}
     yield m.ListGroupsRequest(), 3, {0}
-    commit: Any = m.OffsetCommitRequest.OffsetCommitRequestTopic
-    partition = commit.OffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata="")
-    yield (
-        m.OffsetCommitRequest(
-            group_id=group, generation_id_or_member_epoch=-1, member_id="", group_instance_id=None,
-            topics=[commit(name=topic, partitions=[partition])],
-        ),
-        8,
-        {GROUP_DENIED},
-    )  # fmt: skip
+    committed = commit_topics(m.OffsetCommitRequest, {topic: {0: 1}})
+    yield m.OffsetCommitRequest(group_id=group, topics=committed), 8, {GROUP_DENIED}
     fetched: Any = m.OffsetFetchRequest
     old = fetched.OffsetFetchRequestTopic(name=topic, partition_indexes=[0])
     yield fetched(group_id=group, topics=[old]), 5, {GROUP_DENIED}
@@ -133,11 +126,7 @@ def _of_transactions(topic: str, group: str) -> Iterator[tuple[Any, int, set[int
     yield m.AddOffsetsToTxnRequest(**one, group_id=group), 3, {TRANSACTION_DENIED}  # type: ignore[arg-type]
     yield m.EndTxnRequest(**one, committed=True), 3, {TRANSACTION_DENIED}  # type: ignore[arg-type]
     commit: Any = m.TxnOffsetCommitRequest
-    partition = commit.TxnOffsetCommitRequestTopic.TxnOffsetCommitRequestPartition(
-        partition_index=0, committed_offset=1, committed_metadata=""
-    )
-    offsets = commit.TxnOffsetCommitRequestTopic(name=topic, partitions=[partition])
-    yield commit(**one, group_id=group, topics=[offsets]), 2, {TRANSACTION_DENIED}
+    yield commit(**one, group_id=group, topics=commit_topics(commit, {topic: {0: 1}})), 2, {TRANSACTION_DENIED}
     yield m.DescribeTransactionsRequest(transactional_ids=["x"]), 0, {TRANSACTION_DENIED}
     yield m.ListTransactionsRequest(state_filters=[], producer_id_filters=[]), 0, {0}
 
