@@ -14,23 +14,26 @@ from typing import Any, Iterator, Mapping, NamedTuple
 from spark_groupsource.broker.group.coordinator_config import GroupConfig
 from spark_groupsource.broker.security_config import SecurityConfig
 from spark_groupsource.broker.storage.topic_config import TopicConfig, unknown_setting
-from spark_groupsource.common.config_def import INT32_MAX, INT64_MAX, BrokerConfigKey, ConfigType, config_keys, setting
+from spark_groupsource.common.config_def import (
+    INT32_MAX,
+    INT64_MAX,
+    BrokerConfigKey,
+    ConfigType,
+    broker_setting,
+    config_keys,
+)
 from spark_groupsource.common.config_providers import resolve
 from spark_groupsource.errors import ConfigurationError
 
 
-def _broker_setting(name: str, type_: ConfigType, default: Any, doc: str, **attributes: Any) -> Any:
-    return setting(BrokerConfigKey(name, type_, default, doc, **attributes))
-
-
 def _partition_count(name: str, topic: str) -> Any:
     doc = f"Partitions of {topic}; without effect once the topic exists."
-    return _broker_setting(name, ConfigType.INT, 50, doc, unit="partitions", low=1, high=10_000)
+    return broker_setting(name, ConfigType.INT, 50, doc, unit="partitions", low=1, high=10_000)
 
 
 def _segment_bytes(name: str, topic: str) -> Any:
     doc = f"Size at which a segment of {topic} is rolled, in bytes."
-    return _broker_setting(name, ConfigType.INT, 104_857_600, doc, unit="bytes", low=1024, high=INT32_MAX)
+    return broker_setting(name, ConfigType.INT, 104_857_600, doc, unit="bytes", low=1024, high=INT32_MAX)
 
 
 @dataclass(frozen=True)
@@ -40,73 +43,73 @@ class BrokerConfig:
     `security` has those of its listeners.
     """
 
-    node_id: int = _broker_setting(
+    node_id: int = broker_setting(
         "node.id", ConfigType.INT, 1, "Id of this broker in the metadata.", low=0, high=INT32_MAX, is_per_node=True
     )
-    advertised_listeners: tuple[str, ...] = _broker_setting(
+    advertised_listeners: tuple[str, ...] = broker_setting(
         "advertised.listeners", ConfigType.LIST, (),
         "Addresses (host:port) that clients connect to, one per node, or PROTOCOL://host:port for each listener; by "
         "default the addresses listened on.",
         is_per_node=True,
     )
-    auto_create_topics_enable: bool = _broker_setting(
+    auto_create_topics_enable: bool = broker_setting(
         "auto.create.topics.enable", ConfigType.BOOLEAN, True,
         "Whether a metadata request for an unknown topic creates the topic.",
     )
-    num_partitions: int = _broker_setting(
+    num_partitions: int = broker_setting(
         "num.partitions", ConfigType.INT, 1, "Partitions of a topic that is created without a partition count.",
         unit="partitions", low=1, high=100_000,
     )
-    delete_topic_enable: bool = _broker_setting(
+    delete_topic_enable: bool = broker_setting(
         "delete.topic.enable", ConfigType.BOOLEAN, True, "Whether clients may delete topics."
     )
-    socket_request_max_bytes: int = _broker_setting(
+    socket_request_max_bytes: int = broker_setting(
         "socket.request.max.bytes", ConfigType.INT, 104_857_600, "Largest request that is accepted, in bytes.",
         unit="bytes", low=1024, high=INT32_MAX,
     )
-    connections_max_idle_ms: int = _broker_setting(
+    connections_max_idle_ms: int = broker_setting(
         "connections.max.idle.ms", ConfigType.LONG, 600_000,
         "Time after which an idle connection is closed, in milliseconds.", unit="ms", low=1, high=INT64_MAX,
     )
-    queued_max_request_bytes: int = _broker_setting(
+    queued_max_request_bytes: int = broker_setting(
         "queued.max.request.bytes", ConfigType.LONG, 8_388_608,
         "Bytes of incomplete and waiting requests of all clients, above which further large requests are not read.",
         unit="bytes", low=1_048_576, high=INT64_MAX, kafka_default=-1,
     )
-    max_connections: int = _broker_setting(
+    max_connections: int = broker_setting(
         "max.connections", ConfigType.INT, 5_000,
         "Connections of all clients; further ones are closed. Limited to three quarters of the file descriptors. With "
         "TLS 2,000, or two fifths of this setting if that is more.",
         unit="connections", low=0, high=INT32_MAX, kafka_default=INT32_MAX,
     )
-    max_connections_per_ip: int = _broker_setting(
+    max_connections_per_ip: int = broker_setting(
         "max.connections.per.ip", ConfigType.INT, INT32_MAX,
         "Connections of one client address; further ones are closed.", unit="connections", low=0, high=INT32_MAX,
     )
-    connection_failed_authentication_delay_ms: int = _broker_setting(
+    connection_failed_authentication_delay_ms: int = broker_setting(
         "connection.failed.authentication.delay.ms", ConfigType.INT, 100,
         "Delay of the response to a failed authentication and of the close of its connection, in milliseconds.",
         unit="ms", low=0, high=INT32_MAX,
     )
-    authentication_timeout_ms: int = _broker_setting(
+    authentication_timeout_ms: int = broker_setting(
         "authentication.timeout.ms", ConfigType.INT, 30_000,
         "Time after which a connection without authentication is closed, in milliseconds; not a setting of Kafka.",
         unit="ms", low=1, high=INT32_MAX,
     )
-    sasl_server_max_receive_size: int = _broker_setting(
+    sasl_server_max_receive_size: int = broker_setting(
         "sasl.server.max.receive.size", ConfigType.INT, 524_288,
         "Largest request before authentication, in bytes.", unit="bytes", low=1024, high=INT32_MAX,
     )
-    fetch_max_bytes: int = _broker_setting(
+    fetch_max_bytes: int = broker_setting(
         "fetch.max.bytes", ConfigType.INT, 57_671_680, "Largest Fetch response, in bytes.",
         unit="bytes", low=1024, high=INT32_MAX,
     )
-    max_broker_partitions: int = _broker_setting(
+    max_broker_partitions: int = broker_setting(
         "max.broker.partitions", ConfigType.INT, 12_000,
         "Partitions of all topics above which none are created for clients; not a setting of Kafka (KIP-578).",
         unit="partitions", low=1, high=INT32_MAX,
     )
-    max_incremental_fetch_session_cache_slots: int = _broker_setting(
+    max_incremental_fetch_session_cache_slots: int = broker_setting(
         "max.incremental.fetch.session.cache.slots", ConfigType.INT, 1000,
         "Fetch sessions that one node caches; 0 disables fetch sessions.", unit="sessions", low=0, high=INT32_MAX,
     )
@@ -118,38 +121,38 @@ class BrokerConfig:
     transaction_state_log_segment_bytes: int = _segment_bytes(
         "transaction.state.log.segment.bytes", "__transaction_state"
     )
-    transaction_max_timeout_ms: int = _broker_setting(
+    transaction_max_timeout_ms: int = broker_setting(
         "transaction.max.timeout.ms", ConfigType.INT, 900_000,
         "Largest transaction.timeout.ms that a producer may request, in milliseconds.",
         unit="ms", low=1, high=INT32_MAX,
     )
-    transactional_id_expiration_ms: int = _broker_setting(
+    transactional_id_expiration_ms: int = broker_setting(
         "transactional.id.expiration.ms", ConfigType.INT, 604_800_000,
         "Time after which an unused transactional id expires, in milliseconds.", unit="ms", low=1, high=INT32_MAX,
     )
-    log_retention_check_interval_ms: int = _broker_setting(
+    log_retention_check_interval_ms: int = broker_setting(
         "log.retention.check.interval.ms", ConfigType.LONG, 300_000,
         "Time between two checks for segments to delete, in milliseconds.", unit="ms", low=1, high=INT64_MAX,
     )
-    producer_id_expiration_ms: int = _broker_setting(
+    producer_id_expiration_ms: int = broker_setting(
         "producer.id.expiration.ms", ConfigType.INT, 86_400_000,
         "Time after its last batch at which a partition removes the state of a producer, in milliseconds.",
         unit="ms", low=1, high=INT32_MAX, dynamic=True,
     )
-    producer_id_expiration_check_interval_ms: int = _broker_setting(
+    producer_id_expiration_check_interval_ms: int = broker_setting(
         "producer.id.expiration.check.interval.ms", ConfigType.INT, 600_000,
         "Time between two checks for expired producers, in milliseconds.", unit="ms", low=1, high=INT32_MAX,
     )
-    log_flush_offset_checkpoint_interval_ms: int = _broker_setting(
+    log_flush_offset_checkpoint_interval_ms: int = broker_setting(
         "log.flush.offset.checkpoint.interval.ms", ConfigType.INT, 60_000,
         "Time between two checkpoints of the offsets from which logs are recovered after an unclean shutdown, in "
         "milliseconds.",
         unit="ms", low=1, high=INT32_MAX,
     )
-    log_cleaner_enable: bool = _broker_setting(
+    log_cleaner_enable: bool = broker_setting(
         "log.cleaner.enable", ConfigType.BOOLEAN, True, "Whether the log cleaner compacts topics."
     )
-    log_cleaner_backoff_ms: int = _broker_setting(
+    log_cleaner_backoff_ms: int = broker_setting(
         "log.cleaner.backoff.ms", ConfigType.LONG, 15_000,
         "Time between two checks for logs to compact, in milliseconds.", unit="ms", low=0, high=INT64_MAX, dynamic=True,
     )

@@ -23,14 +23,7 @@ from spark_groupsource.broker.periodic_work import StartTask
 from spark_groupsource.broker.requests import SendResponse
 from spark_groupsource.broker.running_nodes import RunningNodes
 from spark_groupsource.broker.state_budget import PARTITION_BYTES, StateBudget
-from spark_groupsource.broker.storage.catalog import (
-    COORDINATOR_TOPICS,
-    INTERNAL_TOPICS,
-    OFFSETS_TOPIC,
-    TRANSACTIONS_TOPIC,
-    UNLISTED_TOPICS,
-    TopicEntry,
-)
+from spark_groupsource.broker.storage.catalog import COORDINATOR_TOPICS, INTERNAL_TOPICS, UNLISTED_TOPICS, TopicEntry
 from spark_groupsource.broker.storage.cleaner import LogCleaner
 from spark_groupsource.broker.storage.data_directory import DataDirectory
 from spark_groupsource.broker.storage.log_manager import LogManager, TopicPlan
@@ -41,6 +34,8 @@ from spark_groupsource.common.coroutines import enter_task, in_thread, pause, ru
 from spark_groupsource.common.timers import Timers
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import Node, TopicPartition
+from spark_groupsource.wire.group_records import OFFSETS_TOPIC
+from spark_groupsource.wire.transaction_records import TRANSACTIONS_TOPIC
 
 _PARTITIONS_PER_STEP = 100
 _STATE_BYTES = 67_108_864

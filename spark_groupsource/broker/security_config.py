@@ -8,7 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Sequence, cast
 
-from spark_groupsource.common.config_def import INT32_MAX, INT64_MAX, BrokerConfigKey, ConfigType, config_keys, setting
+from spark_groupsource.common.config_def import (
+    INT32_MAX,
+    INT64_MAX,
+    ConfigType,
+    broker_setting,
+    config_keys,
+)
 from spark_groupsource.common.net import Address, parse_listen_address
 from spark_groupsource.common.tls import STORE_TYPES, ClientAuth, TlsSettings
 from spark_groupsource.common.tls_options import TLS_KEYS, parse_tls
@@ -21,20 +27,16 @@ _AUTHORIZER = "StandardAuthorizer"
 _TLS_PARSERS = {key.name: key.parser for key in TLS_KEYS}
 
 
-def _broker_setting(name: str, type_: ConfigType, default: Any, doc: str, **attributes: Any) -> Any:
-    return setting(BrokerConfigKey(name, type_, default, doc, **attributes))
-
-
 def _text(name: str, doc: str) -> Any:
-    return _broker_setting(name, ConfigType.STRING, "", doc)
+    return broker_setting(name, ConfigType.STRING, "", doc)
 
 
 def _secret(name: str, doc: str) -> Any:
-    return _broker_setting(name, ConfigType.PASSWORD, "", doc)
+    return broker_setting(name, ConfigType.PASSWORD, "", doc)
 
 
 def _tls_setting(name: str, type_: ConfigType, default: Any, doc: str, **attributes: Any) -> Any:
-    return _broker_setting(name, type_, default, doc, parser=_TLS_PARSERS[name], **attributes)
+    return broker_setting(name, type_, default, doc, parser=_TLS_PARSERS[name], **attributes)
 
 
 def _parse_authorizer(name: str, text: str) -> str:
@@ -50,13 +52,13 @@ def _parse_authorizer(name: str, text: str) -> str:
 class SecurityConfig:
     """Settings of listeners, TLS and SASL of the broker."""
 
-    listeners: tuple[str, ...] = _broker_setting(
+    listeners: tuple[str, ...] = broker_setting(
         "listeners", ConfigType.LIST, (),
         "Listeners as PROTOCOL://HOST:PORT, at most one of each of PLAINTEXT, SSL, SASL_PLAINTEXT and SASL_SSL; with "
         "several nodes the others have the following ports. Replaces --listen.",
         is_per_node=True,
     )
-    sasl_enabled_mechanisms: tuple[str, ...] = _broker_setting(
+    sasl_enabled_mechanisms: tuple[str, ...] = broker_setting(
         "sasl.enabled.mechanisms", ConfigType.LIST, (),
         "SASL mechanisms that clients may authenticate with (PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER). "
         "Without listeners, an empty list disables authentication.",
@@ -68,7 +70,7 @@ class SecurityConfig:
     sasl_ssl_jaas_config: str = _secret(
         "listener.name.sasl_ssl.plain.sasl.jaas.config", "The same for the listener SASL_SSL."
     )
-    connections_max_reauth_ms: int = _broker_setting(
+    connections_max_reauth_ms: int = broker_setting(
         "connections.max.reauth.ms", ConfigType.LONG, 0,
         "Time after which a client must authenticate again, in milliseconds; 0: only when its token expires (KIP-368).",
         unit="ms", low=0, high=INT64_MAX,
@@ -78,36 +80,36 @@ class SecurityConfig:
         "file:///PATH of the keys (JWKS) of signed tokens; read again when it has changed. Without it, tokens of "
         "OAUTHBEARER are unsecured: a client can name any user, as with Kafka's default.",
     )
-    sasl_oauthbearer_expected_audience: tuple[str, ...] = _broker_setting(
+    sasl_oauthbearer_expected_audience: tuple[str, ...] = broker_setting(
         "sasl.oauthbearer.expected.audience", ConfigType.LIST, (), "Values of the claim aud of which a token needs one."
     )
     sasl_oauthbearer_expected_issuer: str = _text(
         "sasl.oauthbearer.expected.issuer", "Value that the claim iss of a token must have."
     )
-    sasl_oauthbearer_sub_claim_name: str = _broker_setting(
+    sasl_oauthbearer_sub_claim_name: str = broker_setting(
         "sasl.oauthbearer.sub.claim.name", ConfigType.STRING, "sub", "Claim of a token with the name of its user."
     )
-    sasl_oauthbearer_clock_skew_seconds: int = _broker_setting(
+    sasl_oauthbearer_clock_skew_seconds: int = broker_setting(
         "sasl.oauthbearer.clock.skew.seconds", ConfigType.INT, 30,
         "Difference of clocks that is tolerated when the validity of a token is checked, in seconds.",
         unit="s", low=0, high=INT32_MAX,
     )
-    authorizer_class_name: str = _broker_setting(
+    authorizer_class_name: str = broker_setting(
         "authorizer.class.name", ConfigType.STRING, "",
         "org.apache.kafka.metadata.authorizer.StandardAuthorizer: requests need ACLs; empty: none do.",
         parser=_parse_authorizer,
     )
     super_users: str = _text("super.users", "Principals that need no ACL, as User:NAME separated by semicolons.")
-    allow_everyone_if_no_acl_found: bool = _broker_setting(
+    allow_everyone_if_no_acl_found: bool = broker_setting(
         "allow.everyone.if.no.acl.found", ConfigType.BOOLEAN, False,
         "Whether resources that no ACL names are open to all.",
     )
-    ssl_client_auth: str = _broker_setting(
+    ssl_client_auth: str = broker_setting(
         "ssl.client.auth", ConfigType.STRING, "none",
         "Whether TLS listeners request or require the certificate of a client; its name is the principal of SSL.",
         choices=("none", "requested", "required"),
     )
-    ssl_principal_mapping_rules: str = _broker_setting(
+    ssl_principal_mapping_rules: str = broker_setting(
         "ssl.principal.mapping.rules", ConfigType.STRING, "DEFAULT",
         "Rules that map the distinguished name of a client's certificate to the name of its principal.",
     )
@@ -135,7 +137,7 @@ class SecurityConfig:
     ssl_truststore_certificates: str = _secret(
         "ssl.truststore.certificates", "Certificate authorities of clients as PEM text."
     )
-    ssl_protocol: str = _broker_setting(
+    ssl_protocol: str = broker_setting(
         "ssl.protocol", ConfigType.STRING, "TLSv1.3", "Highest version of TLS.",
         choices=("TLS", "TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3"),
     )

@@ -34,11 +34,12 @@ from spark_groupsource.monitor.offsets.cluster_reads import (
     log_start_offsets,
     selected_topics,
 )
-from spark_groupsource.monitor.offsets.offsets_log import OFFSETS_TOPIC, log_ranges
+from spark_groupsource.monitor.offsets.offsets_log import log_ranges
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.source.positions.checkpoint import ComparedRow, compare, read_checkpoint
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS
+from spark_groupsource.wire.group_records import OFFSETS_TOPIC
 from spark_groupsource.wire.messages import MetadataRequest
 from spark_groupsource.wire.versions import VersionRanges, negotiate
 

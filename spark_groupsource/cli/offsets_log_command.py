@@ -24,7 +24,6 @@ from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.errors import ConfigurationError, CorruptRecordError, GroupSourceError, StorageError
 from spark_groupsource.monitor.near_names import suggestion
 from spark_groupsource.monitor.offsets.offsets_log import (
-    OFFSETS_TOPIC,
     Batch,
     Corruption,
     Entry,
@@ -33,6 +32,7 @@ from spark_groupsource.monitor.offsets.offsets_log import (
     log_partitions,
     log_ranges,
 )
+from spark_groupsource.wire.group_records import OFFSETS_TOPIC
 
 _PARTITION_NAME = re.compile(rf"{OFFSETS_TOPIC}-(\d+)")
 _FORMATS = ("dump", "table", "json")

@@ -173,6 +173,11 @@ def setting(key: ConfigKey) -> Any:
     return field(default=key.default, metadata={_METADATA: key})
 
 
+def broker_setting(name: str, type_: ConfigType, default: Any, doc: str, **attributes: Any) -> Any:
+    """Returns the `setting` of a `BrokerConfigKey`."""
+    return setting(BrokerConfigKey(name, type_, default, doc, **attributes))
+
+
 def format_value(value: Any) -> str:
     """Returns a parsed value as Kafka's tools print it."""
     if isinstance(value, bool):

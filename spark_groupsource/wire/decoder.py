@@ -19,7 +19,7 @@ from functools import cache, lru_cache, partial
 from struct import Struct, calcsize, error, unpack_from
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NoReturn, TypeVar
 
-from spark_groupsource.errors import RemoteProtocolError
+from spark_groupsource.errors import CorruptRecordError, RemoteProtocolError
 from spark_groupsource.wire.generated_source import GeneratedSource
 from spark_groupsource.wire.message_base import NO_TAGS, RecordStruct, empty_value
 from spark_groupsource.wire.schemas import EMPTY, FIXED_FORMATS, Field, bits_of, present_fields, tagged_fields
@@ -40,7 +40,7 @@ MAX_STRING_BYTES = 0x7FFF
 _UNLIMITED = 1 << 62
 _MAX_HEADER_TAGS = 100
 _ZERO_ID = bytes(16)
-_ID_BYTES, _BITS_BYTES = 16, 4
+_ID_BYTES, _BITS_BYTES, _VERSION_BYTES = 16, 4, 2
 
 
 class TooManyElementsError(RemoteProtocolError):
@@ -60,6 +60,21 @@ def decode_exactly(message_class: type[MessageT], version: int, buffer: memoryvi
             f"Cannot decode {message_class.__name__} v{version}: it ends at byte {end} of {len(buffer)}."
         )
     return message
+
+
+def data_version(data: bytes, part: str, topic: str) -> int:
+    """Returns the version of a key or value in the topic of a coordinator. Raises: CorruptRecordError without one."""
+    if len(data) < _VERSION_BYTES:
+        raise CorruptRecordError(f"Cannot decode a {part} in {topic}: {len(data)} bytes have no version.")
+    return int.from_bytes(data[:_VERSION_BYTES], "big", signed=True)
+
+
+def decode_data(message_class: type[MessageT], version: int, data: bytes, topic: str) -> MessageT:
+    """Decodes a key or value after its version, the inverse of `encode_data`. Raises: CorruptRecordError."""
+    try:
+        return decode_exactly(message_class, version, memoryview(data), _VERSION_BYTES)
+    except RemoteProtocolError as error:
+        raise CorruptRecordError(f"A record of {topic} is corrupt: {error}") from error
 
 
 def decode_prefix(

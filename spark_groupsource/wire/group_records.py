@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from spark_groupsource.errors import CorruptRecordError, RemoteProtocolError
+from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.model import new_tuple
-from spark_groupsource.wire.decoder import MessageT, decode_exactly, id_of
+from spark_groupsource.wire.decoder import MessageT, data_version, decode_data, id_of
 from spark_groupsource.wire.encoder import encode_data
 from spark_groupsource.wire.messages import (
     GroupMetadataKey,
@@ -25,6 +25,7 @@ from spark_groupsource.wire.messages import (
     OffsetCommitValue,
 )
 
+OFFSETS_TOPIC = "__consumer_offsets"
 _OFFSET_KEY_VERSIONS = (0, 1)
 _OFFSET_KEY_VERSION = 1  # the written version
 _GROUP_KEY_VERSION = 2
@@ -150,12 +151,12 @@ def decode_key(data: bytes) -> OffsetKey | GroupKey | UnknownKey:
     known = _fast_offset_key(data)
     if known is not None:
         return known
-    version = _version(data, "key")
+    version = data_version(data, "key", OFFSETS_TOPIC)
     if version in _OFFSET_KEY_VERSIONS:
-        message = _decode(OffsetCommitKey, version, data)
+        message = decode_data(OffsetCommitKey, version, data, OFFSETS_TOPIC)
         return OffsetKey(message.group, message.topic, message.partition)
     if version == _GROUP_KEY_VERSION:
-        return GroupKey(_decode(GroupMetadataKey, version, data).group)
+        return GroupKey(decode_data(GroupMetadataKey, version, data, OFFSETS_TOPIC).group)
     return UnknownKey(version)
 
 
@@ -394,23 +395,10 @@ def _member(message: GroupMetadataValue.MemberMetadata) -> MemberValue:
 
 
 def _decode_value(message_class: type[MessageT], data: bytes) -> MessageT:
-    version = _version(data, "value")
+    version = data_version(data, "value", OFFSETS_TOPIC)
     if not 0 <= version <= _HIGHEST_VALUE_VERSION:
         raise CorruptRecordError(
             f"Cannot decode {message_class.__name__}: version {version}, supported are 0 to {_HIGHEST_VALUE_VERSION}. "
             "A newer broker may have written it; use a newer release of this package."
         )
-    return _decode(message_class, version, data)
-
-
-def _version(data: bytes, part: str) -> int:
-    if len(data) < 2:
-        raise CorruptRecordError(f"Cannot decode a {part} in __consumer_offsets: {len(data)} bytes have no version.")
-    return int.from_bytes(data[:2], "big", signed=True)
-
-
-def _decode(message_class: type[MessageT], version: int, data: bytes) -> MessageT:
-    try:
-        return decode_exactly(message_class, version, memoryview(data), 2)
-    except RemoteProtocolError as error:
-        raise CorruptRecordError(f"A record of __consumer_offsets is corrupt: {error}") from error
+    return decode_data(message_class, version, data, OFFSETS_TOPIC)

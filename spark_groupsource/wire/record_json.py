@@ -14,7 +14,8 @@ from typing import Any, Mapping, Sequence
 
 from spark_groupsource.errors import CorruptRecordError, RemoteProtocolError
 from spark_groupsource.wire.consumer_protocol import HIGHEST_VERSION, PROTOCOL_TYPE
-from spark_groupsource.wire.decoder import decode_exactly, decode_prefix
+from spark_groupsource.wire.decoder import data_version, decode_data, decode_exactly, decode_prefix
+from spark_groupsource.wire.group_records import OFFSETS_TOPIC
 from spark_groupsource.wire.message_base import RecordStruct, build_class, empty_value
 from spark_groupsource.wire.messages import (
     ConsumerProtocolAssignment,
@@ -71,7 +72,7 @@ def record_type(key: bytes) -> int:
 
     Raises: CorruptRecordError if the key has no version.
     """
-    return _version(key, "key")
+    return data_version(key, "key", OFFSETS_TOPIC)
 
 
 def key_json(key: bytes) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def value_json(key: bytes, value: bytes) -> dict[str, Any]:
 
     Raises: CorruptRecordError if the bytes are invalid or the version is unknown.
     """
-    kind, version = record_type(key), _version(value, "value")
+    kind, version = record_type(key), data_version(value, "value", OFFSETS_TOPIC)
     _, value_class = _classes(kind)
     if value_class is None:
         return {"version": str(version), "data": _base64(value[2:])}
@@ -155,7 +156,7 @@ def _element_json(field: Field, content: Any, version: int) -> Any:
 def _protocol_json(message_class: Any, data: bytes) -> Any:
     """Returns the decoded bytes of a member, or their base64 if they are invalid, as Kafka's tool does."""
     try:
-        version = _version(data, "protocol message")
+        version = data_version(data, "protocol message", OFFSETS_TOPIC)
         # of a newer version the known fields are decoded
         known = min(version, HIGHEST_VERSION)
         message, _ = decode_prefix(message_class, known, memoryview(data), 2)
@@ -169,16 +170,7 @@ def _stored_members(version: int, value: bytes) -> Sequence[GroupMetadataValue.M
 
 
 def _decoded(message_class: Any, version: int, data: bytes) -> dict[str, Any]:
-    try:
-        return message_json(decode_exactly(message_class, version, memoryview(data), 2), version)
-    except RemoteProtocolError as error:
-        raise CorruptRecordError(f"A record of __consumer_offsets is corrupt: {error}") from error
-
-
-def _version(data: bytes, part: str) -> int:
-    if len(data) < 2:
-        raise CorruptRecordError(f"Cannot decode a {part} in __consumer_offsets: {len(data)} bytes have no version.")
-    return int.from_bytes(data[:2], "big", signed=True)
+    return message_json(decode_data(message_class, version, data, OFFSETS_TOPIC), version)
 
 
 def _base64(data: bytes) -> str:

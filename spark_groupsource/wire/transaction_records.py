@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain, repeat
 
-from spark_groupsource.errors import CorruptRecordError, RemoteProtocolError
+from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.model import TopicPartition
-from spark_groupsource.wire.decoder import MessageT, decode_exactly
+from spark_groupsource.wire.decoder import data_version, decode_data
 from spark_groupsource.wire.encoder import encode_data
 from spark_groupsource.wire.messages import TransactionLogKey, TransactionLogValue
 
+TRANSACTIONS_TOPIC = "__transaction_state"
 _KEY_VERSION = 0
 _VALUE_VERSION = 1  # the written version, as in Kafka 4
 _VALUE_VERSIONS = (0, 1)
@@ -63,9 +64,9 @@ def decode_key(data: bytes) -> str | None:
 
     Raises: CorruptRecordError if the bytes are invalid.
     """
-    if _version(data, "key") != _KEY_VERSION:
+    if data_version(data, "key", TRANSACTIONS_TOPIC) != _KEY_VERSION:
         return None
-    return _decode(TransactionLogKey, _KEY_VERSION, data).transactional_id
+    return decode_data(TransactionLogKey, _KEY_VERSION, data, TRANSACTIONS_TOPIC).transactional_id
 
 
 def encode_value(value: TransactionValue, version: int = _VALUE_VERSION) -> bytes:
@@ -94,13 +95,13 @@ def decode_value(data: bytes) -> TransactionValue:
 
     Raises: CorruptRecordError if the bytes are invalid or version or status are unknown.
     """
-    version = _version(data, "value")
+    version = data_version(data, "value", TRANSACTIONS_TOPIC)
     if version not in _VALUE_VERSIONS:
         raise CorruptRecordError(
             f"Cannot decode TransactionLogValue: version {version}, supported are 0 and 1. "
             "A newer broker may have written it; use a newer release of this package."
         )
-    message = _decode(TransactionLogValue, version, data)
+    message = decode_data(TransactionLogValue, version, data, TRANSACTIONS_TOPIC)
     try:
         status = TransactionStatus(message.transaction_status)
     except ValueError as error:
@@ -120,16 +121,3 @@ def decode_value(data: bytes) -> TransactionValue:
         start_ms=message.transaction_start_timestamp_ms,
         previous_producer_id=message.previous_producer_id if version else -1,
     )
-
-
-def _version(data: bytes, part: str) -> int:
-    if len(data) < 2:
-        raise CorruptRecordError(f"Cannot decode a {part} in __transaction_state: {len(data)} bytes have no version.")
-    return int.from_bytes(data[:2], "big", signed=True)
-
-
-def _decode(message_class: type[MessageT], version: int, data: bytes) -> MessageT:
-    try:
-        return decode_exactly(message_class, version, memoryview(data), 2)
-    except RemoteProtocolError as error:
-        raise CorruptRecordError(f"A record of __transaction_state is corrupt: {error}") from error

@@ -15,10 +15,10 @@ from support.raw_members import committed, heartbeat, join, sync
 from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.broker.storage.catalog import OFFSETS_TOPIC
 from spark_groupsource.common.clock import Instant
 from spark_groupsource.common.coroutines import run_at_once
 from spark_groupsource.errors import ErrorCode
+from spark_groupsource.wire.group_records import OFFSETS_TOPIC
 from spark_groupsource.wire.messages import DeleteGroupsRequest, JoinGroupRequest, OffsetCommitRequest
 
 PARTITIONS = 100

@@ -12,12 +12,12 @@ from support.raw_transactions import RawTransactions
 from support.waiting import wait_until
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.broker.storage.catalog import TRANSACTIONS_TOPIC
 from spark_groupsource.broker.storage.partition import Partition
 from spark_groupsource.broker.transactions.transaction_states import COMPLETE_COMMIT, EMPTY, ONGOING, PREPARE_ABORT
 from spark_groupsource.common.coroutines import begin, run_at_once
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.wire.messages import DescribeTransactionsRequest, InitProducerIdRequest, ListTransactionsRequest
+from spark_groupsource.wire.transaction_records import TRANSACTIONS_TOPIC
 
 NONE = ErrorCode.NONE
 LOADING = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from spark_groupsource.broker.storage.log_manager import LogManager
+from spark_groupsource.broker.storage.log_manager import LogManager, TopicPlan
 from spark_groupsource.common.coroutines import run_at_once
+from spark_groupsource.errors import ApiError
 from spark_groupsource.model import TopicPartition
 
 
 def create_topic(logs: LogManager, name: str, partition_count: int, settings: Mapping[str, str | None]) -> None:
-    run_at_once(logs.create_topic(name, partition_count, settings))
+    (created,) = run_at_once(logs.create_topics([TopicPlan(name, partition_count, settings)]))
+    if isinstance(created, ApiError):
+        raise created
 
 
 def delete_topic(logs: LogManager, name: str) -> None:

@@ -12,19 +12,14 @@ from typing import Mapping, NamedTuple, Sequence
 from spark_groupsource.broker.api.request_limits import check_changes
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ZERO_UUID, ApiRequestContext
-from spark_groupsource.broker.storage.catalog import (
-    INTERNAL_TOPICS,
-    OFFSETS_TOPIC,
-    TRANSACTIONS_TOPIC,
-    UNLISTED_TOPICS,
-    TopicEntry,
-)
+from spark_groupsource.broker.storage.catalog import INTERNAL_TOPICS, UNLISTED_TOPICS, TopicEntry
 from spark_groupsource.broker.storage.log_manager import TopicPlan
 from spark_groupsource.broker.storage.topic_config import TOPIC_FIELDS, TOPIC_SETTINGS
 from spark_groupsource.common.config_def import format_value
 from spark_groupsource.common.coroutines import pause
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition, bounded_names
+from spark_groupsource.wire.group_records import OFFSETS_TOPIC
 from spark_groupsource.wire.messages import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -37,6 +32,7 @@ from spark_groupsource.wire.messages import (
     MetadataRequest,
     MetadataResponse,
 )
+from spark_groupsource.wire.transaction_records import TRANSACTIONS_TOPIC
 
 # codes of org.apache.kafka.common.acl.AclOperation; without an authorizer all operations are allowed
 TOPIC_OPERATIONS = frozenset({3, 4, 5, 6, 7, 8, 10, 11})

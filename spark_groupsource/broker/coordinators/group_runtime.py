@@ -44,7 +44,6 @@ from spark_groupsource.broker.group import (
 )
 from spark_groupsource.broker.periodic_work import PeriodicWork
 from spark_groupsource.broker.requests import ApiRequestContext, SendResponse
-from spark_groupsource.broker.storage.catalog import OFFSETS_TOPIC
 from spark_groupsource.broker.storage.segment_scan import StoredBatch
 from spark_groupsource.common.coroutines import pause, portions
 from spark_groupsource.errors import ApiError, ErrorCode
@@ -53,7 +52,7 @@ from spark_groupsource.records.decode import CONTROL_COMMIT, control_type
 from spark_groupsource.records.encode import Record, encode_batch, encode_single
 from spark_groupsource.records.header import HEADER_BYTES
 from spark_groupsource.records.key_values import key_value_slices
-from spark_groupsource.wire.group_records import OffsetValue
+from spark_groupsource.wire.group_records import OFFSETS_TOPIC, OffsetValue
 from spark_groupsource.wire.messages import (
     ApiMessage,
     DeleteGroupsRequest,

@@ -24,7 +24,6 @@ from spark_groupsource.broker.coordinators.services import CoordinatorServices, 
 from spark_groupsource.broker.coordinators.shard_registry import CoordinatorShard, CoordinatorTopic, ShardRegistry
 from spark_groupsource.broker.group.error_responses import append_error
 from spark_groupsource.broker.periodic_work import PeriodicWork
-from spark_groupsource.broker.storage.catalog import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_groupsource.broker.storage.segment_scan import StoredBatch
 from spark_groupsource.broker.transactions import Decision, TransactionConfig, TransactionShard, is_ending
 from spark_groupsource.broker.transactions.transaction_states import ONGOING, PREPARE_COMMIT
@@ -33,7 +32,8 @@ from spark_groupsource.errors import ApiError, ErrorCode, StorageError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.key_values import key_value_slices
-from spark_groupsource.wire.transaction_records import TransactionValue, encode_key, encode_value
+from spark_groupsource.wire.group_records import OFFSETS_TOPIC
+from spark_groupsource.wire.transaction_records import TRANSACTIONS_TOPIC, TransactionValue, encode_key, encode_value
 
 _RETRY_MS = 1_000
 MAX_STATE_BYTES = 16_777_216

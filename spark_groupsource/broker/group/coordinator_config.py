@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from spark_groupsource.common.config_def import INT32_MAX, INT64_MAX, BrokerConfigKey, ConfigType, config_keys, setting
+from spark_groupsource.common.config_def import INT32_MAX, INT64_MAX, ConfigType, broker_setting, config_keys
 from spark_groupsource.errors import ConfigurationError
 
 MAX_MEMBERS = 2_000
@@ -18,7 +18,7 @@ def _group_setting(
     name: str, default: int, doc: str, *, low: int, unit: str = "", type_: ConfigType = ConfigType.INT
 ) -> Any:
     high = INT32_MAX if type_ is ConfigType.INT else INT64_MAX
-    return setting(BrokerConfigKey(name, type_, default, doc, unit=unit, low=low, high=high))
+    return broker_setting(name, type_, default, doc, unit=unit, low=low, high=high)
 
 
 @dataclass(frozen=True)

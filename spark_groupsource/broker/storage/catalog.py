@@ -20,6 +20,8 @@ from spark_groupsource.broker.storage.journal import Journal
 from spark_groupsource.broker.storage.metadata_files import corrupt_file, read_json
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.wire.group_events import GROUP_EVENTS_TOPIC
+from spark_groupsource.wire.group_records import OFFSETS_TOPIC
+from spark_groupsource.wire.transaction_records import TRANSACTIONS_TOPIC
 
 # Kafka's block size (`ProducerIdsBlock.PRODUCER_ID_BLOCK_SIZE`): a crash wastes at most one block.
 _PRODUCER_ID_BLOCK_SIZE = 1000
@@ -27,8 +29,6 @@ _FILE, _JOURNAL = "topics.json", "topics.journal"
 # above it, and above the size of the snapshot, a new snapshot is written
 _MAX_JOURNAL_BYTES = 1_048_576
 
-OFFSETS_TOPIC = "__consumer_offsets"
-TRANSACTIONS_TOPIC = "__transaction_state"
 COORDINATOR_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
 INTERNAL_TOPICS = COORDINATOR_TOPICS | {GROUP_EVENTS_TOPIC}
 """Topics to which clients cannot produce."""

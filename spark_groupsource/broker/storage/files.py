@@ -21,13 +21,11 @@ class FileCache:
 
     Attributes: `segment_count`, number of segments of all logs that use this cache.
 
-    Args: `limit`, number of files, by default 256 and at most a quarter of the descriptors of the process.
+    It keeps up to 256 files, and at most a quarter of the descriptors of the process.
     """
 
-    def __init__(self, limit: int | None = None, read_only: bool = False) -> None:
-        if limit is None:
-            limit = min(_MAX_OPEN_FILES, descriptor_limit() // _SHARE_OF_DESCRIPTORS)
-        self._limit = max(limit, 1)
+    def __init__(self, read_only: bool = False) -> None:
+        self._limit = max(min(_MAX_OPEN_FILES, descriptor_limit() // _SHARE_OF_DESCRIPTORS), 1)
         self._flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
         self._open: OrderedDict[str, int] = OrderedDict()
         self.segment_count = 0

@@ -188,18 +188,6 @@ class LogManager:
         except ConfigurationError as error:
             raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from error
 
-    async def create_topic(
-        self, name: str, partition_count: int, settings: Mapping[str, str | None]
-    ) -> TopicEntry:
-        """Creates a topic; durable at the end.
-
-        Raises: ApiError.
-        """
-        (created,) = await self.create_topics([TopicPlan(name, partition_count, settings)])
-        if isinstance(created, ApiError):
-            raise created
-        return created
-
     async def create_topics(
         self, new: Sequence[TopicPlan], check: Callable[[TopicPlan], None] = lambda topic: None
     ) -> list[TopicEntry | ApiError]:

@@ -17,9 +17,9 @@ from spark_groupsource.common.config_def import (
     INT64_MAX,
     BrokerConfigKey,
     ConfigType,
+    broker_setting,
     closest,
     config_keys,
-    setting,
 )
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import bounded_names
@@ -29,7 +29,7 @@ _THROTTLED_REPLICA = re.compile(r"([0-9]+:[0-9]+)?")
 
 
 def _topic_setting(name: str, type_: ConfigType, default: Any, doc: str, **attributes: Any) -> Any:
-    return setting(BrokerConfigKey(name, type_, default, doc, dynamic=True, **attributes))
+    return broker_setting(name, type_, default, doc, dynamic=True, **attributes)
 
 
 @dataclass(frozen=True, slots=True)

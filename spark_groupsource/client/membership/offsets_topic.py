@@ -10,9 +10,8 @@ from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.model import OffsetRange, TopicPartition, coordinator_partition
 from spark_groupsource.records.decode import CONTROL_COMMIT, control_type, decode_records
 from spark_groupsource.records.header import BatchHeader, iter_batches
-from spark_groupsource.wire.group_records import GroupKey, OffsetKey, UnknownKey, decode_key
+from spark_groupsource.wire.group_records import OFFSETS_TOPIC, GroupKey, OffsetKey, UnknownKey, decode_key
 
-_OFFSETS_TOPIC = "__consumer_offsets"
 # number of records that are read first from the end of the log; each further window has ten times as many
 _FIRST_RECORDS = 1_000
 
@@ -49,8 +48,8 @@ class OffsetsTopicReader:
 
     def find_partition(self) -> TopicPartition | None:
         """Returns the partition; None where the topic does not exist."""
-        found = self._cluster.metadata([_OFFSETS_TOPIC], timeout_ms=self.left_ms).partitions_of(_OFFSETS_TOPIC)
-        return TopicPartition(_OFFSETS_TOPIC, coordinator_partition(self._group_id, len(found))) if found else None
+        found = self._cluster.metadata([OFFSETS_TOPIC], timeout_ms=self.left_ms).partitions_of(OFFSETS_TOPIC)
+        return TopicPartition(OFFSETS_TOPIC, coordinator_partition(self._group_id, len(found))) if found else None
 
     def log_end_offset(self, partition: TopicPartition) -> int:
         """Returns the end of the partition, records of open transactions included."""

@@ -13,9 +13,9 @@ from spark_groupsource.model import OffsetRange, TopicPartition, coordinator_par
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.records.decode import StoredRecord, decode_records
 from spark_groupsource.records.header import CODEC_MASK, HEADER_BYTES, BatchHeader, check_crc, iter_batches
+from spark_groupsource.wire.group_records import OFFSETS_TOPIC
 from spark_groupsource.wire.record_json import RECORD_TYPES, key_json, record_type, value_json
 
-OFFSETS_TOPIC = "__consumer_offsets"
 # positions of fields in the header of a batch
 _LENGTH_START, _LENGTH_END, _ATTRIBUTES_END = 8, 12, 23
 _MARKERS = {0: "ABORT", 1: "COMMIT"}

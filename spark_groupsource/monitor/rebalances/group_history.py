@@ -16,7 +16,6 @@ from spark_groupsource.errors import CorruptRecordError, GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition, coordinator_partition
 from spark_groupsource.monitor.offsets.lag_history import CommitHistory
 from spark_groupsource.monitor.offsets.offsets_log import (
-    OFFSETS_TOPIC,
     Corruption,
     fetch_batches,
     log_partitions,
@@ -29,6 +28,7 @@ from spark_groupsource.records.decode import StoredRecord, decode_records
 from spark_groupsource.wire.commit_reports import decode_report
 from spark_groupsource.wire.group_events import GroupEvent
 from spark_groupsource.wire.group_records import (
+    OFFSETS_TOPIC,
     GroupKey,
     GroupValue,
     OffsetKey,

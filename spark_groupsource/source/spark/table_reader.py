@@ -11,11 +11,12 @@ from spark_groupsource.client.cluster.cluster_client import EARLIEST, LATEST, Cl
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.monitor.offsets.offsets_log import OFFSETS_TOPIC, log_partitions
+from spark_groupsource.monitor.offsets.offsets_log import log_partitions
 from spark_groupsource.monitor.tables.arrow_tables import arrow_schema, record_batches
 from spark_groupsource.monitor.tables.table_rows import Row, TableQuery, offsets_log_rows, read_rows
 from spark_groupsource.source.options.table_options import TableOptions
 from spark_groupsource.source.tracebacks import strip_traceback, without_traceback
+from spark_groupsource.wire.group_records import OFFSETS_TOPIC
 
 
 class TablePartition(InputPartition):
