@@ -58,7 +58,10 @@ class Coordinator:
     def send(self, request: Any, version: int) -> Any:
         context = RequestContext("token", version, "client", "/127.0.0.1", "id")
         responses = []
-        for partition, part in split_request(request, version, PARTITIONS).items():
+        parts = dict.fromkeys(range(PARTITIONS), request)
+        if not isinstance(request, ListGroupsRequest):
+            parts = split_request(request, version, PARTITIONS)
+        for partition, part in parts.items():
             outcome = self.shards[partition].handle(part, context, Instant(0, 0))
             for key, value, _ in outcome.records:
                 self.shards[partition].replay(key, value)

@@ -59,7 +59,7 @@ def handle_checked(broker: Broker, context: ApiRequestContext, checked: Checked 
     """Passes a checked request, or a part of one, to the group coordinator; returns the complete response."""
     if not isinstance(checked, Checked):
         return checked
-    response = broker.group_coordinator.handle_part(context, checked.request)
+    response = broker.group_coordinator.response_to(context, checked.request)
     if checked.complete is not None:
         checked.complete(response)
     return response
@@ -234,14 +234,12 @@ def _topic_of(broker: Broker, context: ApiRequestContext, name: str, numbers: li
 # --- groups ---
 
 
-def has_many_groups(broker: Broker, request: GroupRequest) -> bool:
-    """Returns whether a DescribeGroups or DeleteGroups request is for many groups, or for large ones."""
+def has_many_groups(broker: Broker, request: DescribeGroupsRequest | DeleteGroupsRequest) -> bool:
+    """Returns whether a request is for many groups, or for large ones."""
     if isinstance(request, DescribeGroupsRequest):
         return len(list(_described_parts(broker, request.groups[: _PER_PART + 1]))) > 1
-    if isinstance(request, DeleteGroupsRequest):
-        names = request.groups_names
-        return len(names) > _PER_PART or sum(_fetched(broker, name, None) for name in names) > _PER_PART
-    return False
+    names = request.groups_names
+    return len(names) > _PER_PART or sum(_fetched(broker, name, None) for name in names) > _PER_PART
 
 
 async def describe_groups(
@@ -252,7 +250,7 @@ async def describe_groups(
     responses = []
     for some in _described_parts(broker, request.groups):
         part = DescribeGroupsRequest(groups=some, include_authorized_operations=include)
-        responses.append(broker.group_coordinator.handle_part(context, part))
+        responses.append(broker.group_coordinator.response_to(context, part))
         await pause()
     return merge_responses(request, context.api_version, responses)
 
@@ -280,7 +278,7 @@ async def leave_group(broker: Broker, context: ApiRequestContext, request: Leave
     response: Any = None
     for some in portions(request.members, _MEMBERS_PER_PART):
         part = LeaveGroupRequest(group_id=request.group_id, member_id=request.member_id, members=list(some))
-        following: Any = broker.group_coordinator.handle_part(context, part)
+        following: Any = broker.group_coordinator.response_to(context, part)
         if response is None:
             response = following
         else:
@@ -303,7 +301,7 @@ async def delete_groups(broker: Broker, context: ApiRequestContext, request: Del
         await broker.group_coordinator.remove_offsets(context.node_id, group_id)
         some.append(group_id)  # of a large group, the rest is deleted before another request runs
         if size >= _PER_PART or number == len(names):
-            responses.append(broker.group_coordinator.handle_part(context, DeleteGroupsRequest(groups_names=some)))
+            responses.append(broker.group_coordinator.response_to(context, DeleteGroupsRequest(groups_names=some)))
             some, size = [], 0
             await pause()
     return merge_responses(request, context.api_version, responses)

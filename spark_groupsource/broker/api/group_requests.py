@@ -13,7 +13,7 @@ from typing import Any, Iterable, Mapping, Sequence, TypeVar
 
 from spark_groupsource.broker.api import group_parts
 from spark_groupsource.broker.api.group_parts import Checked, CompleteResponse, handle_checked, with_topics
-from spark_groupsource.broker.group import GroupRequest
+from spark_groupsource.broker.group import SingleGroupRequest
 from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import DELAYED, ZERO_UUID, ApiRequestContext, HandlerResult
 from spark_groupsource.common.coroutines import pause
@@ -98,17 +98,31 @@ def _coordinator(broker: Broker, listener: str, key_type: int, key: str) -> Find
     )
 
 
-def group_request(broker: Broker, context: ApiRequestContext, request: GroupRequest) -> HandlerResult:
-    """Passes a request to the group coordinator without further checks, a large one in parts."""
-    if isinstance(request, (DescribeGroupsRequest, DeleteGroupsRequest)):
-        if group_parts.has_many_groups(broker, request):
-            if isinstance(request, DescribeGroupsRequest):
-                return group_parts.describe_groups(broker, context, request)
-            return group_parts.delete_groups(broker, context, request)
-    if isinstance(request, LeaveGroupRequest) and group_parts.has_many_members(request):
-        return group_parts.leave_group(broker, context, request)
+def group_request(broker: Broker, context: ApiRequestContext, request: SingleGroupRequest) -> HandlerResult:
+    """Passes a request about one group to the group coordinator without further checks."""
     broker.group_coordinator.handle(context, request)
     return DELAYED
+
+
+def leave_group(broker: Broker, context: ApiRequestContext, request: LeaveGroupRequest) -> HandlerResult:
+    """Removes members, many of them in parts."""
+    if group_parts.has_many_members(request):
+        return group_parts.leave_group(broker, context, request)
+    return group_request(broker, context, request)
+
+
+def describe_groups(broker: Broker, context: ApiRequestContext, request: DescribeGroupsRequest) -> HandlerResult:
+    """Describes groups, many or large ones in parts."""
+    if group_parts.has_many_groups(broker, request):
+        return group_parts.describe_groups(broker, context, request)
+    return broker.group_coordinator.response_to(context, request)
+
+
+def delete_groups(broker: Broker, context: ApiRequestContext, request: DeleteGroupsRequest) -> HandlerResult:
+    """Deletes groups, many or large ones in parts."""
+    if group_parts.has_many_groups(broker, request):
+        return group_parts.delete_groups(broker, context, request)
+    return broker.group_coordinator.response_to(context, request)
 
 
 def consumer_group_heartbeat(
@@ -132,7 +146,7 @@ def list_groups(
 ) -> HandlerResult:
     """Returns the groups whose coordinator is this node."""
     if not broker.group_coordinator.shards.partition_count:  # the topic could not be created
-        return group_request(broker, context, request)
+        return broker.group_coordinator.response_to(context, request)
     return group_parts.list_groups(broker, context, request)
 
 

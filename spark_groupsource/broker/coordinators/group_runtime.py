@@ -36,6 +36,7 @@ from spark_groupsource.broker.group import (
     Reply,
     RequestContext,
     SetTimer,
+    SingleGroupRequest,
     StoreAssignment,
     coordinator_partition,
     error_response,
@@ -74,25 +75,8 @@ _LARGE_VALUE_BYTES = 65_536
 _GROUPS_PER_STEP = 200
 
 
-class _FanOut:
-    """A request that was split over several shards, and the responses so far."""
-
-    def __init__(self, token: object, request: GroupRequest, api_version: int, partitions: list[int]) -> None:
-        self.token = token
-        self.request = request
-        self.api_version = api_version
-        self.responses: dict[int, ApiMessage | None] = dict.fromkeys(partitions)
-
-
-class _ShardToken(NamedTuple):
-    """Token of one shard's part of a request that was split."""
-
-    fan_out: _FanOut
-    partition: int
-
-
-class _PartToken(NamedTuple):
-    """Token of a request, or of a part of one, whose response is returned."""
+class _ReturnToken(NamedTuple):
+    """Token of a request whose response is returned."""
 
     responses: list[ApiMessage]
 
@@ -231,19 +215,29 @@ class GroupRuntime:
 
     # --- requests ---
 
-    def handle(self, context: ApiRequestContext, request: GroupRequest) -> None:
-        """Passes a request to the shards it concerns; the response is sent when all of them have responded."""
-        self._handle(context, request, context.token)
+    def handle(self, context: ApiRequestContext, request: SingleGroupRequest) -> None:
+        """Passes a request to the shard of its group, which sends the response at once or later."""
+        try:
+            partition = self.shards.partition_of(request.group_id).partition
+        except ApiError:
+            error = error_response(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, context.api_version)
+            self._send(context.token, error)
+            return
+        self._pass_to_shard(context, partition, request, context.token)
 
-    def handle_part(self, context: ApiRequestContext, request: GroupRequest) -> ApiMessage:
-        """Returns the response to a request, or to a part of one, to which the coordinator responds at once.
+    def response_to(self, context: ApiRequestContext, request: GroupRequest) -> ApiMessage:
+        """Returns the response to a request to which the shards respond at once.
 
         These are commits, fetches and deletions of offsets, and groups to describe, leave or delete.
         """
-        token = _PartToken([])
-        self._handle(context, request, token)
-        (response,) = token.responses
-        return response
+        try:
+            count = self.shards.existing_partition_count()
+        except ApiError:
+            return error_response(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, context.api_version)
+        responses: list[ApiMessage] = []
+        for partition, part in split_request(request, context.api_version, count).items():
+            self._pass_to_shard(context, partition, part, _ReturnToken(responses))
+        return responses[0] if len(responses) == 1 else merge_responses(request, context.api_version, responses)
 
     async def list_groups(
         self, context: ApiRequestContext, request: ListGroupsRequest
@@ -296,27 +290,6 @@ class GroupRuntime:
         """Returns the partitions of `__consumer_offsets` whose leader is a node."""
         return [number for number in range(self.shards.partition_count) if self.shards.is_leader(node_id, number)]
 
-    def _handle(self, context: ApiRequestContext, request: GroupRequest, token: object) -> None:
-        try:
-            count = self.shards.existing_partition_count()
-        except ApiError:
-            error = error_response(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, context.api_version)
-            self._reply(token, error)
-            return
-        parts = split_request(request, context.api_version, count)
-        if request.API_KEY == ListGroupsRequest.API_KEY:
-            parts = {number: parts[number] for number in self.led_partitions(context.node_id)}
-        if len(parts) == 1:
-            for partition, part in parts.items():
-                self._handle_part(context, partition, part, token)
-            return
-        if not parts:
-            self._reply(token, merge_responses(request, context.api_version, []))
-            return
-        fan_out = _FanOut(token, request, context.api_version, list(parts))
-        for partition, part in parts.items():
-            self._handle_part(context, partition, part, _ShardToken(fan_out, partition))
-
     async def partitions_deleted(self, topic_partitions: Sequence[TopicPartition]) -> None:
         """Removes the committed offsets of deleted partitions from every group."""
         for partition in range(self.shards.partition_count):
@@ -332,7 +305,9 @@ class GroupRuntime:
         if shard is not None:
             shard.state_machine.end_transaction(producer_id, committed)
 
-    def _handle_part(self, context: ApiRequestContext, partition: int, request: GroupRequest, token: object) -> None:
+    def _pass_to_shard(
+        self, context: ApiRequestContext, partition: int, request: GroupRequest, token: object
+    ) -> None:
         is_leader = self.shards.is_leader(context.node_id, partition)
         shard = self.shards.get_or_load(partition) if is_leader else None
         if shard is None:
@@ -396,9 +371,9 @@ class GroupRuntime:
                     following = state_machine.append_succeeded(outcome, self._clock.instant())
             if len(outcome.replies) > _REPLIES_PER_STEP:  # a rebalance completes for thousands of members
                 for reply in outcome.replies:
-                    if isinstance(reply.token, _PartToken):  # its response is used in this step
+                    if isinstance(reply.token, _ReturnToken):  # its response is used in this step
                         self._reply(reply.token, reply.response)
-                others = [reply for reply in outcome.replies if not isinstance(reply.token, _PartToken)]
+                others = [reply for reply in outcome.replies if not isinstance(reply.token, _ReturnToken)]
                 self._start_task(partial(self._reply_to_many, others))
             else:
                 for reply in outcome.replies:
@@ -468,15 +443,8 @@ class GroupRuntime:
             self._services.on_append(target.topic_partition, appended.size)
 
     def _reply(self, token: object, response: ApiMessage) -> None:
-        if isinstance(token, int):  # usually
-            self._send(token, response)
-            return
-        if isinstance(token, _PartToken):
+        if isinstance(token, _ReturnToken):
             token.responses.append(response)
-            return
-        assert isinstance(token, _ShardToken)
-        fan_out = token.fan_out
-        fan_out.responses[token.partition] = response
-        responses = [each for each in fan_out.responses.values() if each is not None]
-        if len(responses) == len(fan_out.responses):
-            self._reply(fan_out.token, merge_responses(fan_out.request, fan_out.api_version, responses))
+        else:
+            assert isinstance(token, int)
+            self._send(token, response)

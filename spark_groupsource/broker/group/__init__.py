@@ -32,7 +32,7 @@ from spark_groupsource.broker.group.commit_records import CommitRecords, LogReco
 from spark_groupsource.broker.group.committed_offsets import group_fetch_error
 from spark_groupsource.broker.group.coordinator_config import GroupConfig
 from spark_groupsource.broker.group.error_responses import error_response, verification_error
-from spark_groupsource.broker.group.group_calls import GroupRequest
+from spark_groupsource.broker.group.group_calls import GroupRequest, SingleGroupRequest
 from spark_groupsource.broker.group.group_shard import GroupShard, ShardState
 from spark_groupsource.broker.group.group_states import GroupState
 from spark_groupsource.broker.group.group_timers import GroupTimer, JoinTimer, SessionTimer, SyncTimer
@@ -65,6 +65,7 @@ __all__ = [
     "RequestContext",
     "SessionTimer",
     "SetTimer",
+    "SingleGroupRequest",
     "StoreAssignment",
     "SyncTimer",
     "error_response",

@@ -18,29 +18,21 @@ from spark_groupsource.wire.messages import (
     DeleteGroupsResponse,
     DescribeGroupsRequest,
     DescribeGroupsResponse,
-    HeartbeatRequest,
-    JoinGroupRequest,
     ListGroupsRequest,
     ListGroupsResponse,
-    OffsetCommitRequest,
     OffsetFetchRequest,
     OffsetFetchResponse,
-    SyncGroupRequest,
 )
 
 _OFFSET_FETCH_GROUPS_VERSION = 8
-_MOST_FREQUENT = (HeartbeatRequest, OffsetCommitRequest, JoinGroupRequest, SyncGroupRequest)
 
 
 def split_request(request: GroupRequest, api_version: int, partition_count: int) -> dict[int, GroupRequest]:
-    """Returns partition -> the part of the request for its shard; every shard gets a ListGroups request.
+    """Returns partition -> the part of the request for its shard.
 
     The result is empty for a request without groups; `merge_responses` of no responses is its response.
     """
-    if isinstance(request, _MOST_FREQUENT):  # no further checks
-        return {coordinator_partition(request.group_id, partition_count): request}
-    if isinstance(request, ListGroupsRequest):
-        return {partition: request for partition in range(partition_count)}
+    assert not isinstance(request, ListGroupsRequest), "every shard has its own groups"
     if isinstance(request, DescribeGroupsRequest):
         return {
             partition: DescribeGroupsRequest(
