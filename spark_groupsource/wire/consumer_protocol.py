@@ -7,7 +7,6 @@ Source: KIP-429 (owned partitions), KIP-792 (generation), KIP-881 (rack); Kafka'
 
 from __future__ import annotations
 
-import struct
 from typing import Iterable, Mapping
 
 from spark_groupsource.errors import RemoteProtocolError
@@ -18,7 +17,6 @@ from spark_groupsource.wire.messages import ConsumerProtocolAssignment, Consumer
 
 PROTOCOL_TYPE = "consumer"
 HIGHEST_VERSION = 3
-_SHORT, _INT = struct.Struct(">h"), struct.Struct(">i")
 
 _Topic = ConsumerProtocolAssignment.TopicPartition | ConsumerProtocolSubscription.TopicPartition
 
@@ -83,36 +81,10 @@ def decode_assignment(data: bytes) -> Assignment:
 
 def decode_assigned_topics(data: bytes) -> dict[str, list[int]]:
     """Decodes the partitions of an assignment by topic. Raises: as `decode_assignment`."""
-    known = _fast_assigned_topics(data)
-    if known is not None:
-        return known
     found: dict[str, list[int]] = {}
     for entry in _decode(ConsumerProtocolAssignment, data).assigned_partitions:
         found.setdefault(entry.topic, []).extend(entry.partitions)
     return found
-
-
-def _fast_assigned_topics(data: bytes) -> dict[str, list[int]] | None:
-    """Decodes without the schema, for groups of a thousand members; None for invalid bytes."""
-    found: dict[str, list[int]] = {}
-    try:
-        (version,), (count,) = _SHORT.unpack_from(data), _INT.unpack_from(data, 2)
-        position = 6
-        for _ in range(count):
-            (length,) = _SHORT.unpack_from(data, position)
-            start = position + 2
-            position = start + length
-            (partitions,) = _INT.unpack_from(data, position)
-            if length < 0 or partitions < 0:
-                return None
-            numbers = struct.unpack_from(f">{partitions}i", data, position + 4)
-            found.setdefault(str(data[start:position], "utf-8"), []).extend(numbers)
-            position += 4 + 4 * partitions
-        (length,) = _INT.unpack_from(data, position)  # of the user data
-    except (struct.error, UnicodeDecodeError):
-        return None
-    is_valid = version >= 0 and count >= 0 and -1 <= length <= len(data) - position - 4
-    return found if is_valid else None
 
 
 def partitions_by_topic(partitions: Iterable[TopicPartition]) -> Mapping[str, list[int]]:

@@ -283,9 +283,6 @@ def decode_group_value(data: bytes) -> GroupValue:
 
     Raises: CorruptRecordError if the bytes are invalid or the version is unknown.
     """
-    known = _fast_decoded_group(data)
-    if known is not None:
-        return known
     message = _decode_value(GroupMetadataValue, data)
     return GroupValue(
         protocol_type=message.protocol_type,
@@ -329,56 +326,6 @@ def _nullable(text: str | None) -> bytes:
         return b"\xff\xff"
     data = text.encode()
     return _SHORT.pack(len(data)) + data
-
-
-def _fast_decoded_group(data: bytes) -> GroupValue | None:
-    """Decodes version 3; None for other versions and for invalid bytes."""
-    try:
-        if _SHORT.unpack_from(data)[0] != _GROUP_VALUE_VERSION:
-            return None
-        protocol_type, end = _text(data, 2)
-        (generation_id,) = _INT.unpack_from(data, end)
-        protocol_name, end = _text(data, end + 4)
-        leader, end = _text(data, end)
-        (state_timestamp_ms,) = _LONG.unpack_from(data, end)
-        (count,) = _INT.unpack_from(data, end + 8)
-        end += 12
-        members = []
-        for _ in range(count):
-            member_id, end = _text(data, end)
-            instance_id, end = _text(data, end)
-            client_id, end = _text(data, end)
-            client_host, end = _text(data, end)
-            rebalance_ms, session_ms, length = _MEMBER_TIMEOUTS.unpack_from(data, end)
-            start = end + 12
-            end = start + length
-            (assigned,) = _INT.unpack_from(data, end)
-            if min(length, assigned) < 0 or member_id is None or client_id is None or client_host is None:
-                return None
-            subscription = data[start:end]
-            start = end + 4
-            end = start + assigned
-            members.append(
-                MemberValue(
-                    member_id, instance_id, client_id, client_host, rebalance_ms, session_ms, subscription,
-                    data[start:end],
-                )
-            )  # fmt: skip
-        if end != len(data) or count < 0 or protocol_type is None:
-            return None
-        return GroupValue(protocol_type, generation_id, protocol_name, leader, state_timestamp_ms, tuple(members))
-    except (struct.error, UnicodeDecodeError):
-        return None
-
-
-def _text(data: bytes, position: int) -> tuple[str | None, int]:
-    """Returns a nullable string and the position after it."""
-    (length,) = _SHORT.unpack_from(data, position)
-    start = position + 2
-    if length < 0:
-        return None, start
-    end = start + length
-    return str(data[start:end], "utf-8"), end
 
 
 def _member(message: GroupMetadataValue.MemberMetadata) -> MemberValue:

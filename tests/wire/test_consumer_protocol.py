@@ -118,7 +118,7 @@ def test_topics_and_owned_partitions_are_encoded_sorted():
 
 
 @given(assignments, st.integers(0, 4), st.data())
-def test_topics_of_an_assignment_are_decoded_as_by_the_schema(assignment, version, data):
+def test_topics_of_an_assignment_are_those_of_its_partitions(assignment, version, data):
     encoded = version.to_bytes(2, "big") + encode_assignment(assignment, 0)[2:] + data.draw(st.binary(max_size=3))
     assert decode_assigned_topics(encoded) == partitions_by_topic(decode_assignment(encoded).partitions)
     position = data.draw(st.integers(0, len(encoded) - 1))

@@ -178,8 +178,6 @@ def test_groups_are_encoded_as_by_the_schema(monkeypatch):
     monkeypatch.setattr(group_records, "_fast_group_value", lambda value: None)
     assert [encode_group_value(group) for group in groups] == encoded
     assert [decode_group_value(data) for data in encoded] == groups
-    monkeypatch.setattr(group_records, "_fast_decoded_group", lambda data: None)
-    assert [decode_group_value(data) for data in encoded] == groups
 
 
 def test_long_names_are_not_kept() -> None:
