@@ -105,13 +105,6 @@ def encode_batch(
     )  # fmt: skip
 
 
-def encode_single(key: bytes, value: bytes | None, timestamp_ms: int) -> bytes:
-    """Encodes the batch of one record, as `encode_batch`, in half the time: coordinators write many of them."""
-    payload = bytearray()
-    _encode_record(payload, Record(key, value, timestamp_ms), 0, 0)
-    return assemble_batch(payload, 1, timestamp_ms)
-
-
 def assemble_batch(payload: bytes | bytearray, record_count: int, timestamp_ms: int) -> bytes:
     """Returns the batch of encoded records with consecutive offsets and one timestamp, as `encode_batch` does."""
     return _assemble(payload, 0, 0, 0, record_count - 1, timestamp_ms, timestamp_ms, -1, -1, -1, record_count)

@@ -16,7 +16,7 @@ from spark_groupsource.records.decode import (
     records_bytes,
     records_payload,
 )
-from spark_groupsource.records.encode import Record, assign_offset, control_key, encode_batch, encode_single
+from spark_groupsource.records.encode import Record, assign_offset, control_key, encode_batch
 from spark_groupsource.records.header import HEADER_BYTES, check_crc, iter_batches, iter_headers, last_batch
 from spark_groupsource.records.varint import read_varint, write_varint
 
@@ -39,11 +39,6 @@ def test_records_round_trip(records, codec, base_offset):
     assert header.last_offset == base_offset + records[-1].offset_delta == header.next_offset - 1
     found = [(r.offset - base_offset, r.timestamp_ms, r.key, r.value, r.headers) for r in decode_records(batch, header)]
     assert found == [(r.offset_delta, r.timestamp_ms, r.key, r.value, r.headers) for r in records]
-
-
-@given(st.binary(max_size=2_000), st.none() | st.binary(max_size=2_000))
-def test_one_record_is_encoded_as_in_any_batch(key, value):
-    assert encode_single(key, value, NOW) == encode_batch([Record(key, value, NOW)])
 
 
 def test_attributes_round_trip():

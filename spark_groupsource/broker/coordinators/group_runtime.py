@@ -50,7 +50,7 @@ from spark_groupsource.common.coroutines import pause, portions
 from spark_groupsource.errors import ApiError, ErrorCode
 from spark_groupsource.model import TopicPartition, new_tuple
 from spark_groupsource.records.decode import CONTROL_COMMIT, control_type
-from spark_groupsource.records.encode import Record, encode_batch, encode_single
+from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.header import HEADER_BYTES
 from spark_groupsource.records.key_values import key_value_slices
 from spark_groupsource.wire.group_records import OFFSETS_TOPIC, OffsetValue
@@ -429,8 +429,6 @@ class GroupRuntime:
         for records in batches:
             if isinstance(records, CommitRecords):
                 batch = commit_batch(records, timestamp_ms)
-            elif len(records) == 1 and outcome.producer is None:
-                batch = encode_single(records[0].key, records[0].value, timestamp_ms)
             else:
                 batch = encode_batch(
                     [Record(record.key, record.value, timestamp_ms) for record in records],
