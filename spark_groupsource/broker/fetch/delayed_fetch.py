@@ -139,21 +139,21 @@ class FetchManager:
         context = await self._sessions[node_id].new_context(request, api_version, now_ms)
         if context.error_code:
             return FetchResponse(error_code=context.error_code, session_id=0, responses=[])
-        if len(context.partitions) > _INLINE_PARTITIONS:
+        pending = _PendingFetch(
+            node_id, api_version, listener, may_read, min(request.max_bytes, self._max_bytes),
+            request.isolation_level == _READ_COMMITTED, context, len(context.partitions),
+        )  # fmt: skip
+        if pending.partition_count > _INLINE_PARTITIONS:
             await enter_task()
             async with self._wide_places:
-                return await self._read_or_delay(token, node_id, request, api_version, listener, may_read, context)
+                return await self._read_or_delay(token, request, pending)
         if now_ms < self._next_large_read_ms and self._most_bytes(context.partitions) > _SMALL_READ_BYTES:
             await next_turn()  # a consumer at the end of a log does not wait for those that read all of it
-        return await self._read_or_delay(token, node_id, request, api_version, listener, may_read, context)
+        return await self._read_or_delay(token, request, pending)
 
     async def _read_or_delay(
-        self, token: int, node_id: int, request: FetchRequest, api_version: int, listener: str,
-        may_read: Callable[[str], bool], context: FetchContext,
+        self, token: int, request: FetchRequest, pending: _PendingFetch
     ) -> FetchResponse | ResponseAction:
-        max_bytes, committed = min(request.max_bytes, self._max_bytes), request.isolation_level == _READ_COMMITTED
-        partitions = len(context.partitions)
-        pending = _PendingFetch(node_id, api_version, listener, may_read, max_bytes, committed, context, partitions)
         appended = self._appended[token] = set()
         try:
             result = await self._read(pending)
@@ -167,7 +167,7 @@ class FetchManager:
         if not is_complete and result.size:
             # whole batches may leave a rest of the limit
             left = most_bytes - result.size
-            is_complete = any(is_cut_off(*entry, left, committed) for entry in result.entries)
+            is_complete = any(is_cut_off(*entry, left, pending.reads_committed) for entry in result.entries)
         if is_complete or not self._may_delay(pending.partition_count):
             return await self._response(pending, result)
         self._delayed[token] = pending
