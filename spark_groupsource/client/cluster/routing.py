@@ -314,7 +314,6 @@ class Router:
         request: Request[R],
         timeout_ms: int | None = None,
         *,
-        max_version: int | None = None,
         min_version: int = 0,
     ) -> R:
         """Sends a request to any broker: known brokers in random order, then the bootstrap addresses.
@@ -338,7 +337,7 @@ class Router:
                     share_ms = max(retry.remaining_ms // (len(addresses) - index), _MIN_ATTEMPT_MS)
                     bound_ms = min(share_ms, retry.remaining_ms, self.settings.request_timeout_ms)
                     response = self.call_address(
-                        address, request, bound_ms, max_version=max_version, min_version=min_version
+                        address, request, bound_ms, min_version=min_version
                     )
                     self._reached_once = True
                     self._responded_last = address
@@ -404,7 +403,6 @@ class Router:
         timeout_ms: int | None = None,
         *,
         errors: Callable[[R], Iterable[int]] = top_level_error,
-        max_version: int | None = None,
         min_version: int = 0,
     ) -> R:
         """Sends a request to the coordinator of a group or of a transactional id; see `call_coordinator_each`.
@@ -416,7 +414,6 @@ class Router:
             [request],
             timeout_ms,
             errors=errors,
-            max_version=max_version,
             min_version=min_version,
         )
         if isinstance(outcome, GroupSourceError):
@@ -433,7 +430,6 @@ class Router:
         error_of: Callable[[int, R], BrokerError | None] = lambda index, response: None,
         rules: ErrorRules = _BY_CODE,
         on_lost: Callable[[int], None] = lambda index: None,
-        max_version: int | None = None,
         min_version: int = 0,
     ) -> list[R | GroupSourceError]:
         """Sends requests to a coordinator, one after the other without waiting for each response.
@@ -472,7 +468,6 @@ class Router:
                     [requests[index] for index in pending],
                     received,
                     min(retry.remaining_ms, self.settings.request_timeout_ms),
-                    max_version=max_version,
                     min_version=min_version,
                 )
             except NetworkError as error:

@@ -329,8 +329,7 @@ class GroupClient:
                 responses = [self._cluster.call_coordinator(group_id, combined, _LEAVE_TIMEOUT_MS, min_version=3)]
             except UnsupportedVersionError:
                 responses = [
-                    self._cluster.call_coordinator(group_id, request, _LEAVE_TIMEOUT_MS, max_version=2)
-                    for request in requests
+                    self._cluster.call_coordinator(group_id, request, _LEAVE_TIMEOUT_MS) for request in requests
                 ]
         except GroupSourceError as error:
             _log.warning("[group=%s] LeaveGroup failed, the members remain until session timeout: %s", group_id, error)

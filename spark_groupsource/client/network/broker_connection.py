@@ -85,6 +85,12 @@ VERSION_CAPS: Mapping[ApiKey, int] = {
     # later versions add nothing that this client uses where it expects no certain broker
     ApiKey.FETCH: 13,
     ApiKey.API_VERSIONS: 3,
+    # later versions are those of brokers, of two-phase commits, and of the second protocol of transactions
+    ApiKey.INIT_PRODUCER_ID: 5,
+    ApiKey.ADD_PARTITIONS_TO_TXN: 3,
+    ApiKey.ADD_OFFSETS_TO_TXN: 4,
+    ApiKey.TXN_OFFSET_COMMIT: 4,
+    ApiKey.END_TXN: 4,
 }
 """API -> highest version that this client uses where a call does not require a later one."""
 

@@ -37,8 +37,6 @@ _SEQUENCE_MODULUS = 2**31
 _MAX_EPOCH = 2**15 - 1
 # later versions add partitions to the transaction themselves (KIP-890)
 _TRANSACTIONAL_VERSION = 11
-# version 6 is for two-phase commit (KIP-939)
-_INIT_PRODUCER_ID_VERSION = 5
 # the broker has no state of the producer, or not of the batch before this one
 _LOST_STATE = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
 _ACKNOWLEDGED = frozenset(
@@ -190,7 +188,7 @@ class BatchProducer:
                 transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
             )
             while self._identity is None:
-                response = self.cluster.call_any(request, retry.remaining_ms, max_version=_INIT_PRODUCER_ID_VERSION)
+                response = self.cluster.call_any(request, retry.remaining_ms)
                 if response.error_code:
                     error = BrokerError(response.error_code, "InitProducerId")
                     if not error.retriable:

@@ -52,7 +52,6 @@ _Code = tuple[Optional[TopicPartition], int]
 # OPERATION_NOT_ATTEMPTED is that of the partitions that another one made fail
 _NO_CAUSE = frozenset({ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED})
 
-_ADD_PARTITIONS_VERSION, _ADD_OFFSETS_VERSION, _OFFSET_COMMIT_VERSION, _END_VERSION, _INIT_VERSION = 3, 4, 4, 4, 5
 # member id and generation in TxnOffsetCommit (KIP-447)
 _MEMBERS_SINCE = 3
 _PRODUCER_FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED})
@@ -123,7 +122,7 @@ class Transactions:
             producer_epoch=-1,
         )
         try:
-            response = self._call(request, "InitProducerId", _of_response, max_version=_INIT_VERSION)
+            response = self._call(request, "InitProducerId", _of_response)
         except BrokerError as error:
             if error.code != ErrorCode.INVALID_TRANSACTION_TIMEOUT:
                 raise
@@ -145,7 +144,7 @@ class Transactions:
             v3_and_below_producer_epoch=self.producer.epoch,
             v3_and_below_topics=[row(name=name, partitions=numbers) for name, numbers in by_topic(added).items()],
         )
-        self._call(request, "AddPartitionsToTxn", _of_added, max_version=_ADD_PARTITIONS_VERSION)
+        self._call(request, "AddPartitionsToTxn", _of_added)
 
     def send(
         self, batches: Iterable[EncodedBatch], settings: ProducerSettings = ProducerSettings()
@@ -190,7 +189,7 @@ class Transactions:
             producer_epoch=producer.epoch,
             group_id=group_id,
         )
-        self._call(add, f"AddOffsetsToTxn of group '{group_id}'", _of_response, max_version=_ADD_OFFSETS_VERSION)
+        self._call(add, f"AddOffsetsToTxn of group '{group_id}'", _of_response)
         try:
             outcomes = self._call_each(
                 [self._commit_request(group_id, offsets, member) for member, offsets in commits],
@@ -198,7 +197,6 @@ class Transactions:
                 _of_offsets,
                 key=group_id,
                 min_version=_MEMBERS_SINCE if any(member.member_id for member, _ in commits) else 0,
-                max_version=_OFFSET_COMMIT_VERSION,
             )
         except UnsupportedVersionError as error:
             raise ConfigurationError(
@@ -244,7 +242,7 @@ class Transactions:
             producer_epoch=self.producer.epoch,
             committed=is_committed,
         )
-        self._call(request, "EndTxn", _of_response, max_version=_END_VERSION)
+        self._call(request, "EndTxn", _of_response)
 
     def abort(self) -> None:
         """Ends the transaction early, after an error that the caller raises; without success it ends at its timeout."""
@@ -254,11 +252,11 @@ class Transactions:
             _log.debug("[transactional_id=%s] Aborting failed: %s", self.transactional_id, error)
 
     def _call(
-        self, request: Request[R], operation: str, codes_of: Callable[[R], Sequence[_Code]], *, max_version: int
+        self, request: Request[R], operation: str, codes_of: Callable[[R], Sequence[_Code]]
     ) -> R:
         """Sends one request to the coordinator of the transaction, as `_call_each`."""
         key = TransactionalId(self.transactional_id)
-        (outcome,) = self._call_each([request], operation, codes_of, key=key, max_version=max_version)
+        (outcome,) = self._call_each([request], operation, codes_of, key=key)
         if isinstance(outcome, GroupSourceError):
             raise outcome
         return outcome
@@ -270,7 +268,6 @@ class Transactions:
         codes_of: Callable[[R], Sequence[_Code]],
         *,
         key: CoordinatorKey,
-        max_version: int,
         min_version: int = 0,
     ) -> list[R | GroupSourceError]:
         """Sends requests to a coordinator; returns the response to each, or its error."""
@@ -281,7 +278,6 @@ class Transactions:
             error_of=lambda _, response: self._error(codes_of(response), operation),
             rules=TRANSACTION,
             min_version=min_version,
-            max_version=max_version,
         )
 
     def _error(self, codes: Sequence[_Code], operation: str) -> BrokerError | None:
