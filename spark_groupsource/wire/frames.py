@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from spark_groupsource.errors import ErrorCode, RemoteProtocolError, UnsupportedVersionError
 from spark_groupsource.model import new_tuple
@@ -19,7 +19,6 @@ from spark_groupsource.wire.decoder import decode_exactly, decode_prefix, skip_t
 from spark_groupsource.wire.encoder import Encode, compiled_encoder
 from spark_groupsource.wire.messages import ApiMessage, Request, ResponseT
 
-MessageT = TypeVar("MessageT", bound="ApiMessage")
 _LENGTH = struct.Struct(">i")
 _ERROR_CODE = struct.Struct(">h")
 _REQUEST_HEADER = struct.Struct(">hhih")
@@ -97,32 +96,8 @@ def _encoder_and_head(message_class: Any, version: int) -> tuple[Encode, bytes]:
     return compiled_encoder(message_class, version), bytes(_RESPONSE_HEAD.size + has_tags)
 
 
-_CONSTANTS: dict[int, tuple[ApiMessage, dict[int, bytes]]] = {}
-"""Identity of a constant response -> the response, and version -> body."""
-
-
-def constant_response(response: MessageT) -> MessageT:
-    """Returns a response that never changes; its encoding is kept, and so is the response: for a few of them."""
-    _CONSTANTS[id(response)] = response, {}
-    return response
-
-
-def _constant_frame(response: ApiMessage, bodies: dict[int, bytes], version: int, correlation_id: int) -> bytes:
-    body = bodies.get(version)
-    if body is None:
-        body = bodies[version] = bytes(_response_frame(response, version, 0)[_RESPONSE_HEAD.size :])
-    return _RESPONSE_HEAD.pack(len(body) + _LENGTH.size, correlation_id) + body
-
-
-def encode_response(response: ApiMessage, version: int, correlation_id: int) -> bytes | bytearray:
+def encode_response(response: ApiMessage, version: int, correlation_id: int) -> bytearray:
     """Encodes a response at `version`, with length and header. Raises: ValueError for an unknown version."""
-    constant = _CONSTANTS.get(id(response))
-    if constant is not None:
-        return _constant_frame(*constant, version, correlation_id)
-    return _response_frame(response, version, correlation_id)
-
-
-def _response_frame(response: ApiMessage, version: int, correlation_id: int) -> bytearray:
     message_class: Any = type(response)  # mypy does not accept a class as Hashable
     encode, head = _encoder_and_head(message_class, version)
     frame = bytearray(head)

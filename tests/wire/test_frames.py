@@ -13,7 +13,6 @@ from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS
 from spark_groupsource.wire.frames import (
     RequestHeader,
-    constant_response,
     decode_request,
     decode_response,
     encode_request,
@@ -161,10 +160,3 @@ def test_random_frames_raise_protocol_errors_only(api_key, version, rest):
         decode_response(memoryview(rest), api.request(), min(version, api.max_version), 0)
     except RemoteProtocolError:
         pass
-
-
-def test_the_encoding_of_a_constant_response_is_kept_for_each_version():
-    response = constant_response(HeartbeatResponse(throttle_time_ms=0, error_code=27))
-    for version, correlation_id in ((0, 5), (4, 6), (4, 7), (0, -8)):
-        expected = encode_response(HeartbeatResponse(throttle_time_ms=0, error_code=27), version, correlation_id)
-        assert encode_response(response, version, correlation_id) == expected

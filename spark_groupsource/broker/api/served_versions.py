@@ -24,7 +24,6 @@ from spark_groupsource.broker.node import Broker
 from spark_groupsource.broker.requests import ApiRequestContext
 from spark_groupsource.errors import ErrorCode
 from spark_groupsource.wire.api_keys import ApiKey
-from spark_groupsource.wire.frames import constant_response
 from spark_groupsource.wire.messages import ApiVersionsRequest, ApiVersionsResponse
 
 _CLIENT_SOFTWARE_SINCE = 3
@@ -79,7 +78,7 @@ def api_versions(broker: Broker, context: ApiRequestContext, request: ApiVersion
 def _all_api_versions(has_zero_features: bool) -> ApiVersionsResponse:
     # every client requests them once for each connection
     version = _ZERO_FEATURES_SINCE if has_zero_features else _ZERO_FEATURES_SINCE - 1
-    return constant_response(_api_versions_response(SERVED, ErrorCode.NONE, version))
+    return _api_versions_response(SERVED, ErrorCode.NONE, version)
 
 
 def unsupported_api_versions() -> ApiVersionsResponse:

@@ -12,7 +12,6 @@ from typing import Callable, Sequence
 
 from spark_groupsource.broker.group.classic_group import NO_GENERATION, NO_LEADER, ClassicGroup
 from spark_groupsource.errors import ErrorCode
-from spark_groupsource.wire.frames import constant_response
 from spark_groupsource.wire.messages import (
     HeartbeatResponse,
     JoinGroupResponse,
@@ -125,7 +124,7 @@ def sync_error_response(error: ErrorCode) -> SyncGroupResponse:
 @lru_cache(maxsize=None)
 def heartbeat_response(error: ErrorCode) -> HeartbeatResponse:
     """Returns one shared message per error; nothing modifies it."""
-    return constant_response(HeartbeatResponse(throttle_time_ms=0, error_code=error))
+    return HeartbeatResponse(throttle_time_ms=0, error_code=error)
 
 
 def leave_response(

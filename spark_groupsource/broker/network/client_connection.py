@@ -215,13 +215,13 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._send_frame(frame)
 
-    def _encode_large(self, response: ApiMessage, version: int, correlation_id: int) -> bytes | bytearray:
+    def _encode_large(self, response: ApiMessage, version: int, correlation_id: int) -> bytearray:
         """Is called in the worker thread."""
         if self._transport is None:
             return bytearray()  # closed while other responses were encoded
         return encode_response(response, version, correlation_id)
 
-    def _send_encoded(self, encoded: asyncio.Future[bytes | bytearray]) -> None:
+    def _send_encoded(self, encoded: asyncio.Future[bytearray]) -> None:
         if encoded.cancelled():  # the broker stops
             return
         error = encoded.exception()
@@ -231,7 +231,7 @@ class Connection(asyncio.BufferedProtocol):
             self._send_frame(encoded.result())
         self._owner.responses.set_size(self, self.unsent_bytes)  # replaces the reservation
 
-    def _send_frame(self, frame: bytes | bytearray | None) -> None:
+    def _send_frame(self, frame: bytearray | None) -> None:
         self._token = None
         self._frame_bytes = 0
         if self._transport is None:
