@@ -20,8 +20,9 @@ A group request
 
 `coordinators/group_runtime.py` gives it to the shard of its partition of `__consumer_offsets`
 (`group/group_shard.py`). The shard decides and returns an `Outcome`: records, responses, timers, log lines. The
-runtime sets the timers, appends the records, informs the shard that they are stored, and then sends the responses. So a
-restart that replays the log has every state that a client has seen. Transactions work alike
+runtime sets the timers, appends the records, informs the shard that they are stored, and then sends the responses; that
+of a request about offsets it returns, so that the handler adds what the coordinator did not get. So a restart that
+replays the log has every state that a client has seen. Transactions work alike
 (`coordinators/transaction_runtime.py`, `transactions/transaction_shard.py`).
 
 A record

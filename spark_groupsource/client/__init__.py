@@ -11,9 +11,10 @@ A request
 =========
 
 1. `cluster/cluster_client.py` builds the message of an operation (`cluster/leader_requests.py`,
-   `cluster/group_offsets.py`) and decides by tables of error codes (`cluster/error_rules.py`) what is tried again.
+   `cluster/group_offsets.py`) and names the table of error codes that are retried (`cluster/error_rules.py`).
 2. `cluster/routing.py` finds the broker: a leader in the metadata, the coordinator of a group, or any broker. It caches
-   both, drops what an error disproves, and retries (`network/retry.py`).
+   both, drops what an error disproves, and retries (`network/retry.py`): requests to leaders in `ClusterClient`, those
+   to a coordinator in `Router.call_coordinator_each`.
 3. `network/connection_pool.py` has an idle connection or a new one. `network/broker_connection.py` opens it
    (`network/security.py`), negotiates the version, sends the frame of `wire` and receives the response.
 4. The response returns the same way; each step handles the errors of its own.
