@@ -60,8 +60,18 @@ def test_a_schedule_is_repeated_by_its_seed() -> None:
     assert lines() == lines()
 
 
-@pytest.mark.parametrize("defect", PLANTED, ids=lambda defect: defect.name)
+@pytest.mark.parametrize("defect", [each for each in PLANTED if not each.is_rare], ids=lambda defect: defect.name)
 def test_planted_defect_is_found(defect: PlantedDefect) -> None:
+    _find(defect)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("defect", [each for each in PLANTED if each.is_rare], ids=lambda defect: defect.name)
+def test_rare_planted_defect_is_found(defect: PlantedDefect) -> None:
+    _find(defect)
+
+
+def _find(defect: PlantedDefect) -> None:
     found: list[str] = []
     with defect.planted():
         for seed in defect.seeds:

@@ -44,20 +44,20 @@ class PlantedDefect(NamedTuple):
     Attributes:
         replacements: class or module, and attribute -> what replaces it.
         faults: the kinds of faults that show it; None for any.
-        first: the first seed that finds it.
+        is_rare: fewer than one of twelve schedules finds it.
         features: dimensions of extended schedules.
     """
 
     name: str
     replacements: Replacements
     faults: tuple[str, ...] | None = None
-    first: int = 0
+    is_rare: bool = False
     features: tuple[str, ...] = ()
 
     @property
     def seeds(self) -> range:
         """The schedules of which one must find the defect."""
-        return range(self.first, self.first + 150)
+        return range(3_000 if self.is_rare else 150)
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -169,7 +169,6 @@ PLANTED: tuple[PlantedDefect, ...] = (
     PlantedDefect(
         "a timer between two polls removes an idle member",
         {(GroupClient, "poll"): _timed_poll, (MemberTask, "next_action"): _leave_after_max_poll_interval},
-        first=2,
     ),
     PlantedDefect(
         "a rebalance waits for max.poll.interval.ms only",
@@ -177,7 +176,6 @@ PLANTED: tuple[PlantedDefect, ...] = (
             (GroupSettings, "rebalance_timeout_ms"): property(lambda self: self.max_poll_interval_ms),
             (Membership, "expect_pause"): _nothing,
         },
-        first=4,
     ),
     PlantedDefect(
         "a whole response must arrive in one timeout",
@@ -188,19 +186,18 @@ PLANTED: tuple[PlantedDefect, ...] = (
         "a replay without membership",
         {(BatchReplay, "_join"): _replay_without_membership},
         ("kill_one",),
-        first=6,
     ),
     PlantedDefect(
         "a lost commit is not repeated in time",
         {(CommitRepetition, "request_lost"): _nothing},
         ("late_commit", "late_commit", "kill_one"),
-        first=26,
+        is_rare=True,
     ),
     PlantedDefect(
         "commits are not repeated before a rebalance and at a drain",
         {(StreamPositions, "to_commit"): _to_commit_once},
         ("crash", "kill_one"),
-        first=71,
+        is_rare=True,
     ),
     PlantedDefect(
         "an outage of a minute ends the query", {(Outage, "is_over_limit"): _over_limit_after_a_minute}, ("outage",)
@@ -209,7 +206,6 @@ PLANTED: tuple[PlantedDefect, ...] = (
         "onGroupAhead leaves records out silently",
         {(StartPositions, "_react_to_commits_ahead"): lambda *_: {}},
         ("kill_one", "restore"),
-        first=1,
     ),
     PlantedDefect(
         "one node decides that a topic was deleted",
@@ -218,50 +214,46 @@ PLANTED: tuple[PlantedDefect, ...] = (
             (OffsetLookup, "missing"): _missing_in_one_response,
         },
         ("isolate",),
-        first=20,
     ),
     PlantedDefect(
         "a fence is believed without another lookup",
         {(Router, "find_other_coordinator"): lambda self, group_id, rejected_by, timeout_ms: False},
         ("isolate",),
-        first=1,
     ),
     PlantedDefect(
         "an assigned partition that does not exist is read",
         {(StartPositions, "_find_absent"): lambda self, candidates, positions: frozenset()},
-        first=4,
     ),
     PlantedDefect(
         "an idle poll with uncommitted positions",
         {(StreamSession, "_poll_between_batches"): lambda self, timeout_ms: self._ownership.poll(timeout_ms)},
         ("crash", "kill_one"),
-        first=90,
+        is_rare=True,
     ),
     PlantedDefect(
         "a poll with uncommitted positions",
         {(StreamSession, "_follow_group"): _follow_with_uncommitted},
         ("late_commit", "cut", "kill_one"),
-        first=172,
+        is_rare=True,
     ),
     PlantedDefect(
         "no repetition before a rebalance",
         {(StreamSession, "_is_before_rebalance"): lambda self: False},
         ("late_commit", "crash", "kill_one"),
-        first=182,
+        is_rare=True,
     ),
     PlantedDefect(
         "queries that wait for each other stay in the group",
         {(ReplayWait, "next_step"): _stay_in_group},
         ("kill_together",),
-        first=198,
+        is_rare=True,
     ),
     PlantedDefect(
         "a replay waits for session.timeout.ms only",
         {(ReplayWait, "next_step"): _stay_in_group, (ReplayWait, "__init__"): _wait_for_session_timeout},
         ("kill_together", "slow"),
-        first=12,
     ),
-    PlantedDefect("a batch is committed before it is delivered", {(StreamSession, "_plan"): _commit_end}, first=9),
+    PlantedDefect("a batch is committed before it is delivered", {(StreamSession, "_plan"): _commit_end}),
     PlantedDefect(
         "a fenced task ends successfully",
         {(TaskHeartbeat, "check_now"): _fenced_is_accepted, (TaskHeartbeat, "check"): _nothing},
@@ -271,7 +263,7 @@ PLANTED: tuple[PlantedDefect, ...] = (
         "a lost partition keeps no position",
         {(StreamPositions, "assigned"): _assigned_without_delivered},
         ("cut", "pause"),
-        first=207,
+        is_rare=True,
     ),
     PlantedDefect(
         "members of one application have one group instance id",
@@ -281,31 +273,29 @@ PLANTED: tuple[PlantedDefect, ...] = (
     PlantedDefect(
         "a shorter log of a recreated topic is a truncated one",
         {(LogEndOffsets, "_is_other_topic"): lambda self, topics, topic_ids: False},
-        first=96,
+        is_rare=True,
         features=("recreate",),
     ),
     PlantedDefect(
         "a recreated topic is read from the position in the former one",
         {(start_positions, "_recreated_topics"): lambda positions, start: set()},
-        first=4,
         features=("recreate",),
     ),
     PlantedDefect(
         "a recreated topic is read from its start although other members have read it",
         {(start_positions, "committed_topic_id"): lambda metadata: ""},
-        first=5,
         features=("recreate",),
     ),
     PlantedDefect(
         "a topic that exists again during a lookup ends the query",
         {(OffsetLookup, "missing_after"): _missing_or_raise},
-        first=38,
+        is_rare=True,
         features=("recreate",),
     ),
     PlantedDefect(
         "leader epochs of a recreated topic are those of the former one",
         {(PositionEpochs, "use_topics"): _nothing},
-        first=105,
+        is_rare=True,
         features=("recreate", "leaders"),
     ),
     PlantedDefect(
@@ -322,14 +312,13 @@ PLANTED: tuple[PlantedDefect, ...] = (
         "a published batch is published again",
         {(publisher, "_is_published"): lambda known, batch, sources: False},
         ("kill_one",),
-        first=60,
         features=("transactions",),
     ),
     PlantedDefect(
         "a drain ends the wait of a replay",
         {(StreamSession, "request_drain"): _drain_ends_the_wait},
         ("kill_one",),
-        first=9,
+        is_rare=True,
         features=("drain",),
     ),
 )
