@@ -14,6 +14,7 @@ from typing import Any, Callable, Mapping, TypeVar
 from spark_groupsource.common.net import LocalChannel, dial_local
 from spark_groupsource.errors import NetworkError
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.wire.group_events import event_of_form
 
 _Reply = TypeVar("_Reply")
 
@@ -97,13 +98,19 @@ class ControlClient:
     def close(self) -> None:
         self._channel.close()
 
-    def status(self) -> Mapping[str, Any] | None:
-        """Returns the state of the reader; None if it has ended meanwhile."""
-        return self._reply({"status": True}, dict)
+    def status(self, with_events: bool = False) -> dict[str, Any] | None:
+        """Returns the state of the reader; None if it has ended meanwhile.
 
-    def events(self) -> list[Any]:
-        """Returns the events of the reader's members as JSON values."""
-        return self._reply({"events": True}, lambda reply: list(reply["events"])) or []
+        Args:
+            with_events: adds the events of its members as field `events`.
+        Raises: CorruptRecordError for events of another version.
+        """
+
+        def read(reply: Any) -> dict[str, Any]:
+            events = {"events": [event_of_form(form) for form in reply["events"]]} if with_events else {}
+            return {**reply, **events}
+
+        return self._reply({"status": True, "events": with_events}, read)
 
     def peer_reply(self, group_id: str, min_age_ms: int) -> PeerReply:
         """Requests a rejoin from a co-reader; BUSY if it has ended meanwhile."""

@@ -16,7 +16,8 @@ from spark_groupsource.monitor.selection import parse_selection
 from spark_groupsource.source.process.control_socket import ControlServer, control_directory
 from spark_groupsource.source.process.driver_process import driver_pid
 from spark_groupsource.source.process.group_claims import GroupClaim, claim_group
-from spark_groupsource.source.process.queries import query_metrics, query_rows
+from spark_groupsource.source.process.queries import query_rows, query_statuses
+from spark_groupsource.wire.group_events import EventKind, GroupEvent, event_form
 
 
 def test_no_query_is_running() -> None:
@@ -24,19 +25,26 @@ def test_no_query_is_running() -> None:
 
 
 def test_name_and_batch_come_from_the_read_tasks() -> None:
-    status = {"group": "g", "reader_pid": 7, "state": "running", "generation": 3}
+    pid = os.getpid()
+    status = {"group": "g", "reader_pid": pid, "state": "running", "generation": 3}
     status |= {"transactional_id": "T", "published_batch": 11}
     status |= {"client_id": "billing", "metrics": {"join-rate": 0.25, "heartbeat-total": 7}}
     status |= {"partitions": [["t", 0], ["t", 1]], "end": {"t": {"0": 5}}}
-    server = ControlServer(os.getpid(), "0123", lambda proof: False, status=lambda: status)
-    claim = claim_group(control_directory(os.getpid()), GroupClaim("g", "c", ("t",), None, False, 7, 0))
+    event = GroupEvent(1, "g", EventKind.ASSIGNED, 3)
+    server = ControlServer(
+        os.getpid(), "0123", lambda proof: False, status=lambda: status, events=lambda: [event_form(event)]
+    )
+    claim = claim_group(control_directory(os.getpid()), GroupClaim("g", "c", ("t",), None, False, pid, 0))
     try:
         with open(claim.query_file, "w") as file:
             file.write('{"name": "orders", "id": "1f", "batch": 12}')
         (row,) = query_rows(os.getpid(), None)
         assert query_rows(os.getpid(), parse_selection("group", "other")) == []
-        assert query_metrics(os.getpid(), "1f", "g") == {"join-rate": 0.25, "heartbeat-total": 7}
-        assert query_metrics(os.getpid(), "1f", "other") == query_metrics(os.getpid(), "2f", "g") == {}
+        (found,) = query_statuses(os.getpid(), "1f", with_events=True)
+        assert (found["metrics"], found["events"]) == ({"join-rate": 0.25, "heartbeat-total": 7}, [event])
+        assert query_statuses(os.getpid(), "2f", with_events=True) == []
+        (found,) = query_statuses(os.getpid(), "1f", with_events=False)
+        assert "events" not in found
         exported = prometheus_text(query_samples(parse_selection("group", "g")))
         assert query_samples(parse_selection("group", "other")) == []
     finally:
@@ -54,11 +62,11 @@ def test_name_and_batch_come_from_the_read_tasks() -> None:
         "transactional_id": "T",
         "published_batch": 11,
         "last_offsets": '{"t": {"0": 5}}',
-        "reader_pid": 7,
+        "reader_pid": pid,
         "metrics": '{"join-rate": 0.25, "heartbeat-total": 7}',
     }
     metric, labels = "kafka_consumer_consumer_coordinator_metrics", "consumergroup=\"g\",client_id=\"billing\""
-    labels += ',query="orders",reader_pid="7"'
+    labels += f',query="orders",reader_pid="{pid}"'
     assert f"{metric}_join_rate{{{labels}}} 0.25\n" in exported
     assert f"# TYPE {metric}_heartbeat_total counter\n{metric}_heartbeat_total{{{labels}}} 7\n" in exported
 

@@ -14,6 +14,7 @@ import pytest
 from spark_groupsource.common.net import LocalListener
 from spark_groupsource.errors import NetworkError, RequestTimeoutError
 from spark_groupsource.source.control_client import ControlClient, PeerReply
+from spark_groupsource.wire.group_events import EventKind, GroupEvent, event_form
 
 
 @contextmanager
@@ -44,10 +45,23 @@ def connect(path: Path) -> ControlClient:
     return client
 
 
+EVENT = GroupEvent(1, "g", EventKind.ASSIGNED, 3)
 # request -> its form, a reply and its value, the value for a reader that ends
 REQUESTS: dict[str, tuple[Callable[[ControlClient], Any], dict[str, Any], str, Any, Any]] = {
-    "status": (ControlClient.status, {"status": True}, '{"state": "running"}', {"state": "running"}, None),
-    "events": (ControlClient.events, {"events": True}, '{"events": [1]}', [1], []),
+    "status": (
+        ControlClient.status,
+        {"status": True, "events": False},
+        '{"state": "running"}',
+        {"state": "running"},
+        None,
+    ),
+    "events": (
+        lambda client: client.status(with_events=True),
+        {"status": True, "events": True},
+        json.dumps({"state": "running", "events": [event_form(EVENT)]}),
+        {"state": "running", "events": [EVENT]},
+        None,
+    ),
     "peer": (
         lambda client: client.peer_reply("g", 500),
         {"group": "g", "min_age_ms": 500},

@@ -196,7 +196,7 @@ def test_reader_with_a_long_temporary_directory_has_a_control_socket(embedded, t
         assert "WARNING" not in source.log
         (path,) = directory.glob("groupsource-*-control-*/*-*")
         channel = dial_local(str(path), 5_000)
-        channel.send('{"status": true}')
+        channel.send('{"status": true, "events": false}')
         assert json.loads(channel.receive(5_000))["group"] == group
         channel.close()
         source.stop()

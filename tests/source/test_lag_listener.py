@@ -24,8 +24,8 @@ def rebalances(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The rebalances that the events of the members show."""
     found: list[Any] = []
     monkeypatch.setattr(lag_listener, "driver_jvm_pid", lambda: 1)
-    monkeypatch.setattr(lag_listener, "query_events", lambda driver, query: [])
-    monkeypatch.setattr(lag_listener, "query_metrics", lambda driver, query, group: {"join-rate": 0.5})
+    status = {"group": "g", "metrics": {"join-rate": 0.5}}
+    monkeypatch.setattr(lag_listener, "query_statuses", lambda driver, query, with_events: [status])
     monkeypatch.setattr(lag_listener, "rebalances_from_events", lambda events: found)
     return found
 
@@ -67,6 +67,28 @@ def test_each_rebalance_is_reported_once(rebalances: list[Any]) -> None:
     assert causes(1) == ["JOINED"] and causes(1) == []
     rebalances.append(SimpleNamespace(generation=2, cause=Cause.LEFT))
     assert causes(2) == ["LEFT"]
+
+
+def test_each_batch_asks_the_readers_once(rebalances: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def ask(driver: int, query: str, with_events: bool) -> list[Any]:
+        asked.append(with_events)
+        return []
+
+    monkeypatch.setattr(lag_listener, "query_statuses", ask)
+    rebalances.append(SimpleNamespace(generation=1, cause=Cause.JOINED))
+    listener = LagListener()
+    for generation in (1, 1, 2):
+        event = progress(generation=generation)
+        # a query that reads twice
+        event.progress.sources.append(event.progress.sources[-1])
+        listener.onQueryProgress(event)
+    assert asked == [True, False, True], "events only of a new generation"
+    others = progress()
+    del others.progress.sources[-1:]
+    listener.onQueryProgress(others)
+    assert len(asked) == 3, "a query without a groupsource source"
 
 
 def test_without_the_driver_lag_is_reported_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,11 @@ def reader_of(path: Path) -> str:
     return path.name.rpartition("-")[0].partition(".")[0]
 
 
+def pid_of(path: Path) -> int:
+    """Returns the process id of the reader that serves a control socket."""
+    return int(path.name.rpartition("-")[2])
+
+
 def has_transactional_id(path: Path, transactional_id: str) -> bool:
     """Returns whether the reader of a control socket, which may have ended, has this transactional id."""
     return path.name.rpartition("-")[0].endswith(_label(transactional_id))
@@ -98,7 +103,7 @@ def is_first_reader(driver: int, subject: str) -> bool:
 def _remove_stale_sockets(directory: Path) -> None:
     """Removes the sockets of killed readers, one of a previous process with this process id among them."""
     for path in directory.glob("*-*"):
-        pid = int(path.name.rpartition("-")[2])
+        pid = pid_of(path)
         if pid == os.getpid() or not process_identity(pid):
             path.unlink(missing_ok=True)
 
@@ -205,10 +210,8 @@ class ControlServer:
                     return
                 request = json.loads(line)
                 if "status" in request:
-                    channel.send(json.dumps(self._status()))
-                    return
-                if "events" in request:
-                    channel.send(json.dumps({"events": list(self._events())}))
+                    events = {"events": list(self._events())} if request["events"] else {}
+                    channel.send(json.dumps({**self._status(), **events}))
                     return
                 if "finished" in request:
                     self._batch_finished(request["finished"])

@@ -20,10 +20,11 @@ from spark_groupsource.source.process.control_socket import (
     all_control_sockets,
     control_directory,
     control_sockets,
+    pid_of,
     reader_of,
 )
 from spark_groupsource.source.process.group_claims import recorded_queries
-from spark_groupsource.wire.group_events import GroupEvent, event_of_form
+from spark_groupsource.wire.group_events import GroupEvent
 
 _log = logging.getLogger(__name__)
 
@@ -61,11 +62,15 @@ def all_reader_statuses() -> list[dict[str, Any]]:
     return _statuses(all_control_sockets())
 
 
-def _statuses(paths: Sequence[Path]) -> list[dict[str, Any]]:
+def _statuses(paths: Sequence[Path], with_events: bool = False) -> list[dict[str, Any]]:
     if not paths:
         return []
+
+    def ask(path: Path) -> Mapping[str, Any] | None:
+        return _request(path, lambda reader: reader.status(with_events))
+
     with ThreadPoolExecutor(min(len(paths), _MAX_THREADS), "groupsource queries") as pool:
-        statuses = list(pool.map(lambda path: _request(path, ControlClient.status), paths))
+        statuses = list(pool.map(ask, paths))
     # the names of the queries are beside the sockets
     recorded = {directory: recorded_queries(directory) for directory in {path.parent for path in paths}}
     return [
@@ -75,15 +80,16 @@ def _statuses(paths: Sequence[Path]) -> list[dict[str, Any]]:
     ]
 
 
-def query_metrics(driver: int, query_id: str, group: str | None) -> dict[str, float]:
-    """Returns the metrics of the members of one query in one group; none before the query's first batch has ended.
+def query_statuses(driver: int, query_id: str, with_events: bool) -> list[dict[str, Any]]:
+    """Returns the state of each reader of one query, asked once; empty before the query's first batch has ended.
 
-    Raises: ConfigurationError as `control_directory`.
+    Args:
+        with_events: adds the events of its members as field `events`.
+    Raises: ConfigurationError as `control_directory`; CorruptRecordError.
     """
-    for status in reader_statuses(driver):
-        if status["query_id"] == query_id and status["group"] == group:
-            return dict(status.get("metrics", {}))
-    return {}
+    recorded = recorded_queries(control_directory(driver))
+    paths = [path for path in control_sockets(driver) if recorded.get(pid_of(path), {}).get("id") == query_id]
+    return _statuses(paths, with_events)
 
 
 def drain_readers(driver: int, names: Sequence[str], ends: Sequence[Mapping[str, Any]]) -> set[int]:
@@ -98,10 +104,10 @@ def drain_readers(driver: int, names: Sequence[str], ends: Sequence[Mapping[str,
     recorded = recorded_queries(control_directory(driver))
     found = set()
     for path in control_sockets(driver):
-        reader, pid = reader_of(path), path.name.rpartition("-")[2]
-        query = recorded.get(int(pid), {})
+        reader, pid = reader_of(path), pid_of(path)
+        query = recorded.get(pid, {})
         if {query.get("name"), query.get("id")} & {*names} or any(name.startswith(reader) for name in names):
-            found.add(int(pid))
+            found.add(pid)
             _drain(path, next((end for name, end in proofs.items() if name.startswith(reader)), None))
     return found
 
@@ -121,14 +127,10 @@ def query_events(driver: int, query: str) -> list[GroupEvent]:
 
     Raises: ConfigurationError as `control_directory`; CorruptRecordError.
     """
-    recorded = recorded_queries(control_directory(driver))
     found: list[GroupEvent] = []
-    for path in control_sockets(driver):
-        status = _request(path, ControlClient.status)
-        if status is not None:
-            names = recorded.get(status["reader_pid"], {})
-            if query in (names.get("name"), names.get("id"), status["group"]):
-                found += [event_of_form(form) for form in _request(path, ControlClient.events) or ()]
+    for status in _statuses(control_sockets(driver), with_events=True):
+        if query in (status["query"], status["query_id"], status["group"]):
+            found += status["events"]
     return sorted(found, key=lambda event: event.at_ms)
 
 

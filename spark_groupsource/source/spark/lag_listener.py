@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
@@ -16,7 +16,8 @@ from spark_groupsource.monitor.rebalances.event_rebalances import rebalances_fro
 from spark_groupsource.monitor.rebalances.rebalance import Rebalance
 from spark_groupsource.source.positions.offset_json import GROUP_KEY, SourceOffset, decode_offset, parse_progress_offset
 from spark_groupsource.source.process.drain import driver_jvm_pid
-from spark_groupsource.source.process.queries import query_events, query_metrics
+from spark_groupsource.source.process.queries import query_statuses
+from spark_groupsource.wire.group_events import GroupEvent
 
 _log = logging.getLogger(__name__)
 
@@ -116,14 +117,20 @@ class LagListener(StreamingQueryListener):
         self._reported.pop(str(event.id), None)
 
     def _reports(self, progress: Any) -> Iterator[LagReport]:
-        for index, source in enumerate(progress.sources):
-            if GROUP_KEY not in (source.endOffset or ""):
-                # another source
-                continue
-            end = _offset(source.endOffset) or SourceOffset()
-            latest = _offset(source.latestOffset) or SourceOffset()
-            query_id = str(progress.id)
+        query_id = str(progress.id)
+        # without those of other sources
+        ends = {
+            index: _offset(source.endOffset) or SourceOffset()
+            for index, source in enumerate(progress.sources)
+            if GROUP_KEY in (source.endOffset or "")
+        }
+        reported = self._reported.setdefault(query_id, {})
+        has_new = any(end.generation_id > reported.get(index, -1) for index, end in ends.items())
+        readers = _readers(query_id, has_new) if ends else []
+        for index, end in ends.items():
+            latest = _offset(progress.sources[index].latestOffset) or SourceOffset()
             group = end.group_id or None
+            ours = [reader for reader in readers if reader["group"] == group]
             yield LagReport(
                 progress.name or query_id,
                 query_id,
@@ -132,32 +139,25 @@ class LagListener(StreamingQueryListener):
                 group,
                 end.generation_id,
                 {tp: max(latest.positions[tp] - at, 0) for tp, at in end.positions.items() if tp in latest.positions},
-                self._new_rebalances(query_id, index, end),
-                _metrics(query_id, group),
+                self._new_rebalances(query_id, index, [event for reader in ours for event in reader.get("events", ())]),
+                next((dict(reader.get("metrics", {})) for reader in ours), {}),
             )
 
-    def _new_rebalances(self, query_id: str, index: int, end: SourceOffset) -> tuple[Rebalance, ...]:
-        generations = self._reported.setdefault(query_id, {})
+    def _new_rebalances(self, query_id: str, index: int, events: Sequence[GroupEvent]) -> tuple[Rebalance, ...]:
+        generations = self._reported[query_id]
         reported = generations.get(index, -1)
-        if end.generation_id <= reported:
-            return ()
-        try:
-            events = [e for e in query_events(driver_jvm_pid(), query_id) if e.group == end.group_id]
-        except GroupSourceError:
-            # Spark Connect: the reader processes are on another machine
-            return ()
         found = tuple(r for r in rebalances_from_events(events) if r.generation > reported)
         if found:
             generations[index] = max(r.generation for r in found)
         return found
 
 
-def _metrics(query_id: str, group: str | None) -> Mapping[str, float]:
+def _readers(query_id: str, with_events: bool) -> list[dict[str, Any]]:
+    """Returns the states of the readers of a query; none under Spark Connect, whose readers are on another machine."""
     try:
-        return query_metrics(driver_jvm_pid(), query_id, group)
+        return query_statuses(driver_jvm_pid(), query_id, with_events)
     except GroupSourceError:
-        # Spark Connect: the reader processes are on another machine
-        return {}
+        return []
 
 
 def _offset(text: str | None) -> SourceOffset | None:
