@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator
 from spark_groupsource.cli.exporter_metrics import Sample
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.monitor.offsets.cluster_reads import selected_groups
+from spark_groupsource.monitor.rebalances.event_sources import group_events
 from spark_groupsource.monitor.rebalances.group_history import GroupLog, GroupLogReader
 from spark_groupsource.monitor.rebalances.rebalance import Rebalance
-from spark_groupsource.monitor.rebalances.rebalance_sources import read_history
+from spark_groupsource.monitor.rebalances.rebalance_sources import rebalances_of_group
 from spark_groupsource.monitor.selection import NameSelection
 
 BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -99,7 +100,8 @@ class RebalanceMetrics:
             size = len(log.records) + len(log.epochs)
             totals = self._totals.setdefault(group, RebalanceTotals(group))
             if totals.is_pending or size != self._sizes.get(group):
-                totals.update(read_history(self._cluster, group, log).rebalances)
+                events = group_events(self._cluster, NameSelection((group,))).get(group, ())
+                totals.update(rebalances_of_group(group, log, events))
                 self._sizes[group] = size
         for group in self._totals.keys() - set(groups):
             del self._totals[group], self._readers[group], self._sizes[group]

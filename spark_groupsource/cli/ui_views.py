@@ -19,7 +19,8 @@ from spark_groupsource.monitor.offsets.lag import LagRow, assignment_text, membe
 from spark_groupsource.monitor.rebalances.group_watch import BoundedReads, GroupWatch, condition_of, failure_text
 from spark_groupsource.monitor.tables.table_rows import TableQuery, existing_groups, read_rows
 from spark_groupsource.notebook.cluster import Cluster
-from spark_groupsource.notebook.timeline_chart import timeline
+from spark_groupsource.notebook.group_reads import log_timeline
+from spark_groupsource.notebook.timeline_chart import TimelineChart
 from spark_groupsource.source.process.queries import all_reader_statuses
 
 View = dict[str, Any]
@@ -27,7 +28,7 @@ View = dict[str, Any]
 
 # views of several browsers share a read
 _SHARED_MS = 1_000
-# the picture reads the whole log of offsets
+# the lag of the picture is looked up at many times
 _PICTURE_MS = 15_000
 _MAX_GROUPS = 16
 _SHOWN_REBALANCES = 20
@@ -59,7 +60,7 @@ class ClusterViews:
 
         def read() -> View:
             if name not in self._groups:
-                self._groups[name] = _GroupView(self._cluster, self._client, name)
+                self._groups[name] = _GroupView(self._client, name)
             return self._groups[name].read()
 
         return self._read(name, read)
@@ -148,11 +149,10 @@ class ClusterViews:
 class _GroupView:
     """Reads what is new of one group."""
 
-    def __init__(self, cluster: Cluster, client: ClusterClient, name: str) -> None:
-        self._cluster = cluster
+    def __init__(self, client: ClusterClient, name: str) -> None:
         self._client = client
         self._name = name
-        self._watch = GroupWatch(client, name)
+        self._watch = GroupWatch(client, name, keeps_commits=True)
         self._picture = ""
         self._drawn_ms: int | None = None
         self._progress = ""
@@ -166,8 +166,7 @@ class _GroupView:
         rows = group_lag(self._client, [group])[self._name]
         now_ms = self._client.clock.now_ms()
         if update.completed or self._drawn_ms is None or now_ms - self._drawn_ms >= _PICTURE_MS:
-            chart = timeline(self._cluster.group(self._name)) if history.rebalances else None
-            self._picture, self._drawn_ms = chart.svg("notebook") if chart else "", now_ms
+            self._picture, self._drawn_ms = self._drawn() if history.rebalances else "", now_ms
         # the text is reported once
         self._progress = update.progress or (self._progress if "Rebalance" in group.state else "")
         return {
@@ -182,6 +181,10 @@ class _GroupView:
             "why": history.explain(_SHOWN_REBALANCES).json(),
             "picture": self._picture,
         }
+
+    def _drawn(self) -> str:
+        found = log_timeline(self._client, self._name, self._watch.log, self._watch.coordinator_events())
+        return TimelineChart(found).svg("notebook")
 
 
 def _partition(row: LagRow) -> View:

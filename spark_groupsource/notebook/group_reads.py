@@ -39,12 +39,26 @@ def group_timeline(group: Group, samples: Sequence[GroupEvent] = ()) -> Timeline
     client, selection = group._cluster._client, NameSelection((group.name,))
     log = GroupLogReader(client, selection, keeps_commits=True).read().get(group.name) or GroupLog()
     coordinator = group_events(client, selection).get(group.name, [])
-    found = rebalances_of_group(group.name, log, coordinator)
-    history = coordinator or list(history_events(group.name, log.records, log.reports))
-    events = [*history, *log.reports, *samples]
-    if not events:
+    if not (log.records or log.reports or coordinator or samples):
         group.check_exists()
-    return timeline(group.name, [*events, *_inferred_lag(client, group.name, log.commits, events)], found)
+    return log_timeline(client, group.name, log, coordinator, samples)
+
+
+def log_timeline(
+    client: ClusterClient,
+    group: str,
+    log: GroupLog,
+    coordinator: Sequence[GroupEvent],
+    samples: Sequence[GroupEvent] = (),
+) -> Timeline:
+    """Returns the timeline of a group whose log, with its commits, and coordinator's events have been read.
+
+    Raises: NetworkError.
+    """
+    found = rebalances_of_group(group, log, coordinator)
+    history = coordinator or list(history_events(group, log.records, log.reports))
+    events = [*history, *log.reports, *samples]
+    return timeline(group, [*events, *_inferred_lag(client, group, log.commits, events)], found)
 
 
 def _inferred_lag(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,10 @@ from spark_groupsource.cli.local_http import MAX_CONNECTIONS
 from spark_groupsource.cli.main import main
 from spark_groupsource.cli.ui_command import UiServer
 from spark_groupsource.cli.ui_views import ClusterViews
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.common.net import Address
+from spark_groupsource.model import OffsetRange
+from spark_groupsource.monitor.offsets.offsets_log import fetch_batches
 
 
 class UiClient:
@@ -139,6 +142,36 @@ def test_views_of_a_group_with_members_and_of_its_reset(cluster: Cluster, topic:
         status, done = browser.reset(group, "-1", execute=True, topic=f"{topic}:1")
         assert status == 200 and done["executed"]
         assert browser.view(path)["lag"] == 4
+
+
+def test_what_the_picture_shows_is_read_once(cluster: Cluster, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: list[OffsetRange] = []
+
+    def fetch(client: ClusterClient, part: OffsetRange, containing: Sequence[bytes] = ()) -> Iterator[Any]:
+        parts.append(part)
+        return fetch_batches(client, part, containing)
+
+    for module in ("group_history", "event_sources"):
+        monkeypatch.setattr(f"spark_groupsource.monitor.rebalances.{module}.fetch_batches", fetch)
+    monkeypatch.setattr("spark_groupsource.cli.ui_views._PICTURE_MS", 0)
+    monkeypatch.setattr("spark_groupsource.cli.ui_views._SHARED_MS", 0)
+    monkeypatch.setattr("spark_groupsource.notebook.timeline_chart.TimelineChart.svg", lambda self, theme: "drawn")
+    topic = f"{group}-topic"
+    create_topic(cluster.bootstrap_servers, topic, 1)
+    commit_as(cluster.bootstrap_servers, group, [TopicPartition(topic, 0, 0)])
+    with open_cluster(cluster.bootstrap_servers) as client:
+        views = ClusterViews(client, cluster.bootstrap_servers)
+        assert views.group(group)["picture"] == ""
+        with group_client(client, group, topic) as member:
+            settle(member, 1)
+            assert views.group(group)["picture"] == "drawn"
+        wait_until(lambda: views.group(group)["state"] == "Empty", "the departure")
+        wait_until(lambda: len(views.group(group)["why"]["rebalances"]) == 2, "its rebalance")
+    ends: dict[Any, int] = {}
+    for part in parts:
+        assert part.start >= ends.get(part.topic_partition, 0), parts
+        ends[part.topic_partition] = part.end
+    assert len(parts) > len(ends) > 0
 
 
 def test_queries_of_this_machine_are_those_of_the_exporter(browser: UiClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ from spark_groupsource.client.settings import without_prefix
 from spark_groupsource.errors import GroupSourceError, NetworkError, RequestTimeoutError
 from spark_groupsource.log_text import escaped, shortened
 from spark_groupsource.model import TopicPartition, bounded_names
-from spark_groupsource.monitor.rebalances.event_sources import group_events
+from spark_groupsource.monitor.rebalances.event_sources import GroupEventReader
 from spark_groupsource.monitor.rebalances.group_history import GroupLog, GroupLogReader
 from spark_groupsource.monitor.rebalances.group_steps import GroupRecord
 from spark_groupsource.monitor.rebalances.rebalance import Rebalance
-from spark_groupsource.monitor.rebalances.rebalance_sources import GroupHistory, read_history
+from spark_groupsource.monitor.rebalances.rebalance_sources import GroupHistory, history_of_group
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
@@ -113,12 +113,18 @@ def condition_text(now: GroupCondition, before: GroupCondition | None) -> str:
 
 
 class GroupWatch:
-    """Reads what is new of one group at each call."""
+    """Reads what is new of one group at each call.
 
-    def __init__(self, cluster: ClusterClient, group: str) -> None:
+    Args: `keeps_commits`, whether `log` has the committed offsets.
+    """
+
+    def __init__(self, cluster: ClusterClient, group: str, keeps_commits: bool = False) -> None:
         self._cluster = cluster
         self._group = group
-        self._reader = GroupLogReader(cluster, NameSelection((group,)))
+        selection = NameSelection((group,))
+        self._reader = GroupLogReader(cluster, selection, keeps_commits)
+        self._events = GroupEventReader(cluster, selection)
+        self.log = GroupLog()
         self._history: GroupHistory | None = None
         self._size = -1
         self._is_pending = False
@@ -134,13 +140,13 @@ class GroupWatch:
         Raises: BrokerError, NetworkError.
         """
         description = describe_groups(self._cluster, [self._group])[self._group]
-        log = self._reader.read().get(self._group) or GroupLog()
+        self.log = log = self._reader.read().get(self._group) or GroupLog()
         # a failure before the end of the reads loses nothing of the next call
         progress = self._progress_now(description, log)
         size = len(log.records) + len(log.epochs)
         is_first = self._history is None
         if self._history is None or self._is_pending or size != self._size:
-            self._history = read_history(self._cluster, self._group, log)
+            self._history = history_of_group(self._group, log, self.coordinator_events())
             self._size = size
         # the times of the same rebalance differ by milliseconds between its record and its events
         new = [
@@ -158,8 +164,14 @@ class GroupWatch:
     def _progress_now(self, description: GroupDescription, log: GroupLog) -> str | None:
         if description.state not in _REBALANCING:
             return None
-        events = group_events(self._cluster, NameSelection((self._group,))).get(self._group, [])
-        return progress_text(description, log.records, log.tracker.committing, events)
+        return progress_text(description, log.records, log.tracker.committing, self.coordinator_events())
+
+    def coordinator_events(self) -> list[GroupEvent]:
+        """Returns the events of the group that the embedded coordinator has recorded until now.
+
+        Raises: BrokerError, NetworkError.
+        """
+        return self._events.read().get(self._group, [])
 
 
 def progress_text(

@@ -57,17 +57,16 @@ class GroupHistory(NamedTuple):
         return Explanation(self.facts, chosen, findings(chosen, self.facts))
 
 
-def read_history(cluster: ClusterClient, group: str, log: GroupLog | None = None) -> GroupHistory:
-    """Reads the rebalances of one group.
-
-    Args:
-        log: of the group, if it is known; None to read it.
-    Raises: BrokerError, NetworkError.
-    """
+def read_history(cluster: ClusterClient, group: str) -> GroupHistory:
+    """Reads the rebalances of one group. Raises: BrokerError, NetworkError."""
     selection = NameSelection((group,))
-    if log is None:
-        log = read_groups(cluster, selection).get(group) or GroupLog()
-    found = rebalances_of_group(group, log, group_events(cluster, selection).get(group, ()))
+    log = read_groups(cluster, selection).get(group) or GroupLog()
+    return history_of_group(group, log, group_events(cluster, selection).get(group, ()))
+
+
+def history_of_group(group: str, log: GroupLog, coordinator: Sequence[GroupEvent]) -> GroupHistory:
+    """Returns the history of one group, from its log and the events of the embedded coordinator."""
+    found = rebalances_of_group(group, log, coordinator)
     return GroupHistory(found, epoch_facts(group, log.epochs) if log.epochs else group_facts(group, log.records))
 
 
