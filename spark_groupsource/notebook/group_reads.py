@@ -51,25 +51,33 @@ def log_timeline(
     coordinator: Sequence[GroupEvent],
     samples: Sequence[GroupEvent] = (),
 ) -> Timeline:
-    """Returns the timeline of a group whose log, with its commits, and coordinator's events have been read.
+    """Returns the timeline of a group whose log, with its commits, and coordinator's events have been read now.
 
     Raises: NetworkError.
     """
     found = rebalances_of_group(group, log, coordinator)
     history = coordinator or list(history_events(group, log.records, log.reports))
     events = [*history, *log.reports, *samples]
-    return timeline(group, [*events, *_inferred_lag(client, group, log.commits, events)], found)
+    # a member stays in the record until it has left
+    last = log.records[-1].value if log.records else None
+    until_ms = client.clock.timestamp_ms() if last is not None and last.members else None
+    lag = _inferred_lag(client, group, log.commits, events, until_ms)
+    return timeline(group, [*events, *lag], found, until_ms)
 
 
 def _inferred_lag(
-    client: ClusterClient, group: str, commits: CommitHistory, events: Sequence[GroupEvent]
+    client: ClusterClient, group: str, commits: CommitHistory, events: Sequence[GroupEvent], until_ms: int | None
 ) -> list[GroupEvent]:
-    """Returns samples of the lag over the time of the events and commits; none if the events have samples."""
+    """Returns samples of the lag over the time of the events and commits; none if the events have samples.
+
+    Args:
+        until_ms: the end, if it is later.
+    """
     if not events or any(event.kind is EventKind.LAG_SAMPLED for event in events):
         return []
     times = [event.at_ms for event in events]
     try:
-        return list(lag_events(client, group, commits, min(times), max(*times, commits.last_ms or 0)))
+        return list(lag_events(client, group, commits, min(times), max(*times, commits.last_ms or 0, until_ms or 0)))
     except BrokerError as error:
         # the picture of the rebalances needs no permission for the topics
         _log.warning("[group=%s] The lag in the past is unknown: %s", group, error)

@@ -114,7 +114,9 @@ def picture(timeline: Timeline, generation: int | None = None) -> Picture:
     ]
     bands = [_band_segment(band) for band in timeline.bands if start_ms <= band.end_ms and band.start_ms <= end_ms]
     marks = [_mark(m) for m in timeline.markers if start_ms <= (m.completed_ms or end_ms) and m.started_ms <= end_ms]
-    times = f"{clock_text(start_ms)} to {clock_text(end_ms)} UTC"
+    times = f"{_date(start_ms)} {clock_text(start_ms)} to {clock_text(end_ms)} UTC"
+    if _date(end_ms) != _date(start_ms):
+        times = times.replace(" to ", f" to {_date(end_ms)} ")
     return Picture(
         headline(timeline, generation),
         " · ".join(filter(None, (times, note))),
@@ -145,6 +147,10 @@ def headline(timeline: Timeline, generation: int | None = None) -> str:
         what = f"Group {group}, generation {generation}: {marker.cause}{actor}"
     amount = f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
     return f"{what}, {amount} partition-seconds without an owner"
+
+
+def _date(at_ms: float) -> str:
+    return f"{_EPOCH + timedelta(milliseconds=at_ms):%Y-%m-%d}"
 
 
 def clock_text(at_ms: float) -> str:

@@ -141,6 +141,15 @@ def test_a_member_reads_when_it_has_received_its_assignment() -> None:
     assert found.members["a"][-1].state is MemberActivity.READING
 
 
+def test_members_that_are_still_there_own_their_partitions_until_now() -> None:
+    events = rebalance(0, 1, {"a": [0]}, ["a"])
+    found = timeline("g", events, until_ms=5_000)
+    assert (found.start_ms, found.end_ms) == (0, 5_000)
+    assert found.partitions[TopicPartition("t", 0)][-1][1:] == (5_000, "a")
+    assert found.members["a"][-1][1:] == (5_000, MemberActivity.READING)
+    assert timeline("g", events, until_ms=7).end_ms == 20, "a clock that is behind the brokers'"
+
+
 def test_a_record_completes_a_rebalance_whose_last_events_are_not_stored_yet() -> None:
     first = rebalance(100, 1, {"a": [0], "b": [1]}, ["a", "b"])
     begun = [event(500, "member_left", "b", 1, reason="closed"), event(500, "rebalance_started", "b", 1, cause="LEFT")]

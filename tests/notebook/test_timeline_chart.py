@@ -69,7 +69,9 @@ def sample(partitions: int = 4, rebalances: int = 1, kept: int = 0) -> Timeline:
 def test_headline_rows_and_texts() -> None:
     drawn = picture(sample())
     assert drawn.title == "Group flight-delays: 1 rebalance, 4 partition-seconds without an owner"
-    assert drawn.subtitle == "12:00:00 to 12:00:20 UTC"
+    assert drawn.subtitle == "2026-11-22 12:00:00 to 12:00:20 UTC"
+    later = sample()._replace(end_ms=START + 86_400_000)
+    assert picture(later).subtitle == "2026-11-22 12:00:00 to 2026-11-23 12:00:00 UTC"
     assert [row.label for row in drawn.partitions] == [f"flights-{n}" for n in range(4)]
     gap = drawn.partitions[1].segments[1]
     assert gap.style == "hatch" and gap.text == "flights-1: no owner for 1 s, 12:00:09 to 12:00:10"

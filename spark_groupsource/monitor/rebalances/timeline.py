@@ -21,7 +21,10 @@ from spark_groupsource.wire.group_events import EventKind, GroupEvent
 
 
 def timeline(
-    group: str, events: Iterable[GroupEvent], rebalances: Sequence[Rebalance] | None = None
+    group: str,
+    events: Iterable[GroupEvent],
+    rebalances: Sequence[Rebalance] | None = None,
+    until_ms: int | None = None,
 ) -> Timeline:
     """Builds the timeline of a group.
 
@@ -29,13 +32,14 @@ def timeline(
         events: in any order; those of other groups are ignored. If the coordinator reports assignments, its events
             decide about owners, and those of applications only add what it does not see.
         rebalances: those of the group by time, from all sources; None for those of the events.
+        until_ms: time at which the members are still in the group; None for the last event.
     """
     ordered = sorted((event for event in events if event.group == group), key=lambda event: event.at_ms)
     coordinator = {event.kind for event in ordered if event.application is None}
     builder = _Builder(EventKind.ASSIGNED in coordinator, EventKind.MEMBER_SYNCING in coordinator)
     for event in ordered:
         builder.add(event)
-    return builder.build(group, rebalances_from_events(ordered) if rebalances is None else rebalances)
+    return builder.build(group, rebalances_from_events(ordered) if rebalances is None else rebalances, until_ms)
 
 
 class _Builder:
@@ -248,13 +252,14 @@ class _Builder:
 
     # --- result ---
 
-    def build(self, group: str, rebalances: Sequence[Rebalance]) -> Timeline:
+    def build(self, group: str, rebalances: Sequence[Rebalance], until_ms: int | None) -> Timeline:
         self._apply_pending()
         for rebalance in rebalances:
             started_ms = rebalance.completed_ms if rebalance.started_ms is None else rebalance.started_ms
             self._times = self._times or [started_ms, started_ms]
             self._times = [min(self._times[0], started_ms), max(self._times[1], rebalance.completed_ms)]
         start_ms, end_ms = self._times or [0, 0]
+        end_ms = max(end_ms, until_ms or 0)
         for name, (since_ms, state) in self._states.items():
             if since_ms < end_ms:
                 self._periods[name].append(MemberPeriod(since_ms, end_ms, state))
