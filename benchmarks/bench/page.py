@@ -76,7 +76,9 @@ def _one_line(text: str) -> str:
 def chart(figures: Sequence[Figure]) -> str:
     """Returns an SVG with a bar for each ratio, and a mark at its target."""
     rows = [(f, ratio) for f in figures if not f.is_detail and (ratio := f.ratio()) is not None]
-    height = _ROW * (len(rows) + len({f.measure for f, _ in rows})) + 40
+    measures = list(dict.fromkeys(figure.measure for figure, _ in rows))
+    rows.sort(key=lambda row: measures.index(row[0].measure))
+    height = _ROW * (len(rows) + len(measures)) + 40
     scale = (_WIDTH - _LEFT - 70) / _MAX_RATIO
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" '

@@ -21,9 +21,15 @@ WIDER = """
     if (place.scrollWidth > place.clientWidth + 1 || table.getBoundingClientRect().right > shown + 1)
       found.push(`table ${table.innerText.slice(0, 60)}: ${place.scrollWidth} > ${place.clientWidth}`);
   }
+  // a name of an option or a class is on one line
+  for (const name of document.querySelectorAll(".md-typeset table td:first-child code"))
+    if (name.getClientRects().length > 1 && name.innerText.length <= 30 && !name.innerText.includes(" "))
+      found.push(`divided ${name.innerText}`);
   return found;
 })()
 """
+# a page that changes its width moves its navigation for a moment
+STILL = "document.head.insertAdjacentHTML('beforeend', '<style>* { transition: none !important }</style>')"
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +55,8 @@ def test_no_page_is_wider_than_the_screen(site: Path) -> None:
         page = browser.open(pages[0].as_uri())
         for path in pages:
             page.go(path.as_uri())
-            for width in (390, 1_400):
+            page.evaluate(STILL)
+            for width in (390, 768, 1_000, 1_240, 1_400):
                 page.resize(width)
                 wider[path.name, width] = page.evaluate(WIDER)
     assert {name: found for name, found in wider.items() if found} == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -57,6 +58,14 @@ def test_a_row_that_explains_others_is_not_in_the_chart(tmp_path: Path) -> None:
     page, picture = tmp_path / "page.md", tmp_path / "chart.svg"
     write_page(page, picture, [Figure("phase", "addBatch", "ms", [1.0], "Kafka", [2.0], is_detail=True)], "")
     assert "phase: addBatch" in page.read_text() and "addBatch" not in picture.read_text()
+
+
+def test_the_chart_has_one_heading_for_each_measure(tmp_path: Path) -> None:
+    picture = tmp_path / "chart.svg"
+    names = ("read", "processor", "read", "processor")
+    write_page(tmp_path / "page.md", picture, [Figure(name, "", "s", [1.0], "Kafka", [2.0]) for name in names], "")
+    headings = re.findall(r'font-weight="bold"[^>]*>(\w+)<', picture.read_text())
+    assert headings == ["read", "processor"] and 'height="172"' in picture.read_text()
 
 
 def test_the_page_names_the_measures_without_figures(tmp_path: Path) -> None:
