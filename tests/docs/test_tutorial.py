@@ -51,5 +51,8 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     assert "killed" in out and re.search(r"open http://127\.0\.0\.1:\d+", out)
     causes = re.findall(r"Generation \d+: (\w)-\d \(.*?\) (joined|left|sent no heartbeat)", out)
     assert ("a", "joined") in causes and ("a", "left") in causes and ("b", "joined") in causes, out
+    assert "left (the query was drained)" in out and "left (the query was stopped)" in out, out
+    # the lag is known when it is shown first
+    assert re.search(r"^landing +flights +0 +\d+ +\d+ +\d+ ", out, re.M), out
     picture = (folder / "landing.svg").read_text()
     assert picture.startswith("<svg") and "Group landing" in picture and ">lag<" in picture
