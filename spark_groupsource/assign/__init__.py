@@ -20,8 +20,8 @@ Foreign members lead the same groups, so an assignment must be the one that a Ja
 which ties are broken: `java_order.py` has the iteration orders of Java's collections, `rack_info.py` Kafka's rules for
 racks. Vectors of Java's assignors are the tests.
 
-Users supply their own with ``module:Class`` (`load_assignor`). One with the method of `Configurable` gets the offsets
-of the group, which it may request while it assigns.
+Users supply their own with ``module:Class`` (`load_assignor`); `user_assignors.py` calls it and checks its assignments.
+One with the method of `Configurable` gets the offsets of the group, which it may request while it assigns.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from typing import Callable, Mapping, Protocol, Sequence, runtime_checkable
 
 from spark_groupsource.assign.range_roundrobin import RangeAssignor, RoundRobinAssignor
 from spark_groupsource.assign.sticky import CooperativeStickyAssignor, StickyAssignor
+from spark_groupsource.assign.user_assignors import UserAssignor
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import Assignment, GroupMember, PartitionRacks, Subscription, TopicPartition
 
@@ -146,7 +147,7 @@ def load_assignor(name: str) -> Assignor:
             f"Option {_SETTING} must be one of {', '.join(_BUILT_IN)} or module:Class, got {name!r}."
         )
     try:
-        assignor: Assignor = getattr(import_module(module_name), class_name)()
+        assignor = getattr(import_module(module_name), class_name)()
     except Exception as error:
         # the user's module or constructor may raise anything; the option that names it is what to fix
         raise ConfigurationError(
@@ -160,4 +161,4 @@ def load_assignor(name: str) -> Assignor:
         raise ConfigurationError(
             f"Option {_SETTING}: assignor {name!r} lacks {missing}. Implement spark_groupsource.assign.Assignor."
         )
-    return assignor
+    return UserAssignor(name, assignor)

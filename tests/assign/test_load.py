@@ -11,6 +11,7 @@ from spark_groupsource.assign import (
     StickyAssignor,
     load_assignor,
 )
+from spark_groupsource.assign.user_assignors import UserAssignor
 from spark_groupsource.errors import ConfigurationError
 
 
@@ -37,7 +38,7 @@ class Failing:
         ("roundrobin", RoundRobinAssignor, False),
         ("sticky", StickyAssignor, False),
         ("cooperative-sticky", CooperativeStickyAssignor, True),
-        (f"{__name__}:EverythingToOne", EverythingToOne, False),
+        (f"{__name__}:EverythingToOne", UserAssignor, False),
     ],
 )
 def test_load_assignor(name, kind, cooperative):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping
 
-from spark_groupsource.assign import Assignor, CooperativeStickyAssignor
+from spark_groupsource.assign import Assignor
 from spark_groupsource.client.cluster.cluster_client import ClusterClient, ClusterMetadata
 from spark_groupsource.client.membership.membership_values import Joined
-from spark_groupsource.errors import NetworkError
+from spark_groupsource.errors import ConfigurationError, NetworkError
 from spark_groupsource.model import Assignment, GroupMember, TopicPartition, bounded_names
 from spark_groupsource.wire.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
 
@@ -48,9 +48,8 @@ def compute_assignment(
     Args:
         is_current: False once the member is no longer the leader of this generation.
 
-    Raises: the assignor's exceptions; RuntimeError if a cooperative assignor of the user moves a partition that its
-        owner has not revoked; RemoteProtocolError on a malformed subscription; NetworkError once the assignment is no
-        longer needed.
+    Raises: ConfigurationError and other errors of an assignor of the user, as `UserAssignor`; RemoteProtocolError on a
+        malformed subscription; NetworkError once the assignment is no longer needed.
     """
     members = [
         GroupMember(member_id, decode_subscription(data), instance_id)
@@ -64,13 +63,20 @@ def compute_assignment(
         return GroupAssignment({}, topics, used)
     counts = {topic: len(view.topics[topic].partitions) for topic in sorted(topics) if topic in view.topics}
     assigned = assignor.assign(counts, members, _racks(view, topics))
-    if assignor.cooperative and not isinstance(assignor, CooperativeStickyAssignor):
-        _check_cooperative(assignor.name, members, assigned)
     unsubscribed = {tp.topic for partitions in assigned.values() for tp in partitions} - topics
     if unsubscribed:
         # an assignor may assign topics without a subscriber; their metadata are watched too
         topics |= unsubscribed
-        used = metadata_snapshot(_fresh_metadata(cluster, topics, joined, is_current), topics, with_racks)
+        view = _fresh_metadata(cluster, topics, joined, is_current)
+        existing = {each for topic in unsubscribed for each in view.partitions_of(topic)}
+        given = (each for partitions in assigned.values() for each in partitions if each.topic in unsubscribed)
+        missing = sorted(each for each in given if each not in existing)
+        if missing:
+            raise ConfigurationError(
+                f"Option kafka.partition.assignment.strategy: assignor {assignor.name} assigns "
+                f"{bounded_names(missing)}, which does not exist. Fix the assignor and restart the query."
+            )
+        used = metadata_snapshot(view, topics, with_racks)
     return GroupAssignment(
         {
             member.member_id: encode_assignment(Assignment(tuple(assigned.get(member.member_id, ()))))
@@ -110,27 +116,6 @@ def unassigned(counts: Mapping[str, int], assignments: Iterable[bytes]) -> tuple
     for data in assignments:
         missing.difference_update(decode_assignment(data).partitions if data else ())
     return tuple(sorted(missing))
-
-
-def _check_cooperative(
-    name: str, members: Sequence[GroupMember], assigned: Mapping[str, Sequence[TopicPartition]]
-) -> None:
-    """Checks that a partition moves in the rebalance after its owner revoked it (KIP-429).
-
-    Raises: RuntimeError naming partitions that two members would read at once.
-    """
-    gained: set[TopicPartition] = set()
-    revoked: set[TopicPartition] = set()
-    for member in members:
-        before, after = set(member.subscription.owned_partitions), set(assigned.get(member.member_id, ()))
-        gained |= after - before
-        revoked |= before - after
-    if gained & revoked:
-        moved = bounded_names(sorted(gained & revoked))
-        raise RuntimeError(
-            f"Assignor {name} is cooperative, but assigns {moved} to a new member while the owner still reads it. "
-            "It must leave a partition out of one assignment before it moves the partition."
-        )
 
 
 def metadata_snapshot(view: ClusterMetadata, topics: Iterable[str], with_racks: bool) -> MetadataSnapshot:
