@@ -35,10 +35,15 @@ its leader is the coordinator of the group. The last record of each key is the p
 bytes have a length as int32. The schemas are Kafka's `OffsetCommitKey`, `OffsetCommitValue`, `GroupMetadataKey` and
 `GroupMetadataValue`.
 
-`groupsource offsets-log` and the table `offsets_log` decode these records.
+`groupsource offsets-log` and the table `offsets_log` decode these records. To read one value by hand, see
+[the committed offset out of the bytes](#the-committed-offset-of-a-partition-out-of-the-bytes).
 
-The version of a key is the type of the record. Embedded brokers write versions 1 and 2, read version 0, and skip
-all others.
+## Types of records
+
+The version of a key, its first two bytes, is the type of the record: committed offsets (0, 1), which groups of all
+kinds have; classic groups (2), as queries of Spark are; groups of the consumer protocol (3 to 8, 16), share groups (9 to
+15) and streams groups (17 to 24). Beside them are transaction markers, which are control records. Embedded brokers write
+types 1 and 2, read type 0, and skip all others.
 """
 _MODERN_NOTES = """\
 ## Records of the newer groups
@@ -49,6 +54,70 @@ rest of the key has the encoding above. The value has version 0 and the flexible
 string, bytes or list is an unsigned varint of the length plus 1 (0 for null), a structure ends with its tagged fields,
 and an id is 16 bytes. `?` marks a field that may be null, `[]` a list, *tag* a tagged field, which is absent if it has
 its default.
+"""
+_BY_HAND = """\
+### The committed offset of a partition, out of the bytes
+
+Which offset has group `delays` committed for `flights-0`?
+
+1. Compute the partition of the group: `abs(hash) % partitions`. All records of the group are there.
+2. Read this partition from its start to its end. The order of the log decides: a later record of the same key replaces
+   the earlier one.
+3. Bytes 0 and 1 of a key are its version, which is the type. Keep 1 (and 0, which has the same layout).
+4. The rest of the key is the length and the bytes of the group, the same of the topic, and four bytes of the partition.
+   Keep those that are asked for: other groups share this partition of `__consumer_offsets`.
+5. If the last of these records has no value, nothing is committed: the offset was deleted, or has expired.
+6. Otherwise bytes 0 and 1 of its value are the version, and bytes 2 to 9 are the offset, in every version: the number of
+   the next record that the group reads.
+
+A commit of a transaction counts when the transaction has committed: `kafka.isolation.level=read_committed` leaves out
+the others. The user needs READ of the topic `__consumer_offsets`. The steps in Python; columns `key` and `value` are the
+bytes:
+
+```python
+import json, struct
+import spark_groupsource as gs
+
+address, group, topic, partition = "localhost:9092", "delays", "flights", 0
+
+
+def java_hash(text):
+    value = 0
+    for unit in memoryview(text.encode("utf-16-le")).cast("H"):
+        value = (31 * value + unit) % 2**32
+    return value - 2**32 if value >= 2**31 else value
+
+
+def text_at(data, position):
+    (length,) = struct.unpack_from(">h", data, position)
+    return data[position + 2 : position + 2 + length].decode(), position + 2 + length
+
+
+count = len(list(gs.connect(address).partitions("__consumer_offsets")))
+number = abs(java_hash(group)) % count
+rows = (
+    spark.read.format("groupsource")
+    .option("kafka.bootstrap.servers", address)
+    .option("kafka.isolation.level", "read_committed")
+    .option("assign", json.dumps({"__consumer_offsets": [number]}))
+    .load()
+    .orderBy("offset")
+    .select("key", "value")
+    .collect()
+)
+committed = None
+for row in rows:
+    key, value = bytes(row.key), row.value
+    if struct.unpack_from(">h", key)[0] in (0, 1):
+        of_group, position = text_at(key, 2)
+        of_topic, position = text_at(key, position)
+        if (of_group, of_topic, *struct.unpack_from(">i", key, position)) == (group, topic, partition):
+            committed = None if value is None else struct.unpack_from(">q", bytes(value), 2)[0]
+print(committed)
+```
+
+`groupsource groups describe --group delays` prints the same number as `CURRENT-OFFSET`: it asks the coordinator
+(OffsetFetch), which has the last record of each key in memory.
 """
 _EXAMPLE_NOTES = """\
 Group `delays` of the consumer protocol is in epoch 7, with the hash of its topics' metadata in a tagged field.
@@ -126,6 +195,7 @@ def record_formats_page() -> str:
             *_table(_offset_value(), encode_offset_value(OffsetValue(2_500, 4, "", _COMMITTED_MS))),
             "Versions 0 to 2 have no leader epoch; version 1 has the time of expiration (int64) at its end. Version 4",
             "(Kafka 4.1) has compact strings and may have the topic id.\n",
+            _BY_HAND,
             "## Group\n",
             "Group `delays` is in generation 3 with one member, which owns `flights-2`.\n",
             "### Key, version 2\n",

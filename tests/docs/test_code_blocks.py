@@ -77,6 +77,8 @@ def test_python_blocks_run(page: str, broker: EmbeddedBroker, spark, tmp_path, m
             code = block.code.replace(ADDRESS, broker.bootstrap_servers).replace('"/data/', f'"{tmp_path}/')
             code = "\n" * block.line + code
             exec(compile(code, str(ROOT / page), "exec"), names)
+    if page == "docs/record-formats.md":
+        assert names["committed"] == 200, "out of the bytes"
 
 
 def test_the_options_of_jobs_that_do_not_run_exist() -> None:
