@@ -47,7 +47,7 @@ def numbers() -> type[spark_api.DataSource]:
 
 
 def test_spark_applies_a_pushed_filter_to_other_queries_of_the_frame(spark: SparkSession) -> None:
-    """If this fails, Spark has been repaired: implement `pushFilters` in batch reads (docs/design.md)."""
+    """If this fails, Spark keeps the partitions of each scan (SPARK-58551): implement `pushFilters`."""
     conf = "spark.sql.python.filterPushdown.enabled"
     spark.dataSource.register(numbers())
     spark.conf.set(conf, "true")
@@ -57,3 +57,10 @@ def test_spark_applies_a_pushed_filter_to_other_queries_of_the_frame(spark: Spar
         assert frame.count() == 3, "all ten rows are right"
     finally:
         spark.conf.unset(conf)
+
+
+def test_a_reader_with_pushed_filters_fails_without_the_setting(spark: SparkSession) -> None:
+    """So it would break every batch read of a session that leaves the setting at its default."""
+    spark.dataSource.register(numbers())
+    with pytest.raises(Exception, match="DATA_SOURCE_PUSHDOWN_DISABLED|filterPushdown"):
+        spark.read.format("pushed_numbers").load().count()
