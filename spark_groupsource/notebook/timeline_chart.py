@@ -29,7 +29,8 @@ vegaEmbed("#chart", spec, {actions: false, renderer: "svg"}).then(() => {
   // a narrow cell shows the whole chart, smaller
   const scale = Math.min(1, innerWidth / drawn.getBoundingClientRect().width);
   chart.style.cssText = `transform-origin:0 0;transform:scale(${scale});height:${drawn.clientHeight * scale}px`;
-  try { frameElement.style.height = document.body.scrollHeight + 16 + "px"; } catch (e) {}
+  // the scroll height is at least that of the frame
+  try { frameElement.style.height = Math.ceil(drawn.getBoundingClientRect().bottom) + 16 + "px"; } catch (e) {}
 });
 """
 
