@@ -109,9 +109,10 @@ docs: $(VENV)/.ready-test
 	@$(MERMAID) || echo "make: without npm, the diagrams of the site are drawn by a script of another host" >&2
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file conf/mkdocs.yml
 
-# the script that draws the diagrams of the site, so that it works without a network
+# the script that draws the diagrams of the site, so that it works without a network; in later ones the theme of the
+# site does not color the arrowheads
 MERMAID = test -e build/mermaid/mermaid.min.js || { mkdir -p build/mermaid && cd build/mermaid && \
-  npm pack --silent mermaid@11 >/dev/null 2>&1 && \
+  npm pack --silent mermaid@11.12.3 >/dev/null 2>&1 && \
   tar -xzf mermaid-11*.tgz --strip-components=2 package/dist/mermaid.min.js; }
 
 docs-diagrams: $(VENV)/.ready-test

@@ -41,9 +41,9 @@ bytes have a length as int32. The schemas are Kafka's `OffsetCommitKey`, `Offset
 ## Types of records
 
 The version of a key, its first two bytes, is the type of the record: committed offsets (0, 1), which groups of all
-kinds have; classic groups (2), as queries of Spark are; groups of the consumer protocol (3 to 8, 16), share groups (9 to
-15) and streams groups (17 to 24). Beside them are transaction markers, which are control records. Embedded brokers write
-types 1 and 2, read type 0, and skip all others.
+kinds have; classic groups (2), as queries of Spark are; groups of the consumer protocol (3 to 8, 16), share groups (9
+to 15) and streams groups (17 to 24). Beside them are transaction markers, which are control records. Embedded brokers
+write types 1 and 2, read type 0, and skip all others.
 """
 _MODERN_NOTES = """\
 ## Records of the newer groups
@@ -67,12 +67,12 @@ Which offset has group `delays` committed for `flights-0`?
 4. The rest of the key is the length and the bytes of the group, the same of the topic, and four bytes of the partition.
    Keep those that are asked for: other groups share this partition of `__consumer_offsets`.
 5. If the last of these records has no value, nothing is committed: the offset was deleted, or has expired.
-6. Otherwise bytes 0 and 1 of its value are the version, and bytes 2 to 9 are the offset, in every version: the number of
-   the next record that the group reads.
+6. Otherwise bytes 0 and 1 of its value are the version, and bytes 2 to 9 are the offset, in every version: the number
+   of the next record that the group reads.
 
 A commit of a transaction counts when the transaction has committed: `kafka.isolation.level=read_committed` leaves out
-the others. The user needs READ of the topic `__consumer_offsets`. The steps in Python; columns `key` and `value` are the
-bytes:
+the others. The user needs READ of the topic `__consumer_offsets`. The steps in Python; columns `key` and `value` are
+the bytes:
 
 ```python
 import json, struct

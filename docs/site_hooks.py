@@ -20,6 +20,7 @@ _TARGET = "assets/javascripts/mermaid.min.js"
 _REPOSITORY_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(\.\./([^)#]*)[^)]*\)")
 # as Markdown writes them: one cell per line, no tables in cells
 _TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+_DIAGRAM = re.compile(r'<pre class="mermaid">.*?</pre>', re.DOTALL)
 _ROW = re.compile(r"<tr>.*?</tr>", re.DOTALL)
 _CELL = re.compile(r"<(t[hd])\b([^>]*)>(.*?)</t[hd]>", re.DOTALL)
 _TAG = re.compile(r"<[^>]+>")
@@ -47,6 +48,7 @@ def _repository_text(link: re.Match[str]) -> str:
 def on_page_content(html: str, page: Any, **_: Any) -> str:
     """Prepares tables for every width; marks the landing page."""
     html = _TABLE.sub(lambda table: prepared(table[0]), html)
+    html = _DIAGRAM.sub(r'<div class="diagram">\g<0></div>', html)
     return f'<div class="home">{html}</div>' if page.is_homepage else html
 
 
