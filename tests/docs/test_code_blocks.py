@@ -71,12 +71,16 @@ def test_every_block_has_a_language_that_is_run() -> None:
 def test_python_blocks_run(page: str, broker: EmbeddedBroker, spark, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = {"spark": spark, "__name__": "__main__"}
-    for block in blocks_of(page):
-        if block.language == "python" and not block.reason:
-            # not of the working directory: that of the JVM is another one
-            code = block.code.replace(ADDRESS, broker.bootstrap_servers).replace('"/data/', f'"{tmp_path}/')
-            code = "\n" * block.line + code
-            exec(compile(code, str(ROOT / page), "exec"), names)
+    try:
+        for block in blocks_of(page):
+            if block.language == "python" and not block.reason:
+                # not of the working directory: that of the JVM is another one
+                code = block.code.replace(ADDRESS, broker.bootstrap_servers).replace('"/data/', f'"{tmp_path}/')
+                code = "\n" * block.line + code
+                exec(compile(code, str(ROOT / page), "exec"), names)
+    finally:
+        for query in spark.streams.active:
+            query.stop()
     if page == "docs/record-formats.md":
         assert names["committed"] == 200, "out of the bytes"
 
