@@ -38,6 +38,8 @@ class GroupEventReader:
             start = max(part.start, self._ends.get(part.topic_partition, part.start))
             if start < part.end:
                 self._read(part._replace(start=start))
+            # also of a log that was created again, and is shorter
+            self._ends[part.topic_partition] = part.end
         return self._found
 
     def _read(self, part: OffsetRange) -> None:
@@ -50,7 +52,6 @@ class GroupEventReader:
                 self._add(record)
                 # after a failed read, the next one continues here
                 self._ends[part.topic_partition] = record.offset + 1
-        self._ends[part.topic_partition] = part.end
 
     def _add(self, record: StoredRecord) -> None:
         group = (record.key or b"").decode(errors="replace")
