@@ -65,7 +65,7 @@ Which offset has group `delays` committed for `flights-0`?
    the earlier one.
 3. Bytes 0 and 1 of a key are its version, which is the type. Keep 1 (and 0, which has the same layout).
 4. The rest of the key is the length and the bytes of the group, the same of the topic, and four bytes of the partition.
-   Keep those that are asked for: other groups share this partition of `__consumer_offsets`.
+   Keep those of the question: other groups share this partition of `__consumer_offsets`.
 5. If the last of these records has no value, nothing is committed: the offset was deleted, or has expired.
 6. Otherwise bytes 0 and 1 of its value are the version, and bytes 2 to 9 are the offset, in every version: the number
    of the next record that the group reads.
