@@ -1,4 +1,4 @@
-"""What a user's assignor may do: exceptions and assignments that name the cause."""
+"""Exceptions and wrong assignments of a user's assignor."""
 
 from __future__ import annotations
 

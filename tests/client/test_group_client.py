@@ -340,7 +340,7 @@ def test_exception_of_an_assignor_is_raised_from_poll(
 ) -> None:
     create_topic(cluster.bootstrap_servers, topic, 1)
     with group_client(client, group, topic, assignors=("test_group_client:Failing",)) as ours:
-        with pytest.raises(LookupError, match="no idea"):
+        with pytest.raises(ConfigurationError, match="Failing.assign raised LookupError: no idea"):
             ours.poll(POLL_MS)
 
 

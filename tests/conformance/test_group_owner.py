@@ -10,7 +10,7 @@ from support.scripted_group import T0, T1, U0, Bench, follower, joined, sent_ass
 
 from spark_groupsource.assign import RangeAssignor
 from spark_groupsource.client.membership.membership_values import Generation
-from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError, RemoteProtocolError
+from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, NetworkError, RemoteProtocolError
 from spark_groupsource.model import Assignment, OffsetAndMetadata, Subscription
 from spark_groupsource.wire.consumer_protocol import encode_assignment
 
@@ -222,7 +222,7 @@ def test_exception_of_the_revoked_callback_is_raised_after_the_rebalance() -> No
 def test_exception_of_the_assignor_is_raised_before_that_of_the_assigned_callback() -> None:
     bench = Bench(**using(FailingOnAssignment))
     bench.listener.raising = {"assigned": ValueError("assigned")}
-    with pytest.raises(LookupError, match="assignor"):
+    with pytest.raises(ConfigurationError, match="on_assignment raised LookupError: assignor"):
         bench.settle()
     assert bench.callbacks() == [("assigned", (T0, T1))]
 
