@@ -124,6 +124,8 @@ class ApplicationRun:
         self._faults: list[tuple[str, int, int]] = []
         self._members: frozenset[str] = frozenset()
         self._removed: dict[str, int] = {}
+        # with those that a restarted coordinator has again: their queries may be fenced already
+        self._once_removed: set[str] = set()
         self._rebalancing_since_ms: int | None = None
         self._progressed_ms = 0
 
@@ -538,6 +540,7 @@ class ApplicationRun:
 
     def _member_removed(self, member_id: str, kind: str, rebalancing_since_ms: int | None) -> None:
         self._removed[member_id] = self.kernel.now_ms
+        self._once_removed.add(member_id)
         application = self._application(member_id)
         if application is None or not application.is_running:
             return
@@ -684,7 +687,7 @@ class ApplicationRun:
         if is_missing and self.has_fault("*"):
             return
         is_removed = isinstance(error, (GenerationMismatchError, TransactionAbortedError)) and any(
-            self._application(member_id) is application for member_id in self._removed
+            self._application(member_id) is application for member_id in self._once_removed
         )
         is_starting = not application.has_planned and self.has_fault(application.name)
         # delivery.timeout.ms bounds the transaction of a batch
