@@ -222,14 +222,15 @@ def dies_while_preparing(group: GroupScenario) -> None:
     timer of `a` fires without effect: a member whose JoinGroup is delayed sends no heartbeats, and counts as alive.
 
     `session.timeout.ms` decides how long no member reads. A PySpark user sees one long rebalance in the table
-    `rebalances`. Its cause is `JOINED`, the first change; a driver that ends normally sends LeaveGroup instead.
+    `rebalances`. Its cause is `JOINED`, the first change. A driver that ends or is killed alone leaves with
+    LeaveGroup instead, because its reader process is another one.
     """
     a, b = group.stable("a", "b")
     c = group.member("c")
     group.advance(3_000, heartbeats=[a, b])
     c.join()
     a.join()
-    group.note("b is killed.")
+    group.note("b is lost with its machine.")
     group.advance(45_000)
     a.sync()
     c.sync()
@@ -262,13 +263,14 @@ def dies_while_stable(group: GroupScenario) -> None:
     rebalances; `b` is notified by its next heartbeat, joins alone, and becomes the leader. Its partitions continue
     at the offsets that `a` has committed.
 
-    `session.timeout.ms` (45,000 ms) is a compromise: a shorter one finds a dead member sooner, and removes a living
-    one that [was frozen](#a-member-freezes-and-returns) for as long. A PySpark user sees the cause `SESSION_EXPIRED`
-    and a hatched period in `timeline(...)`; the new owner repeats at most what was not committed.
+    So a group notices that the machine of a driver is lost. If the driver alone is killed, its reader process leaves
+    within a second. `session.timeout.ms` (45,000 ms) is a compromise: a shorter one finds a dead member sooner, and
+    removes a living one that [was frozen](#a-member-freezes-and-returns) for as long. A PySpark user sees the cause
+    `SESSION_EXPIRED` and a hatched period in `timeline(...)`; the new owner repeats at most what was not committed.
     """
     a, b = group.stable("a", "b")
     a.commit(2_500)
-    group.note("a is killed.")
+    group.note("a is lost with its machine.")
     group.advance(45_000, heartbeats=[b])
     b.join()
     b.sync()
@@ -281,7 +283,8 @@ def freezes(group: GroupScenario) -> None:
     `a` is frozen for a minute. To the coordinator it is dead: after 45,000 ms its session ends, and `b` gets its
     partitions. When `a` returns, it knows nothing of that and sends what is due. The commit is rejected
     (UNKNOWN_MEMBER_ID), so it does not overwrite what `b` has committed. Then `a` joins as a new member, which is a
-    second rebalance.
+    second rebalance: a query does so between two micro-batches, and within one it fails and joins when it is started
+    again.
 
     A freeze that is shorter than `session.timeout.ms` changes nothing. In an application, only a freeze of the reader
     process matters, with [its machine](concepts.md#a-process-freezes) for example. A PySpark user sees the causes

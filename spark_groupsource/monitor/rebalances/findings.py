@@ -103,9 +103,9 @@ def _session_expired(rebalances: Sequence[Rebalance], facts: GroupFacts) -> _Res
         advice = "The process ended without leaving the group; look for its end (out of memory, kill -9, lost host)."
     elif timeouts and min(timeouts) < _DEFAULT_SESSION_MS:
         advice = f"Increase session.timeout.ms (Kafka's default is {_DEFAULT_SESSION_MS}): the process came back after "
-        advice += "a pause that was longer, for example of garbage collection."
+        advice += "a pause that was longer, of its machine or of a garbage collection."
     else:
-        advice = "Look for long pauses of the process (garbage collection, suspended container) or a lost network."
+        advice = "Look for long pauses of the process (suspended machine, garbage collection) or a lost network."
     return text, ("session.timeout.ms",), advice
 
 
