@@ -51,7 +51,7 @@ def codec_number(name: str) -> int:
     return CODECS.index(name)
 
 
-def compress(codec: int, data: bytes, level: int | None = None) -> bytes:
+def compress(codec: int, data: bytes | memoryview, level: int | None = None) -> bytes:
     """Compresses `data` for any Kafka client, at `level` or the default of the codec.
 
     LZ4 blocks are independent, because Kafka's Java reader rejects linked ones (`Lz4BlockInputStream`). Snappy is a raw
@@ -145,7 +145,7 @@ def _read_parts(parts: Iterator[bytes | memoryview]) -> _ReadSome:
     return read
 
 
-def _copy(data: bytes, level: int | None) -> bytes:
+def _copy(data: bytes | memoryview, level: int | None) -> bytes:
     return bytes(data)
 
 
@@ -177,7 +177,7 @@ def _read_gzip(data: memoryview) -> _ReadSome:
     return read
 
 
-def _gzip(data: bytes, level: int | None) -> bytes:
+def _gzip(data: bytes | memoryview, level: int | None) -> bytes:
     member = zlib.compressobj(zlib.Z_DEFAULT_COMPRESSION if level is None else level, wbits=31)
     return member.compress(data) + member.flush()
 
@@ -243,7 +243,7 @@ def _unsnappy(data: bytes | memoryview, size: int) -> bytes:
         raise ValueError(str(error)) from error
 
 
-def _snappy(data: bytes, level: int | None) -> bytes:
+def _snappy(data: bytes | memoryview, level: int | None) -> bytes:
     return bytes(_arrow_codec("snappy").compress(data, asbytes=True))
 
 
@@ -269,7 +269,7 @@ def _read_lz4(data: memoryview) -> _ReadSome:
     return read
 
 
-def _lz4(data: bytes, level: int | None) -> bytes:
+def _lz4(data: bytes | memoryview, level: int | None) -> bytes:
     return bytes(lz4.frame.compress(data, block_linked=False, compression_level=level or 0))
 
 
@@ -286,7 +286,7 @@ def _read_zstd(data: memoryview) -> _ReadSome:
     return read
 
 
-def _zstd(data: bytes, level: int | None) -> bytes:
+def _zstd(data: bytes | memoryview, level: int | None) -> bytes:
     return bytes(_arrow_codec("zstd", level).compress(data, asbytes=True))
 
 
@@ -303,5 +303,5 @@ def _arrow_codec(name: str, level: int | None = None) -> Any:
     return _arrow().Codec(name, compression_level=level)
 
 
-_COMPRESS: tuple[Callable[[bytes, int | None], bytes], ...] = (_copy, _gzip, _snappy, _lz4, _zstd)
+_COMPRESS: tuple[Callable[[bytes | memoryview, int | None], bytes], ...] = (_copy, _gzip, _snappy, _lz4, _zstd)
 _READERS: tuple[Callable[[memoryview], _ReadSome], ...] = (_read_none, _read_gzip, _read_snappy, _read_lz4, _read_zstd)

@@ -19,6 +19,7 @@ from spark_groupsource.records.header import (
     CREATE_TIME,
     EPOCH_AT,
     HEADER_BYTES,
+    HEADER_LAYOUT,
     LOG_APPEND_TIME,
     LOG_APPEND_TIME_FLAG,
     LOG_OVERHEAD_BYTES,
@@ -120,6 +121,13 @@ def with_body(header: BatchHeader, body: Buffer) -> bytes:
         header.base_timestamp, header.max_timestamp, header.producer_id, header.producer_epoch, header.base_sequence,
         header.record_count,
     )  # fmt: skip
+
+
+def write_header(batch: bytearray, header: BatchHeader) -> None:
+    """Writes `header` into the first `HEADER_BYTES` of a batch, with its length and checksum."""
+    placed = header._replace(batch_length=len(batch) - LOG_OVERHEAD_BYTES, position=0, size=len(batch))
+    HEADER_LAYOUT.pack_into(batch, 0, *placed[:13])
+    _CRC.pack_into(batch, CRC_AT, crc_of(batch, placed))
 
 
 def with_timestamps(batch: Buffer, header: BatchHeader, attributes: int, max_timestamp: int) -> bytearray:

@@ -54,7 +54,7 @@ class Selector:
     def __init__(self, used: RecordWriter) -> None:
         self._used = used
 
-    def next(self, _rows: int) -> RecordWriter:
+    def next(self, _rows: int, _size: int) -> RecordWriter:
         return self._used
 
 
@@ -358,14 +358,16 @@ def test_record_objects_are_columns(given_rows: Any) -> None:
 @pytest.mark.parametrize("is_transactional", [False, True])
 def test_stamped_batches_are_those_of_the_producer(codec: int, is_transactional: bool) -> None:
     (found,) = written(encoder(codec=codec), table(key=[b"k"] * 50, value=[b"v" * 20] * 50))
+    original = bytes(found.data)
     given = stamped(found.data, 2**40, 7, 2**31 - 1, is_transactional=is_transactional)
     identity = {"producer_id": 2**40, "producer_epoch": 7, "base_sequence": 2**31 - 1}
     records = [Record(b"k", b"v" * 20, NOW)] * 50
     expected = encode_batch(records, codec=codec, transactional=is_transactional, **identity)
     assert given == expected
-    # another transaction of the same batch
+    # without a copy, and in another transaction of the same batch
+    assert given is found.data
     again = stamped(given, 5, 0, 0, is_transactional=False)
-    assert again == stamped(found.data, 5, 0, 0, is_transactional=False)
+    assert again == stamped(original, 5, 0, 0, is_transactional=False) != original
 
 
 @pytest.mark.parametrize("codec, levels", [("gzip", (1, 9)), ("lz4", (1, 12)), ("zstd", (1, 19))])
@@ -392,7 +394,10 @@ def test_hashes_are_those_of_single_keys(writer: Any, longest: int) -> None:
     assert found.tolist() == [murmur2(key) & 0x7FFFFFFF for key in keys]
 
 
-def test_compiled_functions_are_loaded_after_many_records(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("record_bytes", [1, 1_000])
+def test_compiled_functions_are_loaded_once_they_would_have_saved_the_time_to_load_them(
+    monkeypatch: pytest.MonkeyPatch, record_bytes: int
+) -> None:
     used: list[str] = []
 
     def recording(name: str, writer: RecordWriter) -> RecordWriter:
@@ -400,12 +405,13 @@ def test_compiled_functions_are_loaded_after_many_records(monkeypatch: pytest.Mo
 
     # one that has counted no records
     selector = type(batch_encoder._selector)()
-    monkeypatch.setattr(selector, "compile_after_rows", 25)
+    # 25 rows
+    monkeypatch.setattr(selector, "compile_after_s", 25 * (0.15e-6 + (record_bytes + 21) * 0.2e-9))
     monkeypatch.setattr(batch_encoder, "_selector", selector)
     monkeypatch.setattr(batch_encoder, "NUMPY_WRITER", recording("numpy", NUMPY_WRITER))
     for found, expected in ((recording("numba", COMPILED_WRITER), "numba"), (None, "numpy")):
         monkeypatch.setattr(batch_encoder, "compiled_writer", lambda found=found: found)
-        written(encoder(), *[table(value=[b"v"] * 10)] * 4)
+        written(encoder(), *[table(value=[b"v" * record_bytes] * 10)] * 4)
         assert used[-1] == expected
     assert used[:4] == ["numpy", "numpy", "numba", "numba"]
 

@@ -191,7 +191,7 @@ def test_unacknowledged_batches_are_bounded_by_buffer_memory(embedded: EmbeddedB
 
     with open_cluster(embedded.bootstrap_servers) as client:
         # about four batches
-        BatchProducer(client, ProducerSettings(buffer_bytes=14_000)).send(counted())
+        BatchProducer(client, ProducerSettings(buffer_bytes=28_000)).send(counted())
     assert max(waiting) <= 3 * 6
     check_each_once(embedded.bootstrap_servers, topic, 4, 40)
 

@@ -16,11 +16,18 @@ from spark_groupsource.wire.frames import (
     decode_request,
     decode_response,
     encode_request,
+    encode_request_parts,
     encode_response,
     frame_length,
     read_request_header,
 )
-from spark_groupsource.wire.messages import ApiVersionsRequest, ApiVersionsResponse, HeartbeatRequest, HeartbeatResponse
+from spark_groupsource.wire.messages import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    ProduceRequest,
+)
 
 _MAX_BYTES = 104_857_600
 heartbeat = HeartbeatRequest(group_id="g", generation_id=5, member_id="m")
@@ -29,6 +36,18 @@ heartbeat = HeartbeatRequest(group_id="g", generation_id=5, member_id="m")
 def body_of(frame):
     assert frame_length(frame[:4], _MAX_BYTES) == len(frame) - 4
     return memoryview(bytes(frame))[4:]
+
+
+@pytest.mark.parametrize("version", [3, 12])
+def test_the_parts_of_a_request_are_its_frame_without_copies_of_record_sets(version):
+    topic = ProduceRequest.TopicProduceData
+    sets = [bytearray(b"a" * 20_000), b"b" * 10, b"c" * 16_384, None]
+    rows = [topic.PartitionProduceData(index=number, records=data) for number, data in enumerate(sets)]
+    data = [topic(name="t", partition_data=rows)]
+    request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=1, topic_data=data)
+    parts = encode_request_parts(request, version, 7, "c")
+    assert b"".join(parts) == encode_request(request, version, 7, "c")
+    assert [part.obj for part in parts if isinstance(part, memoryview)] == [sets[0], sets[2]]
 
 
 # from the protocol specification: header, then body

@@ -42,7 +42,7 @@ from spark_groupsource.errors import (
 from spark_groupsource.version import __version__
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS, api_of
-from spark_groupsource.wire.frames import decode_response, encode_request, frame_length
+from spark_groupsource.wire.frames import decode_response, encode_request_parts, frame_length
 from spark_groupsource.wire.messages import (
     ApiMessage,
     ApiVersionsRequest,
@@ -357,10 +357,11 @@ class BrokerConnection:
         connection = self._connected()
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         timeout_ms = self._request_timeout_ms if timeout_ms is None else timeout_ms
-        frame = encode_request(request, version, self._correlation_id, self._client_id)
-        sent = InFlight(request, version, self._correlation_id, timeout_ms, len(frame))
+        parts = encode_request_parts(request, version, self._correlation_id, self._client_id)
+        sent = InFlight(request, version, self._correlation_id, timeout_ms, sum(map(len, parts)))
         try:
-            net.send_all(connection, frame, timeout_ms)
+            for part in parts:
+                net.send_all(connection, part, timeout_ms)
         except NetworkError as error:
             self._close_after(error)
             raise type(error)(f"{api_of(request).name} request to {self.address}: {error}") from error

@@ -147,7 +147,7 @@ class BatchProducer:
         first, position.sequence = position.sequence, (position.sequence + count) % _SEQUENCE_MODULUS
         return first
 
-    def stamp(self, pending: _Pending) -> bytes:
+    def stamp(self, pending: _Pending) -> bytes | bytearray:
         """Returns the data of a batch with producer id, epoch and sequence."""
         batch = pending.batch
         if not self.is_idempotent:
@@ -254,7 +254,7 @@ class _Delivery:
         self._retry: Retry | None = None
 
     def add(self, batch: EncodedBatch) -> None:
-        """Queues a batch; sends full requests, and waits for responses while buffer.memory is exceeded."""
+        """Queues a batch; sends full requests, and waits for responses while half of buffer.memory is exceeded."""
         tp = batch.topic_partition
         sequence = self._producer.next_sequence(tp, batch.record_count) if self._producer.is_idempotent else -1
         pending = _Pending(batch, sequence)
@@ -264,7 +264,7 @@ class _Delivery:
         leader = self._leader_of.get(tp)
         while leader is not None and self._is_full(leader, tp) and self._failure is None:
             self._send(leader)
-        while self._failure is not None or self._bytes > self._settings.buffer_bytes:
+        while self._failure is not None or self._bytes > self._settings.half_buffer_bytes:
             self._advance()
 
     def finish(self) -> None:

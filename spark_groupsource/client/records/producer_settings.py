@@ -129,8 +129,8 @@ class ProducerSettings:
         _long(
             "buffer.memory",
             33_554_432,
-            "Records of a task that wait for their batch, and as much again for batches that are not acknowledged. The "
-            "largest batches are sent early.",
+            "Records of a task: one half for those that wait for their batch, of which the largest are sent early, and "
+            "one for batches that are not acknowledged.",
             "bytes",
         )
     )
@@ -176,6 +176,11 @@ class ProducerSettings:
         "ms",
         low=1,
     )
+
+    @property
+    def half_buffer_bytes(self) -> int:
+        """Bytes of the records that wait for their batch, and of the batches that are not acknowledged."""
+        return self.buffer_bytes // 2
 
     @property
     def level(self) -> int | None:

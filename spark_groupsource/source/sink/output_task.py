@@ -81,7 +81,7 @@ def encoded_batches(
         # with 0, each record is a batch
         batch_bytes=max(1, min(settings.batch_bytes, settings.max_request_bytes)),
         max_record_bytes=settings.max_request_bytes,
-        buffer_bytes=settings.buffer_bytes,
+        buffer_bytes=settings.half_buffer_bytes,
         timestamp_ms=cluster.clock.timestamp_ms,
         first_partition=cluster.rng.randrange(2**31),
     )
