@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date, datetime
 from decimal import Decimal
 from io import BytesIO
 from typing import Any
@@ -22,6 +23,7 @@ from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.values.avro.avro_schema import parse_avro_schema
 from spark_groupsource.values.avro.avro_writer import avro_writer
 from spark_groupsource.values.avro.derived_schema import derived_avro_schema
+from spark_groupsource.values.registry.schema_headers import confluent_prefix
 
 ROWS = st.fixed_dictionaries(
     {
@@ -79,6 +81,33 @@ def test_values_of_the_derived_schema_are_read_by_fastavro(rows: list[Any], firs
     for row in (each for each in found if each is not None and each["t"] is not None):
         row["t"] = row["t"].replace(tzinfo=None)
     assert found == expected
+
+
+@pytest.mark.java
+def test_values_are_read_by_javas_reader_after_confluents_header() -> None:
+    """Java's Avro deserializer of Confluent, which cannot be had, reads the header and calls this reader."""
+    full = {
+        "i": -1, "l": 2**40, "f": 1.5, "d": -0.25, "s": "a\u00e9", "x": b"\0\xff", "n": Decimal("-12.5"),
+        "t": datetime(1969, 12, 31, 23, 59, 59, 1), "y": date(2026, 2, 28), "a": [1, None, 200], "m": [("k", True)],
+        "r": {"q": 7},
+    }  # fmt: skip
+    column = pa.array([full, dict.fromkeys(full), None, {**full, "a": [], "m": [], "r": {"q": None}}], KIND)
+    schema = derived_avro_schema(KIND, "value")
+    data = [each for each in written(schema, column, confluent_prefix(258)) if each is not None]
+    with java_gateway(spark_jars()) as gateway:
+        avro, io = gateway.jvm.org.apache.avro, gateway.jvm.org.apache.avro.io
+        parsed = avro.Schema.Parser().parse(schema)
+        reader, writer = avro.generic.GenericDatumReader(parsed), avro.generic.GenericDatumWriter(parsed)
+        shown, again = [], []
+        for each in data:
+            record = reader.read(None, io.DecoderFactory.get().binaryDecoder(each[5:], None))
+            out = gateway.jvm.java.io.ByteArrayOutputStream()
+            encoder = io.EncoderFactory.get().binaryEncoder(out, None)
+            writer.write(record, encoder)
+            encoder.flush()
+            shown.append(str(record.get("s")))
+            again.append(b"\0\0\0\1\2" + bytes(out.toByteArray()))
+    assert (shown, again) == (["a\u00e9", "None", "a\u00e9"], data)
 
 
 @given(avro_cases())
