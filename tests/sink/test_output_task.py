@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.encoded_batch import EncodedBatch
 from spark_groupsource.source.options.sink_options import SinkOptions, parse_sink_options
+from spark_groupsource.source.process.driver_process import heap_of_command
 from spark_groupsource.source.sink import output_commit, output_task
 from spark_groupsource.source.sink.output_commit import commit_outputs
 from spark_groupsource.source.sink.output_task import write_records
@@ -79,6 +81,30 @@ def test_a_transactional_task_sends_nothing_and_returns_its_batches(embedded: An
     assert [(each.topic_partition, each.record_count) for each in output.batches] == [(TopicPartition(topic, 0), 2)]
     assert output.record_count == 2
     assert read_back(embedded.bootstrap_servers, topic, 1) == {0: []}
+
+
+@pytest.mark.parametrize("records", [20, 21, 26])
+def test_a_batch_that_the_driver_may_not_hold_is_an_error_or_warned_of(
+    embedded: Any, topic: str, caplog: pytest.LogCaptureFixture, records: int
+) -> None:
+    create_topic(embedded.bootstrap_servers, topic, 1)
+    given = options(embedded.bootstrap_servers, topic, transactional_id=f"T-{topic}", batch_size="0")
+    given = replace(given, driver_heap_bytes=101_000_000)
+    batches = values(*["x" * 1_000_000] * records)
+    if records == 26:
+        with pytest.raises(ConfigurationError, match="more than 24 MB .* heap of 96 MB. Limit a batch"):
+            write_records(given, batches)
+    else:
+        commit_outputs(given, [write_records(given, batches)], None, 0)
+        assert ("has a heap of 96 MB: larger batches may end it. Limit" in caplog.text) == (records > 20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heap"),
+    [("java -Xmx1g -cp x", 1 << 30), ("java -Xmx1g -Xmx512M", 512 << 20), ("java -Xmx2048", 2048), ("java -Xmx", None)],
+)
+def test_heap_of_a_driver(arguments: str, heap: int | None) -> None:
+    assert heap_of_command(arguments.split()) == heap
 
 
 def test_a_version_is_written_once_to_each_topic(embedded: Any, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:

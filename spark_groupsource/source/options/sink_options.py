@@ -55,7 +55,7 @@ class SinkOptions(ClusterOptions):
 
     `bootstrap_servers` is the address as given, possibly ``embedded`` or ``embedded:DIR``. `client` holds the settings
     of connections, `producer` those of producers. `group_id` names the group of the source, for one transaction with
-    its offsets. `formats` are those of key and value.
+    its offsets. `formats` are those of key and value. `driver_heap_bytes` is spark.driver.memory, None if unknown.
     """
 
     topic: str | None = _text("topic", "Topic of all records; without it, the column topic names the topic of each.")
@@ -90,6 +90,7 @@ class SinkOptions(ClusterOptions):
     group_id: str | None = None
     producer: ProducerSettings = ProducerSettings()
     formats: tuple[ColumnFormat, ...] = ()
+    driver_heap_bytes: int | None = None
 
     @property
     def transactional_id(self) -> str | None:

@@ -127,6 +127,13 @@ def label_of_command(arguments: Sequence[str], parent: Sequence[str] = ()) -> st
     return re.sub(r"[^\w.-]+", "-", names[0], flags=re.ASCII).strip("-")[:_LABEL_LENGTH] if names else ""
 
 
+def heap_of_command(arguments: Sequence[str]) -> int | None:
+    """Returns spark.driver.memory, in bytes, by the command of a driver; None without option -Xmx."""
+    sizes = [found.groups() for each in arguments if (found := re.fullmatch(r"-xmx(\d+)([kmgt]?)", each.lower()))]
+    # the last one counts
+    return int(sizes[-1][0]) << 10 * " kmgt".index(sizes[-1][1] or " ") if sizes else None
+
+
 def private_directory(name: str) -> Path:
     """Returns a directory that only this user can access; creates it if needed.
 

@@ -5,6 +5,7 @@ Spark calls it in a Python worker of the driver that it keeps for the next micro
 
 from __future__ import annotations
 
+import logging
 from typing import Sequence
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
@@ -12,10 +13,13 @@ from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.source.control_client import TransactionRequest
 from spark_groupsource.source.options.sink_options import SinkOptions
-from spark_groupsource.source.sink.output_task import TaskOutput
+from spark_groupsource.source.sink.output_task import LARGE_BATCH_REMEDY, TaskOutput
 from spark_groupsource.source.sink.publisher import Publication, publish
 from spark_groupsource.source.sink.reader_sources import ReaderSources
 
+_log = logging.getLogger(__name__)
+# of the driver's heap
+_SAFE_PART = 0.2
 _clusters: dict[ClientSettings, ClusterClient] = {}
 
 
@@ -28,6 +32,16 @@ def commit_outputs(options: SinkOptions, outputs: Sequence[TaskOutput], batch_id
     Raises: as `publish`.
     """
     assert options.transactional_id is not None, "the tasks have written the records"
+    size = sum(len(batch.data) for output in outputs for batch in output.batches)
+    if options.driver_heap_bytes is not None and size > options.driver_heap_bytes * _SAFE_PART:
+        _log.warning(
+            "[transactional_id=%s] The batch has %d MB of records, and the driver has a heap of %d MB: larger batches "
+            "may end it. %s",
+            options.transactional_id,
+            size >> 20,
+            options.driver_heap_bytes >> 20,
+            LARGE_BATCH_REMEDY,
+        )
     query_id = next((output.query_id for output in outputs if output.query_id is not None), "")
     writer = options.batch_writer if batch_id is None else query_id
     number = options.txn_version if batch_id is None else batch_id

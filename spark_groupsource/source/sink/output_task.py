@@ -24,6 +24,12 @@ from spark_groupsource.source.options.sink_options import SinkOptions
 from spark_groupsource.source.tasks.garbage_collection import exempt_from_collection
 from spark_groupsource.values.format_options import BINARY
 
+LARGE_BATCH_REMEDY = (
+    "Limit a batch with maxBytesPerTrigger or maxOffsetsPerTrigger, compress it (kafka.compression.type), or increase "
+    "spark.driver.memory."
+)
+# 300 MB ended a driver of 1 GB, 900 MB were published by one of 4 GB
+_LARGEST_PART = 0.25
 _producers: dict[tuple[ClientSettings, ProducerSettings], BatchProducer] = {}
 
 
@@ -45,8 +51,8 @@ def write_records(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Ta
     """Writes the records of a task, or encodes them for the driver if the query has a transactional id.
 
     Returns: the output, when all records are acknowledged.
-    Raises: ConfigurationError for a topic that does not exist and for records that cannot be written; BrokerError and
-        NetworkError after delivery.timeout.ms.
+    Raises: ConfigurationError for a topic that does not exist, for records that cannot be written, and for more than
+        the driver can keep; BrokerError and NetworkError after delivery.timeout.ms.
     """
     exempt_from_collection()
     producer = _producer(options)
@@ -57,7 +63,7 @@ def write_records(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Ta
         if options.transactional_id is None:
             producer.send(encoded)
         else:
-            kept = tuple(encoded)
+            kept = tuple(_kept(encoded, options.driver_heap_bytes))
     except BaseException:
         # a connection may have caused the error; the next task opens new ones
         _discard(producer)
@@ -88,6 +94,19 @@ def encoded_batches(
     for batch in _with_bytes(options, map(_written_columns, batches)):
         yield from encoder.add(batch)
     yield from encoder.finish()
+
+
+def _kept(batches: Iterable[EncodedBatch], driver_heap_bytes: int | None) -> Iterator[EncodedBatch]:
+    """Yields batches for the driver. Raises: ConfigurationError for more than `_LARGEST_PART` of its heap."""
+    size = 0
+    for batch in batches:
+        size += len(batch.data)
+        if driver_heap_bytes is not None and size > driver_heap_bytes * _LARGEST_PART:
+            raise ConfigurationError(
+                f"A task has more than {size >> 20} MB of records, and the driver, which publishes the records of all "
+                f"tasks in one transaction, has a heap of {driver_heap_bytes >> 20} MB. {LARGE_BATCH_REMEDY}"
+            )
+        yield batch
 
 
 def topic_partitions(cluster: ClusterClient, topic: str, options: SinkOptions, needed: int) -> TopicPartitions:

@@ -167,7 +167,11 @@ class GroupDataSource(DataSource):
         from spark_groupsource.errors import ConfigurationError
         from spark_groupsource.source.options.sink_columns import check_columns
         from spark_groupsource.source.options.sink_options import parse_sink_options
-        from spark_groupsource.source.process.driver_process import application_label
+        from spark_groupsource.source.process.driver_process import (
+            application_label,
+            driver_command,
+            heap_of_command,
+        )
         from spark_groupsource.source.process.embedded_address import create_missing, resolve_bootstrap
         from spark_groupsource.source.spark.catalog_tables import stored_options
 
@@ -186,6 +190,8 @@ class GroupDataSource(DataSource):
         label = application_label(self._driver)
         if label and not any(name.lower() == "kafka.client.id" for name in given):
             options = replace(options, client=replace(options.client, client_id=label))
+        if options.transactional_id is not None:
+            options = replace(options, driver_heap_bytes=heap_of_command(driver_command(self._driver)))
         options = options.with_address(resolve_bootstrap(options.bootstrap_servers, self._driver))
         if options.is_embedded and options.topic is not None:
             create_missing(options.client, [options.topic])
