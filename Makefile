@@ -70,7 +70,8 @@ soak: java-there $(VENV)/.ready-test
 	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 20 --graceful
 	$(BIN)/python tests/chaos/stream.py --seed $(SEED) --events 10 --applications 3 --executors 8
 	$(BIN)/python tests/chaos/copies.py --seed $(SEED) --events 50
-	$(BIN)/python tests/chaos/copies.py --seed $(SEED) --events 20 --kafka
+	$(BIN)/python tests/chaos/copies.py --seed $(SEED) --events 50 --kafka
+	$(BIN)/python tests/chaos/copies.py --seed $(SEED) --events 20 --executors 2
 	$(BIN)/python tests/histories/record.py --seed $(SEED) --histories 1000
 	$(BIN)/python tests/histories/record.py --seed $(SEED) --histories 100 --kafka
 	$(BIN)/python tests/histories/record.py --seed $(SEED) --histories 30 --three-brokers

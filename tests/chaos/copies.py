@@ -1,9 +1,10 @@
 """Injects faults into applications that copy a topic exactly once.
 
-    PYTHONPATH=jobs:tests python tests/chaos/copies.py --events 50 --seed 7 [--kafka]
+    PYTHONPATH=jobs:tests python tests/chaos/copies.py --events 50 --seed 7 [--kafka] [--executors 2]
 
-Two applications copy a topic in one group: each record must be in the copy once. A third one counts its records in a
-group of its own, so that its state must be right, too. A producer writes numbered records during the run.
+Two applications copy a topic in one group: each record must be in the copy once. A third one counts its records by
+window of event time, in a group of its own, so that its state must be right, too. A producer writes numbered records
+during the run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaos.brokers import Broker, EmbeddedBrokerProcess, RealKafkaBroker
+from chaos.copying_application import WINDOW_MS
 from chaos.numbered_producer import NumberedProducer
 from chaos.proxy import Proxy
 from chaos.streaming_application import wait_s
@@ -43,10 +45,11 @@ _STOPPED_S = 8.0
 
 
 class Topic:
-    """What a read_committed consumer sees of a topic."""
+    """What a read_committed consumer sees of a topic; `windows` are its numbers of records as the counts have them."""
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
         self.records: list[tuple[str | None, str]] = []
+        self.windows: Counter[str | None] = Counter()
         self._ended: set[int] = set()
         self._consumer = Consumer(
             {
@@ -67,6 +70,8 @@ class Topic:
             if error is None:
                 key, value = message.key(), message.value()
                 self.records.append((None if key is None else key.decode(), (value or b"").decode()))
+                _, timestamp_ms = message.timestamp()
+                self.windows[f"{message.partition()} {timestamp_ms // WINDOW_MS * WINDOW_MS}"] += 1
             else:
                 known = (KafkaError._PARTITION_EOF, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
                 assert error.code() in known, error
@@ -84,9 +89,10 @@ def _wait_with_progress(is_done: Callable[[], bool], topic: Topic, what: str) ->
 
 
 class CopyRun:
-    """One run in `directory`."""
+    """One run in `directory`; with executors, each application has as many in processes of their own."""
 
-    def __init__(self, directory: Path, *, kafka: bool, records_per_s: int) -> None:
+    def __init__(self, directory: Path, *, kafka: bool, records_per_s: int, executors: int) -> None:
+        self._events = (*_EVENTS, *["kill executor"] * (3 if executors else 0))
         self._proxy = Proxy()
         self._broker: Broker = (RealKafkaBroker if kafka else EmbeddedBrokerProcess)(directory, self._proxy)
         self._broker.start()
@@ -96,7 +102,7 @@ class CopyRun:
         arguments = ["--bootstrap-servers", self._proxy.address, "--topic", TOPIC, "--group", GROUP]
         arguments += ["--max-offsets", str(MAX_OFFSETS)]
         self._applications = [
-            SubmittedApplication(name, directory, 4, arguments + more, _SCRIPT)
+            SubmittedApplication(name, directory, 4, arguments + more, _SCRIPT, executors=executors)
             for name, more in (("a", []), ("b", []), ("c", ["--counts"]))
         ]
 
@@ -109,7 +115,7 @@ class CopyRun:
         for application in self._applications:
             application.wait_ready()
         for number in range(1, events + 1):
-            event, target = draw.choice(_EVENTS), draw.choice(self._applications)
+            event, target = draw.choice(self._events), draw.choice(self._applications)
             target.wait_ready()
             self._inject(event, target)
             print(f"event {number}: {event} of {target.name}", flush=True)
@@ -130,7 +136,8 @@ class CopyRun:
             target.end()
             target.start()
         elif event.startswith("kill"):
-            signal_all(target.readers() if event == "kill reader" else target.workers(), signal.SIGKILL)
+            found = {"reader": target.readers, "worker": target.workers, "executor": target.executors}[event[5:]]()
+            signal_all(found[:1] if event == "kill executor" else found, signal.SIGKILL)
         else:
             stopped = target.all_processes() if event == "stop application" else [target.process.pid]
             signal_all(stopped, signal.SIGSTOP)
@@ -139,16 +146,17 @@ class CopyRun:
 
     def _check(self) -> int:
         expected = {str(number) for number in self._producer.acknowledged}
-        copied, counted = Topic(self._proxy.address, COPY), Topic(self._proxy.address, COUNTS)
+        given, copied, counted = (Topic(self._proxy.address, name) for name in (TOPIC, COPY, COUNTS))
         by_partition = Counter(str(int(number) % PARTITIONS) for number in expected)
 
         def is_copied() -> bool:
             return expected <= {value for _, value in copied.read()}
 
         def is_counted() -> bool:
-            return {key: int(value) for key, value in counted.read()} == by_partition
+            return {key: int(value) for key, value in counted.read()} == given.windows
 
         try:
+            _wait_with_progress(lambda: len(given.read()) >= len(expected), given, "the records are read")
             _wait_with_progress(is_copied, copied, f"each of {len(expected)} records is in the copy")
             _wait_with_progress(is_counted, counted, "the counts are those of the records")
         finally:
@@ -158,11 +166,11 @@ class CopyRun:
         assert not repeated, f"{len(repeated)} records are in the copy more than once: {sorted(repeated)[:20]}"
         counts: dict[str | None, int] = {}
         for key, value in counted.read():
-            assert int(value) >= counts.get(key, 0), f"the count of partition {key} decreases to {value}"
+            assert int(value) >= counts.get(key, 0), f"the count of {key} decreases to {value}"
             counts[key] = int(value)
         self._check_offsets(by_partition)
-        copied.close()
-        counted.close()
+        for topic in (given, copied, counted):
+            topic.close()
         return len(copied.records)
 
     def _check_offsets(self, by_partition: Counter[str]) -> None:
@@ -177,9 +185,11 @@ class CopyRun:
         self._broker.stop()
 
 
-def run(directory: Path, *, events: int, seed: int, kafka: bool = False, records_per_s: int = 100) -> int:
+def run(
+    directory: Path, *, events: int, seed: int, kafka: bool = False, records_per_s: int = 100, executors: int = 0
+) -> int:
     """Runs the applications with faults; returns the number of records in the copy."""
-    found = CopyRun(directory, kafka=kafka, records_per_s=records_per_s)
+    found = CopyRun(directory, kafka=kafka, records_per_s=records_per_s, executors=executors)
     try:
         return found.run(events, seed)
     finally:
@@ -191,9 +201,16 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kafka", action="store_true")
+    parser.add_argument("--executors", type=int, default=0, help="of each application, in processes of their own")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        count = run(Path(directory), events=options.events, seed=options.seed, kafka=options.kafka)
+        count = run(
+            Path(directory),
+            events=options.events,
+            seed=options.seed,
+            kafka=options.kafka,
+            executors=options.executors,
+        )
     print(f"{count} records, each once")
     return 0
 

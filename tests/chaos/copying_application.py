@@ -1,4 +1,4 @@
-"""Spark application that copies or counts a topic exactly once.
+"""Spark application that copies a topic, or counts windows, exactly once.
 
 Each has a group, a checkpoint and a transactional id of its own. A copy is in the partition of the same number, with
 the offset of its record as key. SIGTERM drains it. It restarts a failed query from its checkpoint, as a supervisor
@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING
 
 from chaos.streaming_application import run
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
+
+WINDOW_MS = 10_000
+"""Length of the windows of event time whose records are counted."""
 
 
 def read(spark: SparkSession, options: argparse.Namespace, group: str, transactional_id: str) -> DataFrame:
@@ -51,7 +55,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     for name in ("bootstrap-servers", "topic", "group", "directory", "max-offsets"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--counts", action="store_true", help="counts, instead of the copy")
+    parser.add_argument("--counts", action="store_true", help="counts by window and partition, instead of the copy")
     options = parser.parse_args()
     spark = SparkSession.builder.config("spark.python.unix.domain.socket.enabled", "true").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
@@ -63,7 +67,9 @@ def main() -> int:
     def start() -> StreamingQuery:
         if options.counts:
             rows = read(spark, options, f"{options.group}-counts", f"counts-{name}")
-            rows = rows.groupBy("partition").count().selectExpr("string(partition) as key", "string(count) as value")
+            rows = rows.groupBy(F.window("timestamp", f"{WINDOW_MS} milliseconds"), "partition").count()
+            key = "concat(partition, ' ', unix_millis(window.start)) as key"
+            rows = rows.selectExpr(key, "string(count) as value")
             return write(rows, options, f"{options.topic}-counts", f"counts-{name}", "complete")
         rows = read(spark, options, options.group, f"copy-{name}")
         rows = rows.selectExpr("string(offset) as key", "value", "partition")

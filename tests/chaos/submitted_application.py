@@ -87,7 +87,8 @@ class SubmittedApplication:
     def workers(self) -> list[int]:
         """Returns the process ids of the Python workers that run read tasks."""
         table = process_table()
-        daemons = {pid for pid, (parent, args) in table.items() if "daemon" in args and parent == self.process.pid}
+        parents = {self.process.pid, *self.executors()}
+        daemons = {pid for pid, (parent, args) in table.items() if "daemon" in args and parent in parents}
         return [pid for pid, (parent, _) in table.items() if parent in daemons and pid not in self.readers()]
 
     def executors(self) -> list[int]:
