@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -70,6 +70,11 @@ def java_member(servers: str, group: str, topic: str, read: Positions) -> Iterat
         read += member.positions
 
 
+def group_type(admin: AdminClient, group: str) -> ConsumerGroupType:
+    listed = admin.list_consumer_groups().result().valid
+    return next(each.type for each in listed if each.group_id == group)
+
+
 @pytest.mark.parametrize("assignor", ["cooperative-sticky", pytest.param("range", marks=pytest.mark.soak)])
 def test_upgrade_and_downgrade_of_the_group_of_a_query(
     kafka: RealKafka, topic: str, group: str, assignor: str
@@ -97,25 +102,21 @@ def test_upgrade_and_downgrade_of_the_group_of_a_query(
             found = checker.committed([TopicPartition(topic, number) for number in range(PARTITIONS)])
             return sum(max(0, each.offset) for each in found)
 
-        def group_type() -> ConsumerGroupType:
-            listed = admin.list_consumer_groups().result().valid
-            return next(each.type for each in listed if each.group_id == group)
-
         admin = AdminClient({"bootstrap.servers": servers})
         checker = Consumer({"bootstrap.servers": servers, "group.id": group})
         try:
             produce_and_read()
             for _ in range(2):
-                assert group_type() is ConsumerGroupType.CLASSIC
+                assert group_type(admin, group) is ConsumerGroupType.CLASSIC
                 with librdkafka_member(servers, group, topic, read) as first:
                     run_until(lambda: first() > 0, "the member of librdkafka has partitions")
-                    assert group_type() is ConsumerGroupType.CONSUMER
+                    assert group_type(admin, group) is ConsumerGroupType.CONSUMER
                     produce_and_read()
                     with java_member(servers, group, topic, read) as second:
                         run_until(lambda: first() > 0 and second() > 0, "both members have partitions")
                         produce_and_read()
                     produce_and_read()
-                run_until(lambda: group_type() is ConsumerGroupType.CLASSIC, "the group is classic again")
+                run_until(lambda: group_type(admin, group) is ConsumerGroupType.CLASSIC, "the group is classic again")
                 produce_and_read()
         finally:
             checker.close()
@@ -124,3 +125,33 @@ def test_upgrade_and_downgrade_of_the_group_of_a_query(
     assert len(found) == produced, "members that leave gracefully repeat nothing"
     # the query alone has read the records of three rounds, and some of each other round
     assert len(query.rows) > 3 * COUNT and len(read) > COUNT
+
+
+@pytest.mark.parametrize("assignor", ["cooperative-sticky", "range"])
+def test_members_of_the_consumer_protocol_leave_one_after_the_other_during_a_batch(
+    kafka: RealKafka, topic: str, group: str, assignor: str
+) -> None:
+    """The downgrade gives all members a generation that none of them has joined."""
+    servers = kafka.bootstrap_servers
+    create_topic(servers, topic, PARTITIONS)
+    options = {
+        "subscribe": topic, "kafka.group.id": group, "startingOffsets": "earliest", "members": str(MEMBERS),
+        "kafka.heartbeat.interval.ms": "500", "kafka.partition.assignment.strategy": assignor,
+    }  # fmt: skip
+    read: Positions = []
+    admin = AdminClient({"bootstrap.servers": servers})
+    with StreamQuery(Cluster("kafka", servers), options) as query, ExitStack() as members:
+        joined = [members.enter_context(librdkafka_member(servers, group, topic, read)) for _ in range(2)]
+        wait_until(lambda: query.trigger() and False or all(owned() for owned in joined), "all have partitions", 90)
+        produce(servers, topic, [(n % PARTITIONS, None, b"x") for n in range(COUNT)])
+        wait_until(lambda: len(read) >= COUNT * sum(owned() for owned in joined) // PARTITIONS, "theirs are read")
+
+        def all_leave() -> None:
+            members.close()
+            wait_until(lambda: group_type(admin, group) is ConsumerGroupType.CLASSIC, "the group is classic again")
+
+        wait_until(lambda: query.trigger(all_leave), "a batch", 90)
+        produce(servers, topic, [(n % PARTITIONS, None, b"x") for n in range(COUNT)])
+        wait_until(lambda: query.trigger() and False or len(query.rows) + len(read) >= 2 * COUNT, "all are read", 90)
+    found = [(row["partition"], row["offset"]) for row in query.rows] + read
+    assert sorted(found) == [(p, n) for p in range(PARTITIONS) for n in range(2 * COUNT // PARTITIONS)]

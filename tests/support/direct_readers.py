@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -53,12 +53,13 @@ class StreamQuery:
     def __exit__(self, *_: object) -> None:
         self.reader.stop()
 
-    def trigger(self) -> list[dict[str, Any]]:
-        """Runs one trigger; returns the rows of its batch."""
+    def trigger(self, before_read: Callable[[], object] = lambda: None) -> list[dict[str, Any]]:
+        """Runs one trigger; returns the rows of its batch. `before_read` is called between its plan and its tasks."""
         end = self.reader.latestOffset(self.start, self.reader.getDefaultReadLimit())
         if json.dumps(end) == json.dumps(self.start):
             return []
         self.tasks = self.reader.partitions(self.start, end)
+        before_read()
         rows = _read(self.reader, self.tasks)
         self.start = end
         self.rows += rows

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.errors import FENCING_ERRORS, ErrorCode, GenerationMismatchError, GroupSourceError
 from spark_groupsource.model import OffsetRange
+from spark_groupsource.wire.messages import HeartbeatRequest
 
 if TYPE_CHECKING:
     from spark_groupsource.client.membership.offsets_topic import OffsetsTopicReader
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 FIND_TIMEOUT_MS = 2_000
+GENERATIONS_AHEAD = 64
+"""Largest number of generations that may pass between two heartbeats of a member that is not fenced."""
 _UNKNOWN = -1
 
 
@@ -39,6 +42,33 @@ def generation_mismatch(
         current_generation=current,
         cause=FENCING_ERRORS[code],
     )
+
+
+def find_downgraded_generation(cluster: ClusterClient, rejected: HeartbeatRequest, timeout_ms: int) -> int | None:
+    """Returns the generation of a dynamic member whose group was downgraded from Consumer to Classic.
+
+    The coordinator gives all members the epoch of the group as their generation, and waits until each has rejoined or
+    is removed, so the partitions are still those of the member. No other rebalance skips a dynamic member without
+    removing it, as it does a static one.
+
+    Source: GroupMetadataManager.convertToClassicGroup.
+
+    Args:
+        rejected: a Heartbeat to which the response is ILLEGAL_GENERATION, in the last generation that was joined.
+
+    Returns: None if the member is fenced.
+    Raises: BrokerError, NetworkError.
+    """
+    for generation_id in range(rejected.generation_id + 1, rejected.generation_id + GENERATIONS_AHEAD + 1):
+        request = HeartbeatRequest(
+            group_id=rejected.group_id, generation_id=generation_id, member_id=rejected.member_id
+        )
+        code = cluster.call_coordinator(rejected.group_id, request, timeout_ms).error_code
+        if code == ErrorCode.REBALANCE_IN_PROGRESS:
+            return generation_id
+        if code != ErrorCode.ILLEGAL_GENERATION:
+            return None
+    return None
 
 
 def find_generation(

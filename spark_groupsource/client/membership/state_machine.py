@@ -397,6 +397,17 @@ class Membership:
             self._reset(rule.reset, FENCING_ERRORS[code], f"encountered {error_name(code)} from Heartbeat response")
         return rule
 
+    def can_be_downgraded(self, sent: Generation) -> bool:
+        """Returns whether ILLEGAL_GENERATION need not fence the member; see `find_downgraded_generation`."""
+        is_dynamic = self.config.group_instance_id is None
+        return is_dynamic and self.state is MemberState.STABLE and sent == self.generation
+
+    def follow_generation(self, sent: Generation, generation_id: int) -> None:
+        """Continues in the generation that a downgrade of the group gave the member."""
+        if self.can_be_downgraded(sent):
+            self.generation = sent._replace(generation_id=generation_id)
+            self.request_rejoin(ALREADY_REBALANCING)
+
     def on_heartbeat_failure(self, now_ms: int, delay_ms: int) -> None:
         """Delays the next heartbeat by the backoff. A failed heartbeat does not end the membership."""
         self._attempts += 1

@@ -6,7 +6,7 @@ import logging
 import threading
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
-from spark_groupsource.client.membership.fencing import FIND_TIMEOUT_MS, generation_mismatch
+from spark_groupsource.client.membership.fencing import FIND_TIMEOUT_MS, GENERATIONS_AHEAD, generation_mismatch
 from spark_groupsource.client.network.outage import Outage
 from spark_groupsource.client.network.retry import retry_level
 from spark_groupsource.errors import (
@@ -26,8 +26,6 @@ _log = logging.getLogger(__name__)
 
 # during a rebalance the batch in flight may finish within the rebalance timeout
 _ACCEPTED = frozenset({ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS})
-# largest number of generations that may pass between two heartbeats of a task
-_GENERATIONS_AHEAD = 16
 
 
 class TaskHeartbeat:
@@ -147,17 +145,24 @@ class TaskHeartbeat:
             self._stopping.wait(self._interval_ms / 1000)
 
     def send_heartbeat(self, timeout_ms: int) -> int:
-        """Sends a heartbeat and returns the error code, after trying later generations if the task accepts them."""
+        """Sends a heartbeat and returns the error code, after trying later generations if the task accepts them.
+
+        Those are any in which the member retains its partitions, and the one of a downgraded group, which waits for it;
+        see `find_downgraded_generation`.
+        """
         # read once: both this thread and check_now may advance it
         tried = self.accepted_generation_id
         code = self._send(tried, timeout_ms)
-        if code != ErrorCode.ILLEGAL_GENERATION or not self._retains_partitions:
+        is_dynamic = self._group_instance_id is None
+        if code != ErrorCode.ILLEGAL_GENERATION or not (self._retains_partitions or is_dynamic):
             return code
         # from the first generation on: a coordinator that fails before it appends a generation falls back
-        for generation_id in range(self._generation_id, tried + _GENERATIONS_AHEAD + 1):
+        for generation_id in range(self._generation_id, tried + GENERATIONS_AHEAD + 1):
             if generation_id == tried:
                 continue
             code = self._send(generation_id, timeout_ms)
+            if code == ErrorCode.NONE and not self._retains_partitions:
+                return ErrorCode.ILLEGAL_GENERATION
             if code != ErrorCode.ILLEGAL_GENERATION:
                 self.accepted_generation_id = generation_id
                 break
