@@ -195,7 +195,7 @@ def test_splitting_reads_everything_once(sizes, parts, cap):
 @given(sizes, st.integers(1, 8), st.none() | st.integers(1, 20))
 def test_batch_tasks_read_everything_once(sizes, parallelism, min_partitions):
     ranges = [OffsetRange(TopicPartition("t", n), n, n + size) for n, size in enumerate(sizes)]
-    tasks = plan_batch_tasks(ranges, parallelism, min_partitions=min_partitions)
+    tasks = plan_batch_tasks(ranges, lambda: parallelism, min_partitions=min_partitions)
     assert all(task.ranges for task in tasks)
     read = Counter({r.topic_partition: 0 for r in ranges})
     for r in (r for task in tasks for r in task.ranges):
@@ -227,7 +227,7 @@ def test_batch_tasks_read_everything_once(sizes, parallelism, min_partitions):
 )
 def test_number_of_batch_tasks(sizes, parallelism, options, expected):
     ranges = [OffsetRange(TopicPartition("t", n), 0, size) for n, size in enumerate(sizes)]
-    assert sorted(task.offsets for task in plan_batch_tasks(ranges, parallelism, **options)) == expected
+    assert sorted(task.offsets for task in plan_batch_tasks(ranges, lambda: parallelism, **options)) == expected
 
 
 def test_byte_limit_is_shared_by_backlog():

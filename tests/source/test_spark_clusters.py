@@ -186,6 +186,13 @@ def test_members_follow_the_parallelism_without_a_call(embedded, topic, group, t
 
 
 @pytest.mark.soak
+def test_members_follow_a_master_that_the_code_of_a_submitted_job_sets(embedded, topic, group, tmp_path):
+    command = [Path(sys.executable).parent / "spark-submit", "--driver-memory", "512m"]
+    found = run_parallelism_job(tmp_path, embedded.bootstrap_servers, topic, group, command, "local[3]")
+    assert found == ({"batch": 1, "stream": 3}, "3 members for 8 partitions: spark.master=local[3].")
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("master", "settings", "expected", "reason"),
     [

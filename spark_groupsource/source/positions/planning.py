@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from heapq import heapreplace
-from typing import Iterable, Mapping, NamedTuple, Sequence
+from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.model import OffsetRange, TopicPartition
 
@@ -241,7 +241,7 @@ def _split(task: TaskPlan, parts: int) -> list[TaskPlan]:
 
 def plan_batch_tasks(
     ranges: Iterable[OffsetRange],
-    parallelism: int,
+    find_parallelism: Callable[[], int],
     *,
     min_partitions: int | None = None,
     max_records: int | None = None,
@@ -250,12 +250,18 @@ def plan_batch_tasks(
 
     There is one task per partition, except that
 
-    * partitions share tasks if there are more than four times `parallelism` or fewer than 1,000 offsets for each task;
-    * large partitions are split if there are fewer than `parallelism`, into tasks of about 100,000 offsets or more;
+    * partitions share tasks if there are more than four times the tasks that run in parallel, or fewer than 1,000
+      offsets for each task;
+    * large partitions are split if there are fewer than tasks run in parallel, into tasks of about 100,000 offsets or
+      more;
     * `min_partitions` and `max_records` split further; see `split_tasks`.
+
+    Args:
+        find_parallelism: returns the number of tasks that run in parallel; not called for a read of one task.
     """
     chosen = sorted((r for r in ranges if r.end > r.start), key=lambda r: (r.start - r.end, r.topic_partition))
     total = sum(r.end - r.start for r in chosen)
+    parallelism = find_parallelism() if total >= 2 * _MIN_TASK_OFFSETS else 1
     most = max(min(_MAX_TASKS_PER_SLOT * parallelism, total // _MIN_TASK_OFFSETS), min_partitions or 1, 1)
     packed = _pack(chosen, min(most, len(chosen)))
     tasks = split_tasks(packed, min_partitions=min(parallelism, total // _MIN_SPLIT_OFFSETS))

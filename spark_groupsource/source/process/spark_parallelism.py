@@ -2,7 +2,8 @@
 
 Spark passes none of its settings to the planner of a batch read or to the reader process of a stream. Both descend from
 the driver JVM, whose command shows them: what a Python process sets before it starts a JVM is ``--conf``, a driver in a
-cluster (YARN, Kubernetes) has ``--properties-file``, and a server of Spark Connect is submitted as an application.
+cluster (YARN, Kubernetes) has ``--properties-file``, and a server of Spark Connect is submitted as an application. What
+an application sets after spark-submit has started it is known to its web interface alone.
 Source: SparkSubmitArguments and ApplicationMasterArguments.
 """
 
@@ -17,12 +18,15 @@ from spark_groupsource.common.processors import processor_count
 from spark_groupsource.common.properties_text import decode, parse_properties
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.source.process.driver_process import driver_command
+from spark_groupsource.source.process.spark_ui import running_settings
 
 MAX_UNKNOWN_TASKS = 64
 """Number of tasks that are assumed to run in parallel if the command of the driver does not show it."""
 # the default of Dataproc for the maximum of executors is 10,000, which says nothing about the cluster
 _MAX_DYNAMIC_TASKS = 1_000
 _MAIN_CLASSES = ("org.apache.spark.deploy.SparkSubmit", "org.apache.spark.deploy.yarn.ApplicationMaster")
+# a Python process that starts the driver itself
+_SHELL = "pyspark-shell"
 _SWITCHES = ("--verbose", "--supervise", "--load-spark-defaults")
 _OPTIONS = {
     "--master": "spark.master",
@@ -44,7 +48,7 @@ class Parallelism(NamedTuple):
 def driver_parallelism(driver: int) -> Parallelism:
     """Returns the number of tasks that the application of a driver process runs in parallel.
 
-    It is `MAX_UNKNOWN_TASKS` if the command of the driver does not show it.
+    It is `MAX_UNKNOWN_TASKS` if neither the web interface nor the command of the driver shows it.
     """
     arguments = driver_command(driver)
     try:
@@ -53,6 +57,8 @@ def driver_parallelism(driver: int) -> Parallelism:
         return _unknown(f"the settings of Spark cannot be read ({str(error).rstrip('.')})")
     if settings is None:
         return _unknown("the command of the Spark driver shows no settings")
+    if _SHELL not in arguments:
+        settings = running_settings(driver, settings) or settings
     return parallelism_of(settings, processor_count)
 
 
@@ -93,7 +99,7 @@ def spark_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     if file is not None:
         settings.update(_read(Path(file)))
     # a Python process passes the settings of its code as --conf, and they take precedence in its SparkContext
-    later = (options, given) if "pyspark-shell" in arguments[main:] else (given, options)
+    later = (options, given) if _SHELL in arguments[main:] else (given, options)
     return {**settings, **later[0], **later[1]}
 
 

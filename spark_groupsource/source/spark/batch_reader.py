@@ -48,7 +48,7 @@ class GroupBatchReader(PickledReader, DataSourceReader):
             leader_epochs = cluster.cached_leader_epochs(r.topic_partition for r in ranges)
             tasks = plan_batch_tasks(
                 ranges,
-                driver_parallelism(self._driver).tasks,
+                lambda: driver_parallelism(self._driver).tasks,
                 min_partitions=options.min_partitions,
                 max_records=options.max_records_per_partition,
             )
