@@ -33,6 +33,7 @@ hypothesis.settings.register_profile("check", deadline=None, max_examples=5, der
 hypothesis.settings.load_profile("suite")
 
 startup.configure()
+startup.separate_output_of_click()
 # tables have the width of a terminal where it is set
 os.environ.pop("COLUMNS", None)
 

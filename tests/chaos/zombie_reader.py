@@ -39,7 +39,7 @@ def main(bootstrap_servers: str, topic: str, group: str, path: str) -> None:
     query = StreamQuery(Cluster("unused", bootstrap_servers), options(topic, group))
     query.trigger()
     # commits the first batch
-    end = query.reader.latestOffset(query.start, query.reader.getDefaultReadLimit())
+    end = query.latest_offset()
     (task,) = query.reader.partitions(query.start, end)
     Path(path).write_text(json.dumps([query.start, end]))
     rows = query.reader.read(task)

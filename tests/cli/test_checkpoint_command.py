@@ -135,7 +135,7 @@ def test_checkpoint_of_sparks_kafka_source_ignores_the_group(cluster: Cluster, t
     create_topic(cluster.bootstrap_servers, topic, 1)
     write(tmp_path, [{topic: {"0": 0}}], committed=None)
     result = run("compare", tmp_path, "--bootstrap-server", cluster.bootstrap_servers)
-    assert (result.exit_code, "does not name its group. Give --group." in result.output) == (1, True)
+    assert (result.exit_code, "does not name its group. Give --group." in result.stderr) == (1, True)
     result = run("compare", tmp_path, "--bootstrap-server", cluster.bootstrap_servers, "--group", "g")
     assert "Warning: Consumer group 'g' does not exist." in result.stderr
     assert "1 of 1 partitions: checkpoint; Spark's Kafka source does not read committed offsets." in result.output

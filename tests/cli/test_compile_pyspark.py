@@ -67,7 +67,7 @@ def test_modules_of_another_python_version_are_replaced(home: Path, monkeypatch:
 
 def test_a_directory_without_the_archive_is_rejected(tmp_path: Path) -> None:
     run = CliRunner().invoke(main, ["compile-pyspark", "--spark-home", str(tmp_path)])
-    assert run.exit_code == 1 and "--spark-home" in run.output
+    assert run.exit_code == 1 and "--spark-home" in run.stderr
 
 
 def test_an_archive_that_cannot_be_written_stays(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

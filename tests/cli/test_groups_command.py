@@ -201,7 +201,7 @@ def test_watch_reports_a_broker_that_is_down(arguments: list[str], monkeypatch: 
         result = run(broker.bootstrap_servers, *arguments[:1], "--group", "g", *arguments[1:])
     finally:
         restarted.stop()
-    state, *lines = [line.partition("  ")[2] for line in ["", *result.output.splitlines()][-3:]]
+    state, *lines = [line.partition("  ")[2] for line in ["", *(result.stdout + result.stderr).splitlines()][-3:]]
     assert state == ("" if "--json" in arguments else "g: The group does not exist.")
     assert result.exit_code == 0 and len(lines) == 2
     assert re.match(r"Unreachable since \d\d:\d\d:\d\d: .*127.0.0.1", lines[0])

@@ -317,14 +317,14 @@ def test_idle_connections_do_not_keep_others_from_the_page(browser: UiClient, mo
 
 def test_resets_need_a_loopback_address() -> None:
     result = CliRunner().invoke(main, ["ui", "--host", "0.0.0.0", "--port", "0", "--allow-reset"])
-    assert result.exit_code == 2 and "SSH tunnel" in result.output
+    assert result.exit_code == 2 and "SSH tunnel" in result.stderr
 
 
 def test_a_port_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         result = CliRunner().invoke(main, ["ui", "--port", port])
-    assert result.exit_code == 1 and "--port" in result.output and "in use" in result.output
+    assert result.exit_code == 1 and "--port" in result.stderr and "in use" in result.stderr
 
 
 def test_the_page_is_package_data() -> None:

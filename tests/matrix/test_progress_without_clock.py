@@ -118,7 +118,7 @@ def test_pause_longer_than_max_poll_interval_repeats_nothing(
         queries.produce(5, number)
     end = tasks = None
     if when == "in a batch":
-        end = first.reader.latestOffset(first.start, first.reader.getDefaultReadLimit())
+        end = first.latest_offset()
         tasks = first.reader.partitions(first.start, end)
     until = time.monotonic() + PAUSE_S
     while time.monotonic() < until:

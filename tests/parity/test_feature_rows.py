@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 from support.direct_readers import BatchQuery, StreamQuery
 from support.sample_topics import FIRST_MS, headers, times, trimmed
+from support.spark_features import needs_admission_control
 from support.topics import create_topic, delete_topic, produce
 from support.waiting import wait_until
 
@@ -161,6 +162,7 @@ def test_include_headers(cluster, topic):
     assert "headers" not in BatchQuery(cluster, {"subscribe": topic}).rows[0]
 
 
+@needs_admission_control
 def test_offset_json_has_the_format_of_sparks_source(cluster, filled):
     with StreamQuery(cluster, {"subscribe": filled, "startingOffsets": "earliest"}) as query:
         query.run()

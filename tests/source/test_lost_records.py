@@ -98,8 +98,8 @@ def test_stream_reads_the_records_that_replaced_lost_ones(power_loss, query):
 
 
 def test_task_reports_a_planned_range_whose_records_were_replaced(power_loss, query):
-    reader = query().reader
-    end = reader.latestOffset({}, reader.getDefaultReadLimit())
+    stream = query()
+    reader, end = stream.reader, stream.latest_offset()
     (task,) = reader.partitions({}, end)
     # only the log matters here; the group would fence the task after the restart
     task.membership = None

@@ -109,7 +109,7 @@ def test_replay_does_not_repeat_what_another_member_has_processed(scenario):
     scenario.produce(30)
     scenario.reset(10)
     with scenario.query() as killed:
-        end = killed.reader.latestOffset({}, killed.reader.getDefaultReadLimit())
+        end = killed.latest_offset()
     assert scenario.consume_as_other_member(15) == list(range(10, 25))
     with scenario.query() as restarted:
         tasks = restarted.reader.partitions({}, end)
@@ -122,7 +122,7 @@ def test_replay_does_not_repeat_what_another_member_has_processed(scenario):
 def test_recreated_topic_is_reported_before_a_replay_reads_it(scenario):
     scenario.produce(30)
     with scenario.query() as killed:
-        end = killed.reader.latestOffset({}, killed.reader.getDefaultReadLimit())
+        end = killed.latest_offset()
     scenario.wait_left()
     delete_topic(scenario.cluster.bootstrap_servers, scenario.topic)
     create_topic(scenario.cluster.bootstrap_servers, scenario.topic)

@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 from support.clusters import Cluster
 
 from spark_groupsource.source.options.schema import spark_schema
+from spark_groupsource.source.spark.admission_control import HAS_ADMISSION_CONTROL
 from spark_groupsource.source.spark.datasource import GroupDataSource
 
 
@@ -43,6 +44,7 @@ class StreamQuery:
         options = {**base, **options}
         self.reader: Any = GroupDataSource(options).streamReader(_schema(options))
         self.start = self.reader.initialOffset()
+        self._passed: Any = None
         self.rows: list[dict[str, Any]] = []
         self.tasks: list[Any] = []
         self.sizes: list[int] = []
@@ -53,12 +55,22 @@ class StreamQuery:
     def __exit__(self, *_: object) -> None:
         self.reader.stop()
 
+    def latest_offset(self) -> Any:
+        """Calls the reader as Spark does at a trigger; see `InferredStart`."""
+        if HAS_ADMISSION_CONTROL:
+            return self.reader.latestOffset(self.start, self.reader.getDefaultReadLimit())
+        if self.start and self.start != self._passed:
+            # a restart
+            self.reader.partitions(self.start, self.start)
+        return self.reader.latestOffset()
+
     def trigger(self, before_read: Callable[[], object] = lambda: None) -> list[dict[str, Any]]:
         """Runs one trigger; returns the rows of its batch. `before_read` is called between its plan and its tasks."""
-        end = self.reader.latestOffset(self.start, self.reader.getDefaultReadLimit())
+        end = self.latest_offset()
         if json.dumps(end) == json.dumps(self.start):
             return []
         self.tasks = self.reader.partitions(self.start, end)
+        self._passed = end
         before_read()
         rows = _read(self.reader, self.tasks)
         self.start = end

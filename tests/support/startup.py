@@ -7,7 +7,11 @@ does; a variable that the environment already has is left as it is.
 from __future__ import annotations
 
 import os
+from functools import partialmethod
+from inspect import signature
 from pathlib import Path
+
+from click.testing import CliRunner
 
 # the optimizing compiler and collector threads cost more than they gain in a JVM that runs for seconds
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -36,3 +40,9 @@ def share_classes(variable: str, archive: Path | None) -> None:
     if archive is not None and "-XX:SharedArchiveFile" not in options:
         # a JVM that cannot use the archive, of another class path for example, loads its classes without a message
         os.environ[variable] = f"{options} -XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:cds*=off".strip()
+
+
+def separate_output_of_click() -> None:
+    """Makes `CliRunner` of click 8.1 return standard error apart from standard output, as that of 8.2 does."""
+    if "mix_stderr" in signature(CliRunner).parameters:
+        CliRunner.__init__ = partialmethod(CliRunner.__init__, mix_stderr=False)  # type: ignore[method-assign,assignment]

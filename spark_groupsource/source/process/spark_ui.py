@@ -45,7 +45,7 @@ def running_settings(driver: int, settings: Mapping[str, str]) -> dict[str, str]
             if found is not None:
                 return found
     except (OSError, ValueError) as error:
-        _log.debug("The web interface of driver %d is not found: %s", driver, error)
+        _log.debug("[driver=%d] The web interface is not found: %s", driver, error)
     return None
 
 
@@ -87,7 +87,7 @@ def _settings_of(host: str, port: int) -> dict[str, str] | None:
         return {str(name): str(value) for name, value in environment["sparkProperties"]}
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
         # protected by a filter or TLS, or not the interface
-        _log.debug("The web interface at %s port %d does not report settings: %s", host, port, error)
+        _log.debug("[interface=%s:%d] The interface does not report settings: %s", host, port, error)
         return None
 
 
