@@ -18,6 +18,8 @@ from support.query_harness import QueryHarness
 from support.spark_daemons import connect_server, environment, run_parallelism_job, written_rows
 from support.topics import create_topic, produce
 
+from spark_groupsource.source.spark.admission_control import HAS_ADMISSION_CONTROL
+
 CONNECT_CLIENT = Path(__file__).with_name("connect_client.py")
 PARTITIONS, RECORDS = 4, 2_000
 PIPELINE = """
@@ -116,5 +118,7 @@ def test_a_streaming_table_of_a_pipeline_has_each_record_once(
         assert run.returncode == 0, run.stdout + run.stderr
         files = sorted(map(str, (tables / table).glob("*.parquet")))
         values = pyarrow.dataset.dataset(files).to_table()["value"].to_pylist()
-        assert sorted(map(int, values)) == list(range(total)) and harness.committed() == total
+        assert sorted(map(int, values)) == list(range(total))
+        # without admission control, the next run commits the batch
+        assert harness.committed() == (total if HAS_ADMISSION_CONTROL else total - 40)
     harness.close()

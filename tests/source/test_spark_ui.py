@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,9 +44,15 @@ class OtherServer(Interface):
     resources = {"/api/v1/applications": {"name": "another server"}}
 
 
+class Server6(ThreadingHTTPServer):
+    address_family = socket.AF_INET6
+
+
 @pytest.fixture(params=[Interface])
 def port(request: pytest.FixtureRequest) -> Iterator[int]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), request.param)
+    # of an interface: a class, or also an address
+    handler, host = request.param if isinstance(request.param, tuple) else (request.param, "127.0.0.1")
+    server = (Server6 if ":" in host else ThreadingHTTPServer)((host, 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server.server_port
@@ -55,6 +62,14 @@ def port(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+@pytest.mark.parametrize(
+    "port",
+    [
+        (Interface, "127.0.0.1"), (Interface, "0.0.0.0"), (Interface, "127.0.0.2"),
+        *([(Interface, "::1"), (Interface, "::"), (Interface, "::ffff:127.0.0.1")] if socket.has_ipv6 else []),
+    ],
+    indirect=True,
+)  # fmt: skip
 def test_settings_of_this_process(port: int) -> None:
     assert running_settings(os.getpid(), {"spark.ui.port": str(port)}) == SETTINGS
     # Spark takes one of the next ports where the first is in use

@@ -48,6 +48,7 @@ def test_available_now_runs_one_batch_which_the_next_run_commits(harness):
         assert harness.start("a", {"availableNow": True}).awaitTermination(120)
         assert harness.values("a") == list(range(produced))
         assert harness.committed() == committed
+        wait_until(lambda: not harness.members(), "the members have left, before their sessions expire", 20)
 
 
 def test_idle_stream_commits_and_shows_its_members(harness):

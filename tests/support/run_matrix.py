@@ -43,14 +43,15 @@ TESTS = (
     "sink/test_sink_through_spark.py",
     # skipped where the format has no release for this Spark
     "matrix/test_table_formats.py",
-    # skipped where this Spark or its packages lack the feature
+    # skipped where this Spark lacks the feature
     "matrix/test_newer_spark_features.py",
+    "source/test_spark_connect.py",
 )
 # only these run with ``--soak``, in which every Spark test runs on both clusters
 SOAK_TESTS = ("source/test_logins_through_spark.py", "matrix/test_old_brokers.py")
 PACKAGES = (
     "pytest", "pytest-timeout", "pytest-randomly", "pytest-xdist", "hypothesis", "confluent-kafka", "pandas<3", "py4j",
-    "click", "rich", "chispa", "aiokafka", "fastavro", "cryptography", "protobuf",
+    "click", "rich", "chispa", "aiokafka", "fastavro", "cryptography", "protobuf", "pyyaml",
 )  # fmt: skip
 # PySpark 4.0 and 4.1 leave sockets to the garbage collector
 IGNORED = ("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::DeprecationWarning")
@@ -103,7 +104,7 @@ def build(pair: Pair, interpreter: str) -> Path | None:
     python = directory / "bin" / "python"
     if not (directory / ".ready").exists():
         subprocess.run([interpreter, "-m", "venv", "--clear", str(directory)], check=True)
-        packages = [f"pyspark=={pair.spark}.*", *PACKAGES, "--editable", str(ROOT)]
+        packages = [f"pyspark[connect]=={pair.spark}.*", *PACKAGES, "--editable", str(ROOT)]
         if subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages]).returncode:
             return None
         (directory / ".ready").touch()

@@ -22,9 +22,11 @@ _SECRETS = "${file:secrets.properties:password}"
 pytestmark = [pytest.mark.yarn, pytest.mark.timeout(3_000)]
 
 
-def job(options: dict[str, str], topic: str, seconds: float = 0, password: str = _SECRETS) -> list[str]:
+def job(
+    options: dict[str, str], topic: str, seconds: float = 0, password: str = _SECRETS, members: str = "2"
+) -> list[str]:
     given = {"subscribe": topic, "kafka.group.id": f"group-of-{topic}", "maxOffsetsPerTrigger": str(_LIMIT)}
-    given = {**options, **given, "members": "2", "kafka.sasl.password": password}
+    given = {**options, **given, "members": members, "kafka.sasl.password": password}
     return [JOB, f"/{topic}", str(seconds), *(f"{name}={value}" for name, value in given.items())]
 
 
@@ -111,12 +113,13 @@ def test_client_mode_drains_at_sigterm(
     assert repeated(batches(hadoop, "clients", tmp_path)) == {}
 
 
-def test_package_as_py_files(
+def test_package_as_py_files_and_members_of_the_executors(
     hadoop: HadoopCluster, submit_directory: Path, secured: dict[str, str], tmp_path: Path
 ) -> None:
     zip_package(submit_directory / "spark_groupsource.zip")
     python = str(make_environment(tmp_path / "dependencies", has_package=False))
     command = page_command("--py-files").replace("--py-files", "--files secrets.properties --py-files")
-    with Submission(hadoop, submit_directory, command, job(secured, "zipped"), python) as run:
+    with Submission(hadoop, submit_directory, command, job(secured, "zipped", members="auto"), python) as run:
         run.wait_for_success()
+    assert f"2 members for {PARTITIONS} partitions: spark.executor.instances=2." in run.container_output()
     assert sorted(batches(hadoop, "zipped", tmp_path)) == list(range(_LAST + 1))
