@@ -19,8 +19,8 @@ from typing import Any, Iterator, Mapping
 _log = logging.getLogger(__name__)
 
 _FIRST_PORT, _MAX_RETRIES = 4040, 16
-# a busy driver initializes the API at the first request
-_TIMEOUT_S = 10.0
+# the driver initializes the API at the first request: a second, on a busy machine more than ten
+_TIMEOUT_S = 30.0
 _MAX_RESPONSE_BYTES = 4_194_304
 _LISTENING = "0A"
 _LOOPBACK = ("127.0.0.1", "::1")
