@@ -10,7 +10,7 @@ from support.scripted_group import T0, T1, Bench, joined
 
 from spark_groupsource.client.membership.fencing import GENERATIONS_AHEAD
 from spark_groupsource.client.membership.task_heartbeat import TaskHeartbeat
-from spark_groupsource.errors import ErrorCode, GenerationMismatchError
+from spark_groupsource.errors import BrokerError, ErrorCode, GenerationMismatchError
 from spark_groupsource.model import OffsetAndMetadata
 
 ASSIGNORS = pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
@@ -56,6 +56,23 @@ def test_member_commits_in_the_generation_of_the_downgrade_and_rejoins(assignor:
     bench.script.clear_prepared()
     assert bench.settle().is_stable
     assert "lost" not in [name for name, _ in bench.callbacks()]
+
+
+@ASSIGNORS
+def test_transaction_has_the_offsets_of_the_generation_of_the_downgrade(assignor: str) -> None:
+    bench = joined(assignors=(assignor,))
+    Downgraded(3).prepare(bench)
+    tried = []
+
+    class TransactionsOfTheGroup:
+        def commit_offsets_each(self, group: str, commits: Any) -> list[BrokerError | None]:
+            tried.extend(member.generation_id for member, _ in commits)
+            rejected = BrokerError(ErrorCode.ILLEGAL_GENERATION, "TxnOffsetCommit")
+            return [None if member.generation_id == 3 else rejected for member, _ in commits]
+
+    transactions: Any = TransactionsOfTheGroup()
+    bench.client.commit_in_transaction(AT_5, transactions)
+    assert tried == [1, 3] and bench.client.rejoin_needed
 
 
 @pytest.mark.parametrize("first", ["Heartbeat", "OffsetCommit"])
