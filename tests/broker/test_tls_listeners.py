@@ -6,6 +6,7 @@ import gc
 import os
 import socket
 import ssl
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -310,7 +311,8 @@ def test_closed_tls_connections_leave_no_cycles(files: Path) -> None:
             for _ in range(30):
                 dial_tls(broker.bootstrap_servers, files).close()
             wait_until(lambda: broker.call(lambda _: broker.connection_count) == 0, "the connections are closed")
-            assert gc.collect() < 30 * 5
+            # a transport of asyncio refers to itself in Python 3.12, by seven objects
+            assert gc.collect() < 30 * (8 if sys.version_info[:2] == (3, 12) else 5)
         finally:
             gc.enable()
 

@@ -46,7 +46,7 @@ def test_invalid_arguments_are_reported_before_spark_starts(
     given |= {"--until": "2026-01-02T00:00Z", "--output": "o", "--checkpoint": str(tmp_path / "c"), **changed}
     words = [word for name, value in given.items() if value is not None for word in (name, value)]
     result = CliRunner().invoke(replay_range.main, words)
-    assert result.exit_code == 2 and message in " ".join(result.output.split())
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize("signals, attempts", [([15], 2), ([], 1)])

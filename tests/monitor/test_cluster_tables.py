@@ -218,7 +218,7 @@ def check_history_commands(bootstrap_servers: str, group: str) -> None:
     ] * len(expected)
     assert printed == expected
     result = CliRunner().invoke(main, ["groups", "why", "--group", "missing", "--bootstrap-server", bootstrap_servers])
-    assert result.exit_code == 1 and "Consumer group 'missing' does not exist." in result.output
+    assert result.exit_code == 1 and "Consumer group 'missing' does not exist." in result.stderr
 
 
 def test_rebalances_and_the_log_of_a_group(client: ClusterClient, cluster: Servers, topic: str, group: str) -> None:

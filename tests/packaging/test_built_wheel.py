@@ -115,7 +115,7 @@ def test_files_with_other_content_are_not_overwritten_without_force(tmp_path: Pa
     (target / "jobs" / "land_parquet.py").unlink()
     result = CliRunner().invoke(main, ["examples", str(target)])
     assert result.exit_code == 1
-    assert "has files with other content: docs/tour.ipynb." in result.output and "--force" in result.output
+    assert "has files with other content: docs/tour.ipynb." in result.stderr and "--force" in result.stderr
     assert tour.read_text() == "mine" and not (target / "jobs" / "land_parquet.py").exists()
     assert CliRunner().invoke(main, ["examples", str(target), "--force"]).exit_code == 0
     assert tour.read_text() == original and other.read_text() == "mine"

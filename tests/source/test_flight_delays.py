@@ -40,15 +40,15 @@ def test_invalid_schema_file_ends_the_job_before_spark_starts(tmp_path, text, me
         path.write_text(text)
     arguments = ["--bootstrap-servers", "h:1", "--output", "o", "--checkpoint", "c", "--schema", str(path)]
     result = CliRunner().invoke(flight_delays.main, arguments)
-    assert result.exit_code == 1 and re.search(message, result.output), result.output
-    assert result.output.startswith("Error: ") and result.output.count("\n") == 1
+    assert result.exit_code == 1 and re.search(message, result.stderr), result.stderr
+    assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
 
 
 def test_schema_of_a_registry(tmp_path):
     arguments = ["--bootstrap-servers", "h:1", "--output", "o", "--checkpoint", str(tmp_path)]
     with SchemaRegistryServer() as registry:
         result = CliRunner().invoke(flight_delays.main, [*arguments, "--schema-registry", registry.url])
-    assert "the registry has no version of subject flights-value" in result.output
+    assert "the registry has no version of subject flights-value" in result.stderr
     options = flight_delays.avro_options(None, "http://r:1", tmp_path)
     assert options["checkpointLocation"] == str(tmp_path)
 
