@@ -163,6 +163,8 @@ class StreamSession:
         # of a query that writes exactly once: what the transaction of the batch in flight commits, and has committed
         self._in_flight: Offsets = {}
         self._in_flight_end: dict[str, Any] = {}
+        # the start offsets of the batch in flight if its records are left to the next one
+        self._left_out: Mapping[TopicPartition, int] = {}
         self._joined: tuple[Offsets, int] | None = None
         self._published_batch: int | None = None
 
@@ -193,6 +195,10 @@ class StreamSession:
             self._transactions.begin()
             if self._published_batch is None:
                 self._published_batch = self._transactions.published_batch(start.reader)
+            is_first = self._positions.checkpoint is None and not self._left_out
+            if is_first and self._transactions.is_published(start.reader, start_json, is_left_out=True):
+                # the query was killed before it has planned the batch that reads them
+                self._left_out = {**start.committed, **start.acquired}
             self._transaction_ended(start_json)
         self._checkpoint_cluster_id = start.cluster_id
         self._schemas.check_kept(start)
@@ -251,11 +257,11 @@ class StreamSession:
             self._commit_positions(held)
         if is_planned and any(each.end > each.start for each in ranges):
             self._reports.batch_started()
-        self._in_flight_end = end_json
+        self._in_flight, self._in_flight_end, self._left_out = {}, end_json, {}
         if is_planned:
             self._in_flight = self._planned_ends(end, group)
         else:
-            ranges, group, self._in_flight = self._replay.read_again(ranges, end, end_json)
+            ranges, group, self._left_out = self._replay.read_again(ranges, end, end_json)
             self._replayed_in = group
         settings = self._options.task_settings(self._cluster.settings)
         tasks = plan_tasks(
@@ -518,21 +524,22 @@ class StreamSession:
 
     def end_in_flight(self) -> dict[str, str]:
         """Returns the digest of the end offset of the batch in flight, by the name of this reader."""
-        return {reader_name(self.reader): digest(self._in_flight_end)} if self._in_flight_end else {}
+        end, is_left_out = self._in_flight_end, bool(self._left_out)
+        return {reader_name(self.reader): digest(end, is_left_out=is_left_out)} if end else {}
 
     def join_transaction(self, producer: ProducerIdAndEpoch, batch: int) -> list[TopicPartition]:
         """Adds the end offsets of the batch in flight to the transaction that the sink has begun.
 
-        Returns: the partitions of these offsets.
+        Returns: the partitions of these offsets, else those of the batch that exist; one of them gets the progress.
         Raises: GenerationMismatchError, BrokerError, NetworkError; the transaction must be aborted then.
         """
         with self._lock:
             assert self._transactions is not None, "the source has no transactional id"
-            topic_ids = self._offsets.decode(self._in_flight_end).topic_ids
-            _, commits = self._commits_of(self._in_flight, topic_ids)
+            end = self._offsets.decode(self._in_flight_end)
+            _, commits = self._commits_of(self._in_flight, end.topic_ids)
             self._transactions.join(self._ownership, commits, producer)
             self._joined = self._in_flight, batch
-            return list(commits)
+            return list(commits) or sorted(end.positions.keys() - self._lookup.missing(end.positions))
 
     def _transaction_ended(self, start_json: Mapping[str, Any]) -> None:
         """Takes note of the transaction of the last batch, after Spark has committed the batch."""
@@ -635,7 +642,7 @@ class StreamSession:
         return known != self._repeated_in
 
     def _apply_assignment(self, owned: frozenset[TopicPartition], start: SourceOffset) -> None:
-        resolved = self._start_positions.resolve(owned, start, self._positions)
+        resolved = self._start_positions.resolve(owned, start, self._positions, self._left_out)
         self._epochs.use_topics(resolved.positions.topic_ids)
         self._epochs.restore(resolved.commits, retained=self._positions.owned)
         self._positions = resolved.positions

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 from support.clients import open_cluster
 from support.faulty_broker import faulty_broker
+from support.read_back import messages_to_end
 from support.sink_application import stable_end
 from support.topics import create_topic
 from support.waiting import wait_until
@@ -118,6 +119,29 @@ def test_a_published_batch_is_not_published_again(client, output, transactional_
     publish(client, batch(output, transactional_id, 7), sources)
     assert not publish(client, batch(output, transactional_id, 7), sources)
     assert (end(client, output), len(sources.producers)) == (2, 1)
+
+
+@pytest.mark.parametrize("batches_before", [0, 1])
+def test_progress_of_a_former_coordinator_does_not_publish_a_batch_again(
+    cluster, client, output, transactional_id, monkeypatch, batches_before
+):
+    """A coordinator that is cut off from its controller responds with older offsets, and rejects the transaction."""
+    former: list[object] = []
+    fetch = client.fetch_committed
+    for number in range(7 - batches_before, 8):
+        former.append(fetch(progress_group(transactional_id)))
+        publish(client, batch(output, transactional_id, number), FakeSources({"r": "d"}))
+    calls: list[str] = []
+
+    def fetch_committed(group_id: str, *args: object, **options: object) -> object:
+        calls.append(group_id)
+        return former[-1] if len(calls) == 1 else fetch(group_id, *args, **options)
+
+    monkeypatch.setattr(client, "fetch_committed", fetch_committed)
+    assert not publish(client, batch(output, transactional_id, 7), FakeSources({"r": "d"}))
+    assert progress(client, transactional_id) == [WriterProgress("q", 7, {"r": "d"})]
+    values = [message.value() for message in messages_to_end(cluster.bootstrap_servers, output.topic, 1)]
+    assert values == [b"%d" % number for number in range(7 - batches_before, 8)]
 
 
 @pytest.mark.parametrize(("ends", "level"), [({}, "WARNING"), ({"r": "d"}, "INFO")])

@@ -12,7 +12,7 @@ from support.session_fakes import P0, P1, FakeCluster, FakeGroup, Query
 
 from spark_groupsource.client.network.retry import Retry
 from spark_groupsource.errors import ConfigurationError, GenerationMismatchError
-from spark_groupsource.model import OffsetAndMetadata, OffsetRange, ProducerIdAndEpoch
+from spark_groupsource.model import Node, OffsetAndMetadata, OffsetRange, ProducerIdAndEpoch
 from spark_groupsource.source.group import transactional_commits
 from spark_groupsource.source.options.option_parser import parse_options
 from spark_groupsource.source.positions.published_progress import (
@@ -47,13 +47,22 @@ class Cluster(FakeCluster):
     """A cluster with the progress of a query; `published` is the end of its last batch."""
 
     published: Any = None
+    is_left_out = False
+    asked_for_others = 0
 
     def retry(self) -> Retry:
         return Retry(base_ms=1, max_ms=1, timeout_ms=5_000, clock=self.clock, rng=Random(0))
 
+    def find_coordinator(self, group_id: str) -> Node:
+        return Node(1, "h", 1)
+
+    def find_other_coordinator(self, group_id: str, rejected_by: set[Node], timeout_ms: int) -> bool:
+        self.asked_for_others += 1
+        return False
+
     def fetch_committed(self, group_id: str) -> dict[Any, OffsetAndMetadata]:
-        assert group_id == progress_group("T")
-        ends = {} if self.published is None else {"abc": digest(self.published)}
+        assert group_id == progress_group("T") and self.asked_for_others
+        ends = {} if self.published is None else {"abc": digest(self.published, is_left_out=self.is_left_out)}
         return {P0: offset_of_progress(WriterProgress("q", 4, ends))}
 
 
@@ -63,9 +72,15 @@ def _transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactional_commits, "Transactions", Transactions)
 
 
-def query(start: Any = None, group: FakeGroup | None = None, published: Any = None, **options: str) -> Query:
+def query(
+    start: Any = None,
+    group: FakeGroup | None = None,
+    published: Any = None,
+    is_left_out: bool = False,
+    **options: str,
+) -> Query:
     cluster = Cluster()
-    cluster.published = published
+    cluster.published, cluster.is_left_out = published, is_left_out
     return Query(start, cluster, group, **{"kafka.transactional.id": "T", "startingOffsets": "earliest", **options})
 
 
@@ -155,44 +170,53 @@ def test_a_published_batch_is_read_in_full_without_membership(caplog):
     assert plain_commits(tried.group) == [] and "not in a transaction" not in caplog.text
 
 
-def test_a_batch_that_another_driver_publishes_while_this_one_joins_is_read_in_full():
-    class Published(FakeGroup):
-        def poll(self, timeout_ms: int) -> bool:
-            tried.cluster.published = END
-            self.commits = committed_before({P0: 9, P1: 8}).commits
-            return super().poll(timeout_ms)
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("published", [{}, {P0: 8}, {P1: 8}])
+def test_the_next_batch_reads_what_is_left_of_one_that_was_not_published(published, is_killed, caplog):
+    tried = query(START, committed_before({P0: 7, P1: 6} | published), published=START)
+    with caplog.at_level(logging.INFO):
+        assert tried.session.input_partitions(START, END) == []
+    assert "A logged batch was not published; the next one reads its records: t-0, t-1." in caplog.text
+    if is_killed:
+        # before Spark has written commits/N: the transaction without records is not taken for one with them
+        left_out = tried.session.end_in_flight()
+        assert left_out == {"abc": digest(END, is_left_out=True)}
+        tried = query(START, tried.group, published=END, is_left_out=True)
+        assert tried.session.input_partitions(START, END) == []
+        assert tried.session.end_in_flight() == left_out
+    # the progress is stored at a partition of the source, also without records
+    assert tried.session.join_transaction(PRODUCER, 5) == [P0, P1]
+    tried.start = END
+    assert tried.trigger() == {P0: (7, 10), P1: (6, 10)} | {p: (at, 10) for p, at in published.items()}
+    assert list(tried.session.end_in_flight().values()) == [digest(tried.start)]
 
-    tried = query(START, Published(assigned={P0: 0, P1: 0}), published=START)
-    tasks = tried.session.input_partitions(START, END)
-    assert sorted(r for task in tasks for r in task.ranges) == [OffsetRange(P0, 7, 9), OffsetRange(P1, 6, 8)]
-    assert tried.session.join_transaction(PRODUCER, 5) == []
+
+@pytest.mark.parametrize("is_restart", [False, True])
+def test_partitions_of_a_batch_without_records_that_were_never_committed_are_read(is_restart):
+    """The group has no committed offset of t-0, and that of t-1 was deleted."""
+    group = {**END["@group"], "acquired": {"t": {"0": 3}}, "committed": {"t": {"1": 6}}}
+    end = {**END, "@group": group}
+    assigned = FakeGroup(assigned={P0: 0, P1: 0})
+    tried = query(end if is_restart else START, assigned, published=end if is_restart else START, is_left_out=True)
+    if not is_restart:
+        assert tried.session.input_partitions(START, end) == []
+        tried.start = end
+    assert tried.trigger() == {P0: (3, 10), P1: (6, 10)}
 
 
-@pytest.mark.parametrize("commits_at", [2, None])
-def test_a_replay_leaves_what_others_own_to_them_and_waits_for_their_commits(commits_at, caplog):
-    """Without a committed offset, the checkpoint would decide later, also if no query has published the range."""
-
-    class Shared(FakeGroup):
-        polls = 0
-
-        def poll(self, timeout_ms: int) -> bool:
-            self.polls += 1
-            if self.polls == commits_at:
-                self.commits = {**self.commits, P1: OffsetAndMetadata(8, "")}
-            return super().poll(timeout_ms)
-
-    group = Shared(assigned={P0: 0}, commits={P0: OffsetAndMetadata(8, "")})
-    tried = query(START, group, published=START)
-    tasks = tried.session.input_partitions(START, END)
-    assert [r for task in tasks for r in task.ranges if r.end > r.start] == [OffsetRange(P0, 8, 9)]
-    assert group.polls == commits_at or commits_at is None
-    assert ("leaving them to these: t-1" in caplog.text) == (commits_at is None)
+def test_a_partition_without_committed_offset_has_its_position_in_each_end_offset():
+    """Where a batch without records of it was left out, it is not read; the one after may be left out, too."""
+    tried = query(START, FakeGroup(assigned={P0: 0, P1: 0}), published=START)
+    tried.trigger()
+    assert tried.start["@group"]["acquired"] == {"t": {"0": 7, "1": 6}}
     tried.session.join_transaction(PRODUCER, 5)
-    assert tried.committed() == {P0: 9} | ({} if commits_at is None else {P1: 8})
+    tried.cluster.logs = {p: (0, 11) for p in (P0, P1)}
+    tried.trigger()
+    assert tried.start["@group"]["acquired"] == {}
 
 
 @pytest.mark.parametrize(
-    ("reaction", "begin"), [("follow", {P0: 5, P1: 8}), ("ignore", {P0: 9, P1: 8}), ("fail", None)]
+    ("reaction", "begin"), [("follow", {P0: 5, P1: 6}), ("ignore", {P0: 7, P1: 6}), ("fail", None)]
 )
 @pytest.mark.parametrize("reset", [5, 0])
 def test_a_reset_to_before_a_logged_batch_is_followed_after_the_batch(reaction, begin, reset, caplog):
@@ -200,11 +224,10 @@ def test_a_reset_to_before_a_logged_batch_is_followed_after_the_batch(reaction, 
     tried = query({**START, **committed}, FakeGroup(assigned={P0: 0, P1: 0}), published=START, onGroupReset=reaction)
     tried.group.commits = {P0: OffsetAndMetadata(reset), **committed_before({P1: 6}).commits}
     end = {**END, **committed}
-    tasks = tried.session.input_partitions(tried.start, end)
-    assert sorted(r for task in tasks for r in task.ranges) == [OffsetRange(P0, 7, 9), OffsetRange(P1, 6, 8)]
+    assert tried.session.input_partitions(tried.start, end) == []
     tried.session.join_transaction(PRODUCER, 5)
     # the transaction does not overwrite what the operator has committed
-    assert tried.committed() == {P0: reset, P1: 8}
+    assert tried.committed() == {P0: reset, P1: 6}
     tried.start = end
     if begin is None:
         with pytest.raises(ConfigurationError, match=f"reset by an operator to {reset}"):
@@ -212,7 +235,7 @@ def test_a_reset_to_before_a_logged_batch_is_followed_after_the_batch(reaction, 
         return
     with caplog.at_level(logging.WARNING):
         found = tried.trigger()
-    assert {p: start for p, (start, _) in (found or {}).items()} == {**begin, P0: reset if begin[P0] == 5 else 9}
+    assert {p: start for p, (start, _) in (found or {}).items()} == {**begin, P0: reset if begin[P0] == 5 else 7}
     assert "reset by an operator to before the checkpoint" in caplog.text
 
 
@@ -232,10 +255,14 @@ def test_without_a_transactional_id_the_checkpoint_wins():
     assert (tried.trigger() or {})[P0] == (9, 10)
 
 
-def test_assigned_partitions_are_in_the_transaction_after_a_replay():
-    tried = query(START, committed_before({P0: 7, P1: 6}), published=START)
-    assert json.dumps(tried.session.end_in_flight()) == "{}"
-    tried.session.input_partitions(START, END)
-    tried.session.join_transaction(PRODUCER, 5)
-    assert tried.committed() == {P0: 9, P1: 8}
+def test_a_batch_without_a_group_is_read_in_full_after_a_restart():
+    parsed = parse_options(
+        {"kafka.bootstrap.servers": "h:1", "assign": json.dumps({"t": [0, 1]}), "kafka.transactional.id": "T"}, "stream"
+    )
+    cluster = Cluster()
+    cluster.published = START
+    tried = Query(START, cluster, FakeGroup(assigned={P0: 0, P1: 0}), parsed=parsed)
+    tasks = tried.session.input_partitions(START, END)
+    assert sorted(r for task in tasks for r in task.ranges) == [OffsetRange(P0, 7, 9), OffsetRange(P1, 6, 8)]
+    assert tried.session.join_transaction(PRODUCER, 5) == [P0, P1]
     assert tried.session.end_in_flight() == {"abc": digest(END)}

@@ -217,6 +217,7 @@ class ClusterClient(Router):
         timeout_ms: int | None = None,
         *,
         topic_ids: TopicIds = NO_IDS,
+        is_in_transaction: bool = False,
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Fetches committed offsets of a group; waits for transactions with pending offsets (KIP-447).
 
@@ -227,17 +228,20 @@ class ClusterClient(Router):
             topic_ids: ids of the topics that are meant; a broker that has another topic of the name fails with
                 UNKNOWN_TOPIC_ID, one before version 10 does not check it. A commit whose metadata has the id of another
                 topic of this cluster is left out.
+            is_in_transaction: whether the caller itself has offsets of the group pending, and does not wait for them.
         Raises: BrokerError, NetworkError.
         """
         if partitions is not None and not partitions:
             return {}
         ids = None if partitions is None else ids_of(partitions, topic_ids)
         try:
-            response = self._fetch_offsets(group_id, partitions, timeout_ms, ids)
+            response = self._fetch_offsets(group_id, partitions, timeout_ms, ids, require_stable=not is_in_transaction)
         except UnsupportedVersionError:
             if ids is None:
                 raise
-            response = self._fetch_offsets(group_id, partitions, timeout_ms, None)
+            response = self._fetch_offsets(
+                group_id, partitions, timeout_ms, None, require_stable=not is_in_transaction
+            )
         fetched: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(partitions or ())
         for topic in fetched_group(response).topics:
             for p in topic.partitions:
@@ -253,6 +257,8 @@ class ClusterClient(Router):
         partitions: Sequence[TopicPartition] | None,
         timeout_ms: int | None,
         ids: Mapping[str, UUID] | None,
+        *,
+        require_stable: bool = True,
     ) -> OffsetFetchResponse:
         """Returns the response, with the names of topics; `ids` None sends names.
 
@@ -266,7 +272,7 @@ class ClusterClient(Router):
 
         (outcome,) = self.call_coordinator_each(
             group_id,
-            [offset_fetch_request(group_id, partitions, ids or {})],
+            [offset_fetch_request(group_id, partitions, ids or {}, require_stable=require_stable)],
             timeout_ms,
             errors=lambda response: [fetched_group(response).error_code],
             error_of=error_of,

@@ -48,7 +48,11 @@ def ids_of(partitions: Iterable[TopicPartition], topic_ids: TopicIds) -> dict[st
 
 
 def offset_fetch_request(
-    group_id: str, partitions: Sequence[TopicPartition] | None, ids: Mapping[str, UUID]
+    group_id: str,
+    partitions: Sequence[TopicPartition] | None,
+    ids: Mapping[str, UUID],
+    *,
+    require_stable: bool = True,
 ) -> OffsetFetchRequest:
     """Returns the request; `partitions` None for all committed offsets of the group."""
     one, many = OffsetFetchRequest.OffsetFetchRequestTopic, OffsetFetchRequest.OffsetFetchRequestGroup
@@ -66,7 +70,7 @@ def offset_fetch_request(
                 else [rows(name=t, topic_id=ids.get(t), partition_indexes=n) for t, n in topics.items()],
             )
         ],
-        require_stable=True,
+        require_stable=require_stable,
     )
 
 

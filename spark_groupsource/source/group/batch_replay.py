@@ -7,6 +7,7 @@ waited for.
 from __future__ import annotations
 
 import logging
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
@@ -38,13 +39,12 @@ class ReplayedBatch(NamedTuple):
 
     Attributes:
         group: the assignment in which `ranges` are read.
-        ends: what the transaction of the batch commits: the ends of what is read and this query owns. An offset that an
-            operator has reset to before the batch remains, so that the next batch follows it.
+        left_out: the start offsets of a batch of which nothing is read, so that the next batch reads its records.
     """
 
     ranges: list[OffsetRange]
-    group: GroupSnapshot
-    ends: Offsets
+    group: GroupSnapshot = GroupSnapshot()
+    left_out: Mapping[TopicPartition, int] = MappingProxyType({})
 
 
 class BatchReplay:
@@ -112,46 +112,44 @@ class BatchReplay:
         """Returns a logged batch without what other members have committed since.
 
         A batch that this query has published in a transaction is read in full, so that its state is right: it is not
-        written again, and nothing of it is committed.
+        written again, and nothing of it is committed. One that it has not published is left out: the group's committed
+        offsets are where the output ends, and the next batch begins there. So each batch is published as a whole or
+        not at all, also where this query is killed again.
 
         Raises: DataLossError for a topic that was recreated since; without failOnDataLoss its ranges are skipped;
             BrokerError, NetworkError.
         """
+        is_published = self._transactions is not None and self._transactions.is_published(end.reader, end_json)
+        if self._transactions is not None and self._options.group_id is not None and not is_published:
+            left_out: Offsets = {r.topic_partition: r.start for r in ranges}
+            _log.info(
+                "%s A logged batch was not published; the next one reads its records: %s.",
+                self._entity(),
+                bounded_names(left_out),
+            )
+            return ReplayedBatch([], left_out=left_out)
         logged = {r.topic_partition: r for r in ranges if r.end > r.start}
         if not logged:
-            return ReplayedBatch([], GroupSnapshot(), {})
+            return ReplayedBatch([])
         self._cluster.add_known_partitions(logged, end.topic_ids)
         found = self._lookup.topic_ids({p.topic for p in logged}, refresh=True)
         recreated = {t for t, topic_id in found.items() if end.topic_ids.get(t, topic_id) != topic_id}
         self._data_loss.recreated({p: r.start for p, r in logged.items() if p.topic in recreated})
         existing = {p: r for p, r in logged.items() if p.topic not in recreated}
-        is_published = self._is_published(end, end_json)
-        group, commits = (GroupSnapshot(), {}) if is_published else self._join(existing, found)
-        # until this query has joined, another driver of it may publish the batch; progress is not older than `commits`
-        if is_published or self._is_published(end, end_json):
+        if is_published:
             _log.info("%s Reading a published batch again for its state: %s.", self._entity(), bounded_names(existing))
-            return ReplayedBatch([existing[p] for p in sorted(existing)], GroupSnapshot(), {})
+            return ReplayedBatch([existing[p] for p in sorted(existing)])
+        group, commits = self._join(existing, found)
         replayed = []
         for p, (_, start, stop) in existing.items():
             commit = commits.get(p)
             begin = start if commit is None else min(max(start, commit.offset), stop)
-            if self._transactions is not None and self._is_shared(p) and p not in group.owners:
-                # published by its owner, or left to it
-                begin = stop
             replayed.append(OffsetRange(p, begin, stop))
         self._log_processed(logged, replayed, commits, end.reader)
         names = bounded_names(sorted(r.topic_partition for r in replayed if r.end > r.start))
         if self._options.assign is None and names:
             _log.warning("%s Reading a logged batch again: %s.", self._entity(), names)
-        if self._transactions is None:
-            return ReplayedBatch(replayed, group, {})
-        reset = {p for p, r in logged.items() if (commit := commits.get(p)) is not None and commit.offset < r.start}
-        owned = group.owners if self._options.group is not None else existing
-        committed = {p: to for p, begin, to in replayed if to > begin and p in owned and p not in reset}
-        return ReplayedBatch(replayed, group, committed)
-
-    def _is_published(self, end: SourceOffset, end_json: Mapping[str, Any]) -> bool:
-        return self._transactions is not None and self._transactions.is_published(end.reader, end_json)
+        return ReplayedBatch(replayed, group)
 
     def _join(
         self, logged: Mapping[TopicPartition, OffsetRange], topic_ids: TopicIds
@@ -192,11 +190,10 @@ class BatchReplay:
                 _log.info("%s Waiting for other members to commit parts of a logged batch: %s.", self._entity(), names)
             elif step is ReplayStep.READ_AGAIN:
                 _log.warning(
-                    "%s Other members own parts of a logged batch and have committed nothing for %d ms; %s: %s.",
+                    "%s Other members own parts of a logged batch and have committed nothing for %d ms; reading them "
+                    "again: %s.",
                     self._entity(),
                     settings.rebalance_timeout_ms,
-                    # a transaction has offsets of owned partitions alone
-                    "reading them again" if self._transactions is None else "leaving them to these",
                     names,
                 )
                 break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from types import MappingProxyType
 from typing import AbstractSet, Iterable, Mapping, NamedTuple
 
 from spark_groupsource.common.clock import Clock
@@ -96,10 +97,16 @@ class StartPositions:
         return positions.started(topic_ids, counts, starting)
 
     def resolve(
-        self, owned: frozenset[TopicPartition], start: SourceOffset, previous: StreamPositions
+        self,
+        owned: frozenset[TopicPartition],
+        start: SourceOffset,
+        previous: StreamPositions,
+        left_out: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> ResolvedPositions:
         """Resolves the position of each owned partition after the assignment has changed.
 
+        Args:
+            left_out: where the batch that ends at `start` begins if its records were not read.
         Raises: DataLossError, ConfigurationError (onGroupReset=fail, onGroupAhead=fail), BrokerError, NetworkError.
         """
         deleted = self._report_deleted(owned, start, previous)
@@ -108,7 +115,9 @@ class StartPositions:
         existing_ids = self._lookup.topic_ids(topics, refresh=True)
         current = previous.with_topic_ids(existing_ids)
         replaced = _recreated_topics(current, start)
-        known = replace(start, positions={p: at for p, at in start.positions.items() if p.topic not in replaced})
+        known = replace(
+            start, positions={p: left_out.get(p, at) for p, at in start.positions.items() if p.topic not in replaced}
+        )
         checkpoint = checkpointed_positions(known, current)
         lost = {p for p in checkpoint if p not in owned and p not in deleted}
         commits = self._ownership.committed(sorted(owned | lost), existing_ids)
@@ -116,6 +125,7 @@ class StartPositions:
         recreated = self._recreated(positioned, start, current, commits)
         without = (p for p in owned if not (p in checkpoint or p in recreated or commits.get(p) is not None))
         owned = owned - self._find_absent(without, current)
+        is_transactional = self._options.client.transactional_id is not None
         decided = decide_positions(
             owned - recreated.keys(),
             known,
@@ -123,14 +133,16 @@ class StartPositions:
             commits,
             self._ownership.last_commits,
             is_same_group=self._is_same_group(start),
-            is_transactional=self._options.client.transactional_id is not None,
+            is_transactional=is_transactional,
         )
         decided.update(self._react_to_resets(decided, checkpoint))
         decided.update(self._react_to_commits_ahead(decided, checkpoint))
         acquired: Offsets = {
             p: position.offset
             for p, position in decided.items()
-            if position.offset is not None and position.offset != known.positions.get(p)
+            # without a committed offset the end offset must have the position, in case its batch is left out
+            if position.offset is not None
+            and (position.offset != start.positions.get(p) or (is_transactional and commits.get(p) is None))
         }
         unknown = [p for p, position in decided.items() if position.offset is None]
         initial = self._resolve_initial(unknown, current, commits)

@@ -24,6 +24,8 @@ from spark_groupsource.source.positions.published_progress import (
 
 # a transaction of offsets alone takes milliseconds; the offsets of a partition are not readable while one is open
 _TIMEOUT_MS = 10_000
+# the coordinator of the progress is looked up at every broker
+_LOOKUP_MS = 2_000
 
 
 class TransactionalCommits:
@@ -45,24 +47,22 @@ class TransactionalCommits:
         if self._has_begun:
             return
         Transactions(self._cluster, self._transactional_id).init(_TIMEOUT_MS)
-        self._published = self._read()
+        group_id = progress_group(self._transactional_id)
+        # one that is cut off from its controller responds with older progress
+        named = self._cluster.find_coordinator(group_id)
+        self._cluster.find_other_coordinator(group_id, {named}, _LOOKUP_MS)
+        self._published = read_progress(self._cluster.fetch_committed(group_id).values())
         self._has_begun = True
 
-    def is_published(self, reader: str, end: Mapping[str, Any]) -> bool:
-        """Returns whether the batch with this end offset is published.
-
-        Raises: BrokerError, NetworkError, ConfigurationError.
-        """
-        return any(progress.ends.get(reader_name(reader)) == digest(end) for progress in self._read())
+    def is_published(self, reader: str, end: Mapping[str, Any], *, is_left_out: bool = False) -> bool:
+        """Returns whether the batch with this end offset was published before the source started; see `digest`."""
+        expected = digest(end, is_left_out=is_left_out)
+        return any(progress.ends.get(reader_name(reader)) == expected for progress in self._published)
 
     def published_batch(self, reader: str) -> int | None:
         """Returns the last batch that the query of a reader had published before the source started."""
         batches = [progress.batch for progress in self._published if reader_name(reader) in progress.ends]
         return max(batches, default=None)
-
-    def _read(self) -> list[WriterProgress]:
-        commits = self._cluster.fetch_committed(progress_group(self._transactional_id))
-        return read_progress(commits.values())
 
     def commit(self, ownership: Ownership, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Commits offsets in a transaction of their own.

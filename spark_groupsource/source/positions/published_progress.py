@@ -20,6 +20,7 @@ _SUFFIX = "-progress"
 _DIGEST_BYTES = 8
 # of 32 hexadecimal digits
 _NAME_LENGTH = 8
+_LEFT_OUT = "-"
 # offset.metadata.max.bytes is 4,096 by default
 _MAX_WRITERS, _MAX_METADATA_BYTES = 16, 4_000
 
@@ -32,6 +33,7 @@ class WriterProgress:
         writer: id of the streaming query, or that of a batch query, of options txnAppId and topic.
         batch: number of the batch, or the value of option txnVersion.
         ends: reader of a groupsource source in the query -> digest of the end offset of its batch.
+            The records of a batch that was left out are not in its output, see `digest`.
     """
 
     writer: str
@@ -88,7 +90,12 @@ def reader_name(reader: str) -> str:
     return reader[:_NAME_LENGTH]
 
 
-def digest(end: Mapping[str, Any]) -> str:
-    """Returns the digest of the end offset of a batch, as JSON values."""
+def digest(end: Mapping[str, Any], *, is_left_out: bool = False) -> str:
+    """Returns the digest of the end offset of a batch, as JSON values.
+
+    Args:
+        is_left_out: whether the batch was published without its records, which the next one reads.
+    """
     text = json.dumps(end, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    found = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    return found + _LEFT_OUT if is_left_out else found

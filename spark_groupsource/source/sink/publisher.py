@@ -5,7 +5,9 @@ The order of steps gives the guarantee:
 1. `Transactions.init` fences every other process that publishes for the query, and ends what it left open;
 2. the progress is read after that, so nothing that a fenced process has committed is missed: a batch that is published
    already is not published again;
-3. output, offsets of the sources, and progress are added, and committed together.
+3. output, offsets of the sources, and progress are added, and committed together;
+4. before the end, the progress is read again from the coordinator that has stored the new one. One that is cut off from
+   its controller responds with older progress, but cannot store any: its followers have left it.
 
 After an error that ends a transaction, or whose effect is unknown, everything begins with 1 again. Nothing of a task
 attempt reaches the brokers: the tasks encode record batches, and this process sends those of the attempts that Spark
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Iterable, Mapping, NamedTuple, Protocol, Sequence
+from typing import Mapping, NamedTuple, Protocol, Sequence
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.records.producer_settings import ProducerSettings
@@ -27,7 +29,7 @@ from spark_groupsource.client.records.transactions import (
     is_producer_fenced,
 )
 from spark_groupsource.errors import ConfigurationError, GroupSourceError, NetworkError, TransactionAbortedError
-from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
+from spark_groupsource.model import OffsetAndMetadata, ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.encoded_batch import EncodedBatch
 from spark_groupsource.source.positions.published_progress import (
     WriterProgress,
@@ -127,7 +129,7 @@ def publish(cluster: ClusterClient, batch: Publication, sources: Sources) -> boo
             joined = sources.join(transactions.producer, known)
             # a source without data has not joined
             ends = {**(known.ends if known is not None else {}), **joined.ends}
-            _commit(batch, transactions, joined.partition, ends, found.values())
+            _commit(cluster, batch, transactions, joined.partition, ends, found)
             return True
         except GroupSourceError as error:
             fenced += is_producer_fenced(error)
@@ -154,8 +156,20 @@ def _progress(cluster: ClusterClient, batch: Publication) -> dict[str, WriterPro
     """Returns the progress by writer; nothing for a write without one."""
     if batch.writer is None:
         return {}
-    found = read_progress(cluster.fetch_committed(progress_group(batch.transactional_id)).values())
-    return {progress.writer: progress for progress in found}
+    return _by_writer(cluster.fetch_committed(progress_group(batch.transactional_id)))
+
+
+def _by_writer(commits: Mapping[TopicPartition, OffsetAndMetadata | None]) -> dict[str, WriterProgress]:
+    return {progress.writer: progress for progress in read_progress(commits.values())}
+
+
+def _check_progress(cluster: ClusterClient, batch: Publication, known: Mapping[str, WriterProgress]) -> None:
+    """Raises: NetworkError if the coordinator that has stored the progress did not have `known` before."""
+    group_id = progress_group(batch.transactional_id)
+    coordinator = cluster.cached_coordinator(group_id)
+    found = _by_writer(cluster.fetch_committed(group_id, is_in_transaction=True))
+    if found != known or cluster.cached_coordinator(group_id) != coordinator:
+        raise NetworkError(f"The coordinator of group '{group_id}' has moved since its offsets were read.")
 
 
 def _is_published(known: WriterProgress, batch: Publication, sources: Sources) -> bool:
@@ -174,8 +188,9 @@ def _is_published(known: WriterProgress, batch: Publication, sources: Sources) -
     ends = sources.ends()
     if any(known.ends.get(name, end) != end for name, end in ends.items()):
         raise ConfigurationError(
-            f"Batch {batch.number} is committed with other offsets of the source: the checkpoint was reset. Use "
-            f"another kafka.transactional.id than {batch.transactional_id}."
+            f"Batch {batch.number} is committed with other offsets of the source: another driver of the query has "
+            "published it meanwhile, or the checkpoint was reset. Restart the query; after a reset, use another "
+            f"kafka.transactional.id than {batch.transactional_id}."
         )
     if ends:
         _log.info("[writer=%s] Batch %d is published already.", batch.writer, batch.number)
@@ -202,11 +217,12 @@ def _send(cluster: ClusterClient, batch: Publication, transactions: Transactions
 
 
 def _commit(
+    cluster: ClusterClient,
     batch: Publication,
     transactions: Transactions,
     joined: TopicPartition | None,
     ends: Mapping[str, str],
-    others: Iterable[WriterProgress],
+    known: Mapping[str, WriterProgress],
 ) -> None:
     """Commits the transaction with the progress, at a partition of a source, of the output, or of the sink's topic.
 
@@ -216,8 +232,9 @@ def _commit(
     if topic_partition is None and batch.topic is not None:
         topic_partition = TopicPartition(batch.topic, 0)
     if batch.writer is not None and topic_partition is not None:
-        progress = offset_of_progress(WriterProgress(batch.writer, batch.number, ends), others)
+        progress = offset_of_progress(WriterProgress(batch.writer, batch.number, ends), known.values())
         transactions.commit_offsets(progress_group(batch.transactional_id), {topic_partition: progress})
+        _check_progress(cluster, batch, known)
         added = topic_partition
     if added is not None:
         # a transaction to which nothing was added has not begun

@@ -120,6 +120,8 @@ class ApplicationRun:
         self._reset: set[TopicPartition] = set()
         # application -> partition -> batches that are delivered and not committed: begin, end
         self.pending: dict[str, dict[TopicPartition, list[tuple[int, int]]]] = {n: {} for n in self._by_name}
+        # application -> partition -> the records that a stateful query that writes exactly once has in its state
+        self._states: dict[str, dict[TopicPartition, set[int]]] = {n: {} for n in self._by_name}
         self._set_back: dict[TopicPartition, int] = {}
         self._faults: list[tuple[str, int, int]] = []
         self._members: frozenset[str] = frozenset()
@@ -609,7 +611,7 @@ class ApplicationRun:
             is_present = task.topic_ids.get(TOPIC) == str(self.cluster.topic.present.topic_id)
             for p, begin, stop in task.ranges:
                 if application.is_transactional:
-                    self._check_published(application, p, begin, stop)
+                    self._check_state(application, p, begin, stop)
                 elif stop > begin and is_present and p not in skipped:
                     self._deliver(application, p, begin, stop, is_fenced)
 
@@ -627,10 +629,15 @@ class ApplicationRun:
             if self.cluster.coordinator.is_loaded and self.delivered[p].keys() != set(range(stored)):
                 raise Violation(f"the committed offset of {p} is {stored}, the output has {len(self.delivered[p])}")
 
-    def _check_published(self, application: Application, p: TopicPartition, begin: int, stop: int) -> None:
-        missing = set(range(begin, stop)) - self.delivered[p].keys()
-        if missing:
-            raise Violation(f"{application.name} has ended a batch, of which {p} {min(missing)} is not in the output")
+    def _check_state(self, application: Application, p: TopicPartition, begin: int, stop: int) -> None:
+        """A stateful query has the records in its state that it has published, and each of them once."""
+        state = self._states[application.name].setdefault(p, set())
+        for offset in range(begin, stop):
+            if self.delivered[p].get(offset) != [application.name]:
+                raise Violation(f"{p} {offset} is in the state of {application.name}, which has not published it")
+            if offset in state:
+                raise Violation(f"{p} {offset} is in the state of {application.name} twice")
+            state.add(offset)
 
     def _deliver(self, application: Application, p: TopicPartition, begin: int, stop: int, is_fenced: bool) -> None:
         self._progressed_ms = self.kernel.now_ms
@@ -657,7 +664,7 @@ class ApplicationRun:
             return
         reaction = application.workload.options.get("onGroupAhead", "follow")
         for p, stop in after.positions.items():
-            known = before.positions.get(p, before.delivered.get(p))
+            known = application.left_out.get(p, before.positions.get(p, before.delivered.get(p)))
             begin = after.acquired.get(p, known)
             if known is None or begin is None or p not in application.first_owned:
                 continue
@@ -713,6 +720,10 @@ class ApplicationRun:
         missing = self.missing()
         if missing:
             raise Violation(f"lost: {missing[:5]}")
+        for p, delivered in self.delivered.items():
+            counted = sum(len(state.get(p, ())) for state in self._states.values())
+            if "transactions" in self.features and counted != len(delivered):
+                raise Violation(f"{len(delivered)} records of {p} are published, and {counted} are in a state")
         ends = {p: end for p, end in self.cluster.ends.items() if end}
         found = {p: self.cluster.coordinator.stored(p) for p in ends}
         for p, end in ends.items():

@@ -22,6 +22,7 @@ from spark_groupsource.client.network.outage import Outage
 from spark_groupsource.client.settings import GroupSettings
 from spark_groupsource.common.deadlines import TransferDeadline
 from spark_groupsource.errors import GenerationMismatchError
+from spark_groupsource.source import session
 from spark_groupsource.source.group import start_positions
 from spark_groupsource.source.group.batch_replay import BatchReplay
 from spark_groupsource.source.group.ownership import GroupSnapshot
@@ -30,6 +31,7 @@ from spark_groupsource.source.group.start_positions import StartPositions
 from spark_groupsource.source.positions.log_end_offsets import LogEndOffsets
 from spark_groupsource.source.positions.offset_lookup import OffsetLookup
 from spark_groupsource.source.positions.position_epochs import PositionEpochs
+from spark_groupsource.source.positions.published_progress import digest
 from spark_groupsource.source.positions.stream_positions import StreamPositions
 from spark_groupsource.source.session import FollowResult, StreamSession
 from spark_groupsource.source.sink import publisher
@@ -313,6 +315,20 @@ PLANTED: tuple[PlantedDefect, ...] = (
         {(publisher, "_is_published"): lambda known, batch, sources: False},
         ("kill_one",),
         features=("transactions",),
+    ),
+    PlantedDefect(
+        "a batch that was published without its records is taken for one with them",
+        {(session, "digest"): lambda end, is_left_out=False: digest(end)},
+        ("kill_one",),
+        features=("transactions",),
+        is_rare=True,
+    ),
+    PlantedDefect(
+        "progress of a former coordinator is believed",
+        {(publisher, "_check_progress"): _nothing},
+        ("isolate", "kill_one"),
+        features=("transactions",),
+        is_rare=True,
     ),
     PlantedDefect(
         "a drain ends the wait of a replay",

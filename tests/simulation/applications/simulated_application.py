@@ -36,6 +36,7 @@ from spark_groupsource.source.group.ownership import GroupPartitions
 from spark_groupsource.source.options.option_parser import parse_options
 from spark_groupsource.source.options.source_options import SourceOptions
 from spark_groupsource.source.positions.batch_planner import Limits
+from spark_groupsource.source.positions.offset_json import decode_offset, logged_ranges
 from spark_groupsource.source.positions.published_progress import WriterProgress
 from spark_groupsource.source.session import StreamSession
 from spark_groupsource.source.sink.publisher import JoinedOffsets, Publication, publish
@@ -112,6 +113,8 @@ class Application:
         self.start: dict[str, Any] = {}
         self.logged: dict[str, Any] | None = None
         self.finished: list[dict[str, Any]] = []
+        # where a batch begins that was logged, and then finished without its records
+        self.left_out: dict[TopicPartition, int] = {}
         self.number = 0
         self.is_drained = False
         self.is_leaving = False
@@ -292,6 +295,9 @@ class Application:
         # commits/N
         run.deliver(self, tasks, skipped)
         self._batches += 1
+        ranges, _ = logged_ranges(decode_offset(self.start), decode_offset(end))
+        is_left_out = self.is_transactional and not tasks
+        self.left_out = {each.topic_partition: each.start for each in ranges} if is_left_out else {}
         self.start, self.logged = _copy(end), None
         self.finished.append(self.start)
         if self.workload.is_registered:
