@@ -125,6 +125,9 @@ class ApplicationRun:
         self._set_back: dict[TopicPartition, int] = {}
         self._faults: list[tuple[str, int, int]] = []
         self._members: frozenset[str] = frozenset()
+        self._new_member_join_timeout_ms = config.group_new_member_join_timeout_ms
+        # member without a response to its first JoinGroup -> when it has joined
+        self._new_since_ms: dict[str, int] = {}
         self._removed: dict[str, int] = {}
         # with those that a restarted coordinator has again: their queries may be fenced already
         self._once_removed: set[str] = set()
@@ -528,7 +531,9 @@ class ApplicationRun:
             self._rebalancing_since_ms, since_ms = None, self._rebalancing_since_ms
         else:
             since_ms = self._rebalancing_since_ms = self._rebalancing_since_ms or self.kernel.now_ms
-        members = coordinator.members()
+        members, new_since_ms = coordinator.members(), self._new_since_ms
+        new = sorted(name for name, member in group.members.items() if member.is_new) if group is not None else ()
+        self._new_since_ms = {name: new_since_ms.get(name, self.kernel.now_ms) for name in new}
         if members == self._members:
             return
         removed, self._members = self._members - members, members
@@ -536,7 +541,12 @@ class ApplicationRun:
             # the coordinator had not stored the removal before it restarted
             del self._removed[member_id]
         for member_id in sorted(removed):
-            self._member_removed(member_id, cause.kind, since_ms)
+            waited_ms = self.kernel.now_ms - new_since_ms.get(member_id, self.kernel.now_ms)
+            if waited_ms >= self._new_member_join_timeout_ms and cause.kind == "timer SessionTimer":
+                # Kafka's bound for the first JoinGroup; the client, which has nothing yet, joins again
+                self.events["removed as new"] += 1
+            else:
+                self._member_removed(member_id, cause.kind, since_ms)
         if removed or members:
             self.trace(f"members {sorted(members)} after {cause.kind}")
 
