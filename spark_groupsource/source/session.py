@@ -167,6 +167,8 @@ class StreamSession:
         self._left_out: Mapping[TopicPartition, int] = {}
         self._joined: tuple[Offsets, int] | None = None
         self._published_batch: int | None = None
+        # False once a broker has rejected the metadata of commits
+        self._has_metadata = True
 
     # -- callbacks of Spark ------------------------------------------------------------------------------------------
 
@@ -452,15 +454,31 @@ class StreamSession:
             self._positions = self._positions.commit_dropped()
             _log.warning("%s %s", self._entity, error)
         except (BrokerError, NetworkError) as error:
-            if report and isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_METADATA_TOO_LARGE:
-                _log.warning("%s Rebalance not reported: offset.metadata.max.bytes is too small.", self._entity)
-                self._reports.committed()
+            if self._shortens_metadata(error, report):
                 self._commit_positions(offsets)
                 return
             self._commit_failed(offsets, error)
         else:
             self._positions = self._positions.commit_succeeded(offsets)
             self._reports.committed()
+
+    def _shortens_metadata(self, error: Exception, report: str) -> bool:
+        """Returns whether a commit succeeds with less metadata, which the next one has."""
+        is_too_large = isinstance(error, BrokerError) and error.code == ErrorCode.OFFSET_METADATA_TOO_LARGE
+        if not is_too_large or not self._has_metadata:
+            return False
+        if report:
+            _log.warning("%s Rebalance not reported: offset.metadata.max.bytes is too small.", self._entity)
+            self._reports.committed()
+        else:
+            _log.warning(
+                "%s Commits have no metadata, because offset.metadata.max.bytes of the brokers is too small: a reset "
+                "by an operator and offsets of a topic that was recreated may not be recognized after a restart. "
+                "Increase it to 128 or more.",
+                self._entity,
+            )
+            self._has_metadata = False
+        return True
 
     def _commits_of(
         self, offsets: Offsets, topic_ids: TopicIds
@@ -470,11 +488,12 @@ class StreamSession:
         Args:
             topic_ids: ids of the topics in which the offsets are.
         """
-        report, epochs = self._reports.pending(), self._epochs.of_records(offsets)
+        report, epochs = self._reports.pending() if self._has_metadata else "", self._epochs.of_records(offsets)
         cluster_id = self._cluster.cluster_id or ""
 
         def metadata_of(topic: str, report: str = "") -> str:
-            return commit_metadata(self.reader, topic_ids.get(topic, ""), report, cluster_id)
+            found = commit_metadata(self.reader, topic_ids.get(topic, ""), report, cluster_id)
+            return found if self._has_metadata else ""
 
         metadata = {topic: metadata_of(topic) for topic in {p.topic for p in offsets}}
         commits = {p: OffsetAndMetadata(at, metadata[p.topic], epochs.get(p, -1)) for p, at in offsets.items()}
@@ -536,8 +555,14 @@ class StreamSession:
         with self._lock:
             assert self._transactions is not None, "the source has no transactional id"
             end = self._offsets.decode(self._in_flight_end)
-            _, commits = self._commits_of(self._in_flight, end.topic_ids)
-            self._transactions.join(self._ownership, commits, producer)
+            while True:
+                report, commits = self._commits_of(self._in_flight, end.topic_ids)
+                try:
+                    self._transactions.join(self._ownership, commits, producer)
+                    break
+                except BrokerError as error:
+                    if not self._shortens_metadata(error, report):
+                        raise
             self._joined = self._in_flight, batch
             return list(commits) or sorted(end.positions.keys() - self._lookup.missing(end.positions))
 

@@ -23,6 +23,7 @@ from spark_groupsource.errors import (
     ConfigurationError,
     ErrorCode,
     GenerationMismatchError,
+    NetworkError,
     UnsupportedVersionError,
 )
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
@@ -214,6 +215,31 @@ def test_removed_member_cannot_commit(client: ClusterClient, topic: str, group: 
         again = settle(ours, 2)
         assert again.members[0].member_id not in ("", member_id)
         ours.commit({tp: OffsetAndMetadata(1) for tp in again.partitions})
+
+
+@pytest.mark.parametrize("is_fenced_first", [True, False])
+@pytest.mark.parametrize(
+    "other", [NetworkError("lost"), BrokerError(ErrorCode.NOT_COORDINATOR, "commit"),
+              BrokerError(ErrorCode.GROUP_AUTHORIZATION_FAILED, "commit")],
+    ids=["network", "retriable", "fatal"],
+)  # fmt: skip
+def test_of_a_fenced_member_and_one_with_another_error_the_other_error_is_raised(
+    client: ClusterClient, topic: str, group: str, cluster: Any, monkeypatch: Any, other: Exception,
+    is_fenced_first: bool,
+) -> None:  # fmt: skip
+    """After a fence the owner drops all offsets, and a drained query would leave without those of the other member."""
+    create_topic(cluster.bootstrap_servers, topic, 2)
+    with group_client(client, group, topic, members=2, heartbeat_interval_ms=9_000) as ours:
+        view = settle(ours, 2)
+        fence = BrokerError(ErrorCode.UNKNOWN_MEMBER_ID, "commit")
+        outcomes = [fence, other] if is_fenced_first else [other, fence]
+        monkeypatch.setattr(client, "commit_each", lambda *_, **__: outcomes)
+        with pytest.raises(type(other), match=str(other)[:20]):
+            ours.commit({tp: OffsetAndMetadata(1) for tp in view.partitions})
+        # the next commit, of the fenced member alone
+        (fenced,) = view.members[0 if is_fenced_first else 1].partitions
+        with pytest.raises(GenerationMismatchError):
+            ours.commit({fenced: OffsetAndMetadata(1)})
 
 
 def test_commit_in_an_old_generation_is_rejected(client: ClusterClient, topic: str, group: str, cluster: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support import sink_application
 from support.clusters import Cluster
-from support.sink_application import PARTITIONS, RECORDS, KilledError, SinkApplication, check, read_output
+from support.sink_application import PARTITIONS, RECORDS, KilledError, SinkApplication, check, read_output, run_out
 
 from spark_groupsource.errors import ConfigurationError, RequestTimeoutError, TransactionAbortedError
 
@@ -42,16 +42,6 @@ class Application(SinkApplication):
         other.offsets, other.commits = list(self.offsets), self.commits
         other._states = [dict(each) for each in self._states]
         return other
-
-
-def run_out(application: Application) -> None:
-    """Runs triggers until one has no batch, not even one without records."""
-    for _ in range(200):
-        known = application.commits
-        application.trigger()
-        if application.commits == known:
-            return
-    raise AssertionError("the application does not come to an end")
 
 
 @pytest.fixture

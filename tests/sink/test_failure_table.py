@@ -16,7 +16,16 @@ from chaos.proxy import Proxy
 from support.clients import open_cluster
 from support.clusters import Cluster
 from support.removed_members import remove_members
-from support.sink_application import PARTITIONS, RECORDS, KilledError, SinkApplication, check, fill, read_output
+from support.sink_application import (
+    PARTITIONS,
+    RECORDS,
+    KilledError,
+    SinkApplication,
+    check,
+    fill,
+    read_output,
+    run_out,
+)
 from support.topics import create_topic, delete_topic
 from support.waiting import wait_until
 
@@ -45,10 +54,6 @@ def application(
     assert found.trigger() == BATCH
     yield found
     found.stop()
-
-
-def run_out(application: SinkApplication) -> None:
-    wait_until(lambda: not application.trigger() and application.commits == len(application.offsets), "no records left")
 
 
 @pytest.mark.parametrize("step", ["sent", "joined", "ended"])

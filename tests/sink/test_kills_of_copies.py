@@ -20,21 +20,13 @@ from support.sink_application import (
     SinkApplication,
     check,
     read_output,
+    run_out,
 )
 from support.waiting import wait_until
 
 from spark_groupsource.client.admin import describe_groups
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_cluster]
-
-
-def run_out(application: SinkApplication) -> None:
-    """Runs triggers until one has no batch; a logged batch is left out, and the next one reads its records."""
-    for _ in range(200):
-        finished = application.commits
-        if not application.trigger() and application.commits == len(application.offsets) == finished:
-            return
-    raise AssertionError("the application does not come to an end")
 
 
 @pytest.mark.parametrize("step", STEPS)

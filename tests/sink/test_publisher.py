@@ -158,6 +158,17 @@ def test_a_skipped_batch_is_reported_where_its_records_are_not_compared(
         assert f"use another kafka.transactional.id than {transactional_id}" in line.getMessage()
 
 
+def test_progress_that_the_brokers_do_not_store_is_an_error_that_names_the_setting(
+    client, output, transactional_id
+):
+    long = "r" * 5_000
+    with pytest.raises(BrokerError, match="needs 50.. bytes of the metadata.* Increase offset.metadata.max.bytes"):
+        publish(client, batch(output, transactional_id, 7), FakeSources({long: "d"}))
+    # nothing of the batch is visible, and no transaction remains open
+    assert progress(client, transactional_id) == []
+    assert publish(client, batch(output, transactional_id, 7), FakeSources({"r": "d"}))
+
+
 def test_an_earlier_batch_than_the_published_one_is_an_error(client, output, transactional_id):
     publish(client, batch(output, transactional_id, 9), FakeSources())
     with pytest.raises(ConfigurationError, match="Batch 9 is committed, but batch 7 is replayed"):

@@ -11,7 +11,7 @@ import pytest
 from support.session_fakes import P0, P1, FakeCluster, FakeGroup, Query
 
 from spark_groupsource.client.network.retry import Retry
-from spark_groupsource.errors import ConfigurationError, GenerationMismatchError
+from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, GenerationMismatchError
 from spark_groupsource.model import Node, OffsetAndMetadata, OffsetRange, ProducerIdAndEpoch
 from spark_groupsource.source.group import transactional_commits
 from spark_groupsource.source.options.option_parser import parse_options
@@ -153,6 +153,22 @@ def test_a_fenced_member_adds_nothing():
     with pytest.raises(GenerationMismatchError):
         tried.session.join_transaction(PRODUCER, 5)
     assert tried.group.commits == {}
+
+
+def test_metadata_that_the_broker_does_not_store_are_left_out_of_the_transaction(caplog):
+    tried = query(group=FakeGroup(assigned={P0: 0, P1: 0}))
+    tried.trigger()
+    commit = tried.group.commit_in_transaction
+
+    def limited(offsets: Any, transactions: Any) -> None:
+        if any(each.metadata for each in offsets.values()):
+            raise BrokerError(ErrorCode.OFFSET_METADATA_TOO_LARGE, "TxnOffsetCommit")
+        commit(offsets, transactions)
+
+    tried.group.commit_in_transaction = limited  # type: ignore[method-assign]
+    tried.session.join_transaction(PRODUCER, 5)
+    assert tried.committed() == {P0: 10, P1: 10}
+    assert "offset.metadata.max.bytes of the brokers is too small" in caplog.text
 
 
 def test_a_published_batch_is_read_in_full_without_membership(caplog):

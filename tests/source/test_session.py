@@ -341,6 +341,28 @@ def test_report_that_the_broker_does_not_store_is_left_out(caplog):
     assert "offset.metadata.max.bytes is too small" in caplog.text
 
 
+def test_metadata_that_the_broker_does_not_store_are_left_out(caplog):
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    query.session._reports = OneReport()  # private: a report of the first commit alone
+    commit = query.group.commit
+
+    def limited(offsets, *arguments):
+        if any(each.metadata for each in offsets.values()):
+            raise BrokerError(ErrorCode.OFFSET_METADATA_TOO_LARGE, "commit")
+        commit(offsets, *arguments)
+
+    query.group.commit = limited
+    query.trigger()
+    assert query.committed() == {P0: 10, P1: 10, P2: 10}
+    query.cluster.logs = {p: (0, 12) for p in (P0, P1, P2)}
+    query.clock.advance_ms(1_000)
+    query.trigger()
+    query.trigger()
+    assert query.committed() == {P0: 12, P1: 12, P2: 12}
+    assert caplog.text.count("Commits have no metadata, because offset.metadata.max.bytes of the brokers is too") == 1
+
+
 def test_commit_is_rejected_after_the_topic_was_recreated(caplog):
     """The position is one of the deleted topic; in the new one it would skip records."""
     cluster = FakeCluster(topic_id="old")

@@ -191,9 +191,10 @@ class GroupClient:
                 member can commit; None for the last commit, which is retried up to default.api.timeout.ms in any case.
             topic_ids: as in `ClusterClient.commit`.
 
-        Raises: GenerationMismatchError when a member is fenced: none of its offsets was committed. BrokerError, also
-            REBALANCE_IN_PROGRESS after `max_rebalance_wait_ms`. NetworkError. ValueError for a partition that no
-            member of this client owns.
+        Raises: BrokerError, also REBALANCE_IN_PROGRESS after `max_rebalance_wait_ms`. NetworkError.
+            GenerationMismatchError when a member is fenced: none of its offsets was committed; of several members with
+            errors, another error than this one is raised, a fatal one first. ValueError for a partition that no member
+            of this client owns.
         """
         self._commits.commit(self._by_member(offsets), max_rebalance_wait_ms, topic_ids)
 

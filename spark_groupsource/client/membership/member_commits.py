@@ -77,7 +77,7 @@ class MemberCommits:
                     failures.append(expired)
                     break
         if failures:
-            raise failures[0]
+            raise _deciding(failures)
 
     def _commit_once(
         self,
@@ -264,6 +264,23 @@ class MemberCommits:
             with self._shared.changed:
                 member.failure = error
         return error
+
+
+def _deciding(failures: Sequence[GroupSourceError]) -> GroupSourceError:
+    """Returns the error that the owner handles: one that ends the query, then one after which it commits again.
+
+    After a fence it would drop the offsets of all members; the next commit of a fenced member is rejected again.
+    """
+
+    def rank(error: GroupSourceError) -> int:
+        if isinstance(error, GenerationMismatchError):
+            return 2
+        is_repeated = isinstance(error, NetworkError) or (
+            isinstance(error, BrokerError) and (error.retriable or error.code == ErrorCode.REBALANCE_IN_PROGRESS)
+        )
+        return 1 if is_repeated else 0
+
+    return min(failures, key=rank)
 
 
 def _row(commit: _Commit) -> tuple[CommittingMember, Offsets]:

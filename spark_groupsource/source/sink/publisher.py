@@ -28,7 +28,14 @@ from spark_groupsource.client.records.transactions import (
     is_aborted,
     is_producer_fenced,
 )
-from spark_groupsource.errors import ConfigurationError, GroupSourceError, NetworkError, TransactionAbortedError
+from spark_groupsource.errors import (
+    BrokerError,
+    ConfigurationError,
+    ErrorCode,
+    GroupSourceError,
+    NetworkError,
+    TransactionAbortedError,
+)
 from spark_groupsource.model import OffsetAndMetadata, ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.encoded_batch import EncodedBatch
 from spark_groupsource.source.positions.published_progress import (
@@ -233,7 +240,14 @@ def _commit(
         topic_partition = TopicPartition(batch.topic, 0)
     if batch.writer is not None and topic_partition is not None:
         progress = offset_of_progress(WriterProgress(batch.writer, batch.number, ends), known.values())
-        transactions.commit_offsets(progress_group(batch.transactional_id), {topic_partition: progress})
+        try:
+            transactions.commit_offsets(progress_group(batch.transactional_id), {topic_partition: progress})
+        except BrokerError as error:
+            if error.code != ErrorCode.OFFSET_METADATA_TOO_LARGE:
+                raise
+            hint = f"The progress of the query needs {len(progress.metadata)} bytes of the metadata of an offset."
+            hint += " Increase offset.metadata.max.bytes of the brokers; its default, 4096, is enough."
+            raise BrokerError(error.code, error.operation, hint) from error
         _check_progress(cluster, batch, known)
         added = topic_partition
     if added is not None:
