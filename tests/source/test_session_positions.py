@@ -202,6 +202,23 @@ def test_reset_is_recognized_by_the_commit_where_earlier_commits_are_not_readabl
     assert query.trigger() == {P0: (commit.offset if is_reset else 7, 10)}
 
 
+@pytest.mark.parametrize(
+    ("commit", "acquired", "is_reset"),
+    [
+        (OffsetAndMetadata(5), {}, True),  # of Kafka's tools
+        (OffsetAndMetadata(5, "", 3), {}, False),  # of a consumer
+        (OffsetAndMetadata(5, "groupsource other"), {}, False),
+        # killed in the first batch of the partition, whose begin another client has committed
+        (OffsetAndMetadata(5), {"t": {"0": 4}}, False),
+    ],
+)
+def test_reset_is_recognized_by_the_commit_where_compaction_has_removed_earlier_ones(commit, acquired, is_reset):
+    start = {"t": {"0": 7}, "@group": {**RESTART["@group"], "acquired": acquired, "committed": {"t": {"0": 4}}}}
+    start["@group"]["group_id"] = "g"
+    query = Query(start, group=FakeGroup(assigned={P0: 0}, commits={P0: commit}, is_history_complete=True))
+    assert query.trigger() == {P0: (commit.offset if is_reset else 7, 10)}
+
+
 def test_query_that_has_committed_nothing_was_not_reset():
     """It crashed in its first batch, and a member whose commits look like those of Kafka's tools has read a part."""
     group = FakeGroup(assigned={P0: 0}, is_history_complete=True)

@@ -118,9 +118,9 @@ def _last_commits(
     """Returns the last commit of this query for each partition whose committed offset is below the checkpoint.
 
     The checkpoint contains the commits up to its last batch. Whether the end of that batch was committed, too, is found
-    in `__consumer_offsets`. Where that is not readable, where the offset was deleted since, and where the checkpoint is
-    of another group, the commit itself must show its author: consumers write a leader epoch, sources and applications
-    metadata, Kafka's tools neither (nor do some consumers).
+    in `__consumer_offsets`. Where that is not readable, where the offset was deleted since, where compaction removed
+    the commits of this query, and where the checkpoint is of another group, the commit itself must show its author:
+    consumers write a leader epoch, sources and applications metadata, Kafka's tools neither (nor do some consumers).
     """
     name = author_metadata(start.reader)
     behind = {
@@ -138,8 +138,8 @@ def _last_commits(
         own = found.get(p)
         if own is not None:
             last[p] = max(own, last.get(p, 0))
-        elif p in found and is_same_group:
-            continue  # it was killed in its first batch
+        elif p in found and is_same_group and (p in start.acquired or p not in previous.committed):
+            continue  # it was killed in the first batch of the partition
         elif not commit.metadata and commit.leader_epoch < 0:
             last[p] = checkpoint[p]
     return last
