@@ -455,6 +455,28 @@ def test_replay_begins_where_other_members_have_committed(caplog):
     assert text in caplog.text and "WARNING" not in [r.levelname for r in caplog.records if text in r.message]
 
 
+@pytest.mark.parametrize("author", ["abc", "other"])
+@pytest.mark.parametrize("is_owned", [True, False])
+def test_logged_batch_of_a_restored_checkpoint_is_read_in_full_with_on_group_ahead_ignore(author, is_owned):
+    """A backup that was taken during a batch has its plan, and the group has passed it."""
+    commits = dict.fromkeys((P0, P1), OffsetAndMetadata(10, f"groupsource {author}"))
+    group = FakeGroup(assigned={P0: 0, P1: 0} if is_owned else {P0: 0}, commits=commits)
+    query = Query(RESTART, group=group, onGroupAhead="ignore")
+    tasks = query.session.input_partitions(RESTART, TWO_PARTITIONS)
+    read = {r.topic_partition: (r.start, r.end) for task in tasks for r in task.ranges}
+    # what another member owns is its own
+    assert read == {P0: (7, 9)} | ({P1: (6, 8)} if is_owned else {})
+    query.start = TWO_PARTITIONS
+    assert query.trigger() == {P0: (9, 10)} | ({P1: (8, 10)} if is_owned else {})
+
+
+def test_logged_batch_of_a_restored_checkpoint_fails_with_on_group_ahead_fail():
+    commits = {P0: OffsetAndMetadata(8, "groupsource abc"), P1: OffsetAndMetadata(6)}
+    query = Query(RESTART, group=FakeGroup(assigned={P0: 0, P1: 0}, commits=commits), onGroupAhead="fail")
+    with pytest.raises(ConfigurationError, match=r"ahead of the checkpoint \(onGroupAhead=fail\): t-0 \(8 > 7\). Set"):
+        query.session.input_partitions(RESTART, TWO_PARTITIONS)
+
+
 def test_batch_whose_entry_in_the_commit_log_was_deleted_is_not_read_again(caplog):
     """The group has its end as a commit of this query, which follows the entry."""
     query = Query(startingOffsets="earliest")

@@ -22,7 +22,7 @@ from spark_groupsource.source.positions.data_loss import DataLossPolicy
 from spark_groupsource.source.positions.kafka_checkpoint import initial_offsets
 from spark_groupsource.source.positions.offset_json import SourceOffset, logged_ranges
 from spark_groupsource.source.positions.offset_lookup import OffsetLookup, Offsets
-from spark_groupsource.source.positions.position_decisions import committed_offset
+from spark_groupsource.source.positions.position_decisions import commits_ahead_error, committed_offset, ranges_ahead
 from spark_groupsource.wire.commit_reports import author_metadata, is_author
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class BatchReplay:
         not at all, also where this query is killed again.
 
         Raises: DataLossError for a topic that was recreated since; without failOnDataLoss its ranges are skipped;
-            BrokerError, NetworkError.
+            ConfigurationError (onGroupAhead=fail), BrokerError, NetworkError.
         """
         is_published = self._transactions is not None and self._transactions.is_published(end.reader, end_json)
         if self._transactions is not None and self._options.group_id is not None and not is_published:
@@ -140,6 +140,17 @@ class BatchReplay:
             _log.info("%s Reading a published batch again for its state: %s.", self._entity(), bounded_names(existing))
             return ReplayedBatch([existing[p] for p in sorted(existing)])
         group, commits = self._join(existing, found)
+        if self._options.on_group_ahead != "follow":
+            # as at a restart without a logged batch: of the partitions of this query
+            owned = group.owners if self._options.group is not None else existing
+            ahead = {
+                p: (r.start, commit.offset)
+                for p, r in existing.items()
+                if p in owned and (commit := commits.get(p)) is not None and commit.offset > r.start
+            }
+            if ahead and self._options.on_group_ahead == "fail":
+                raise commits_ahead_error(self._options.group_id, ranges_ahead(ahead))
+            commits = {p: commit for p, commit in commits.items() if p not in ahead}
         replayed = []
         for p, (_, start, stop) in existing.items():
             commit = commits.get(p)

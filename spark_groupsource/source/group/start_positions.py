@@ -22,8 +22,10 @@ from spark_groupsource.source.positions.position_decisions import (
     PositionSource,
     StartPosition,
     checkpointed_positions,
+    commits_ahead_error,
     committed_offset,
     decide_positions,
+    ranges_ahead,
 )
 from spark_groupsource.source.positions.stream_positions import StreamPositions
 from spark_groupsource.wire.commit_reports import author_metadata, committed_topic_id
@@ -312,16 +314,12 @@ class StartPositions:
         if not ahead:
             return {}
         reaction, group_id = self._options.on_group_ahead, self._options.group_id
-        ranges = bounded_names(f"{p} ({decided[p].offset} > {checkpoint[p]})" for p in ahead)
+        ranges = ranges_ahead({p: (checkpoint[p], decided[p].offset or 0) for p in ahead})
         if not is_restart:
             _log.info("[group=%s] Committed offsets are ahead of the checkpoint and followed: %s.", group_id, ranges)
             return {}
         if reaction == "fail":
-            raise ConfigurationError(
-                f"Committed offsets of group {group_id} are ahead of the checkpoint (onGroupAhead=fail): {ranges}. Set "
-                "onGroupAhead to follow to leave out the records between them, or to ignore to read again from the "
-                "checkpoint."
-            )
+            raise commits_ahead_error(group_id, ranges)
         if reaction == "ignore":
             _log.warning(
                 "[group=%s] Committed offsets are ahead of the checkpoint; reading again from the checkpoint "

@@ -5,7 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Callable, Iterable, Mapping, NamedTuple, Optional, Sequence
 
-from spark_groupsource.model import OffsetAndMetadata, TopicPartition
+from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
 from spark_groupsource.source.positions.offset_json import SourceOffset
 from spark_groupsource.source.positions.stream_positions import Offsets, StreamPositions
 from spark_groupsource.wire.commit_reports import author_metadata, is_author
@@ -143,6 +144,19 @@ def _last_commits(
         elif not commit.metadata and commit.leader_epoch < 0:
             last[p] = checkpoint[p]
     return last
+
+
+def ranges_ahead(ahead: Mapping[TopicPartition, tuple[int, int]]) -> str:
+    """Returns the text of committed offsets that are ahead of the checkpoint: partition -> checkpoint, commit."""
+    return bounded_names(f"{p} ({committed} > {checkpoint})" for p, (checkpoint, committed) in sorted(ahead.items()))
+
+
+def commits_ahead_error(group_id: str | None, ranges: str) -> ConfigurationError:
+    """Returns the error of onGroupAhead=fail; `ranges`: see `ranges_ahead`."""
+    return ConfigurationError(
+        f"Committed offsets of group {group_id} are ahead of the checkpoint (onGroupAhead=fail): {ranges}. Set "
+        "onGroupAhead to follow to leave out the records between them, or to ignore to read again from the checkpoint."
+    )
 
 
 def committed_offset(commit: OffsetAndMetadata | None) -> int | None:

@@ -335,8 +335,10 @@ class ApplicationRun:
             self.events["restore"] += 1
             self._kill(application, 20_000)
             keep = self.random.randrange(1, len(application.finished) - 1)
+            # a backup that was taken during a batch has its plan
+            planned = application.finished[keep] if keep % 2 else None
             del application.finished[keep:]
-            application.start, application.logged = application.finished[-1], None
+            application.start, application.logged = application.finished[-1], planned
             own = decode_offset(application.start)
             # positions in a former topic of the name say nothing of the present one
             is_present = own.topic_ids.get(TOPIC) == str(self.cluster.topic.present.topic_id)
@@ -686,6 +688,12 @@ class ApplicationRun:
                 self.events["followed"] += 1
             elif reaction == "ignore":
                 self._excuse(p, known, self.cluster.ends[p], is_own=True)
+
+    def replayed(self, application: Application, tasks: Iterable[GroupInputPartition]) -> None:
+        """With onGroupAhead=ignore, a logged batch is read again although the group has passed it."""
+        if _ignores_group(application):
+            for p, begin, stop in (each for task in tasks for each in task.ranges):
+                self._excuse(p, begin, stop, is_own=True)
 
     def query_failed(self, application: Application, error: GroupSourceError) -> None:
         """Checks that a query has ended with a cause."""

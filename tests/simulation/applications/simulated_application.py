@@ -233,6 +233,7 @@ class Application:
             with self._inside(self.reader):
                 tasks = session.input_partitions(self.start, self.logged)
             self.is_replaying = False
+            run.replayed(self, tasks)
             self._run_batch(tasks, self.logged)
         while True:
             started_ms = kernel.now_ms
