@@ -492,8 +492,10 @@ class StreamSession:
         cluster_id = self._cluster.cluster_id or ""
 
         def metadata_of(topic: str, report: str = "") -> str:
-            found = commit_metadata(self.reader, topic_ids.get(topic, ""), report, cluster_id)
-            return found if self._has_metadata else ""
+            if not self._has_metadata:
+                return ""
+            topic_id, is_in_transaction = topic_ids.get(topic, ""), self._transactions is not None
+            return commit_metadata(self.reader, topic_id, report, cluster_id, is_in_transaction=is_in_transaction)
 
         metadata = {topic: metadata_of(topic) for topic in {p.topic for p in offsets}}
         commits = {p: OffsetAndMetadata(at, metadata[p.topic], epochs.get(p, -1)) for p, at in offsets.items()}

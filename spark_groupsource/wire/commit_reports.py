@@ -4,6 +4,9 @@ The topic id shows whether the offset is one of the present topic: a topic may b
 brokers before Kafka 4.1 nor transactional commits identify topics by their ids. The cluster id shows whether it is one
 of this cluster: MirrorMaker copies the metadata of the commits that it translates (MirrorCheckpointTask).
 
+The mark of a transaction shows that the offset is where the output of a query ends, also to a later run that does not
+write in transactions.
+
 The first commit of a query after a rebalance carries what its members know of it, so that any client that reads
 `__consumer_offsets` knows it, too. The report is about 500 bytes; offset.metadata.max.bytes is 4,096 by default.
 """
@@ -25,6 +28,7 @@ _MAX_GENERATION = 2**31 - 1
 _YEAR_3000_MS = 32_503_680_000_000
 _PREFIX = "groupsource "
 _TOPIC_ID = re.compile(_PREFIX + r'\S* \{"i":"([0-9a-f-]{36})"(?:,"c":"([^"]*)")?[,}]')
+_IN_TRANSACTION = re.compile(_PREFIX + r'\S* \{(?:"[ic]":"[^"]*",)*"x":1[,}]')
 _CODES = {
     EventKind.REBALANCE_STARTED: "s",
     EventKind.MEMBER_LEFT: "l",
@@ -52,15 +56,20 @@ def author_metadata(reader: str) -> str:
     return f"{_PREFIX}{reader}"
 
 
-def commit_metadata(reader: str, topic_id: str = "", report: str = "", cluster_id: str = "") -> str:
+def commit_metadata(
+    reader: str, topic_id: str = "", report: str = "", cluster_id: str = "", *, is_in_transaction: bool = False
+) -> str:
     """Returns the metadata of a commit.
 
     Args:
         topic_id: the id as text, empty for a broker without topic ids.
         cluster_id: the id of the cluster of the topic, empty if it is unknown.
+        is_in_transaction: whether the offset is committed with the output of a query.
     """
-    ids = {"i": topic_id} | ({"c": cluster_id} if cluster_id else {})
-    fields = _dump(ids) if topic_id else ""
+    ids: dict[str, Any] = {"i": topic_id} | ({"c": cluster_id} if cluster_id else {}) if topic_id else {}
+    if is_in_transaction:
+        ids["x"] = 1
+    fields = _dump(ids) if ids else ""
     if fields and report:
         fields = f"{fields[:-1]},{report[1:]}"
     return f"{author_metadata(reader)} {fields or report}".rstrip()
@@ -75,6 +84,11 @@ def committed_topic_id(metadata: str, cluster_id: str = "") -> str:
     found = _TOPIC_ID.match(metadata)
     is_copied = found is not None and found[2] and cluster_id and found[2] != cluster_id
     return found[1] if found and not is_copied else ""
+
+
+def is_in_transaction(metadata: str) -> bool:
+    """Returns whether the metadata are of an offset that was committed with the output of a query."""
+    return _IN_TRANSACTION.match(metadata) is not None
 
 
 def is_author(metadata: str, author: str) -> bool:

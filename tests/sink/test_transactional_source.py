@@ -11,7 +11,13 @@ import pytest
 from support.session_fakes import P0, P1, FakeCluster, FakeGroup, Query
 
 from spark_groupsource.client.network.retry import Retry
-from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode, GenerationMismatchError
+from spark_groupsource.errors import (
+    BrokerError,
+    ConfigurationError,
+    DataLossError,
+    ErrorCode,
+    GenerationMismatchError,
+)
 from spark_groupsource.model import Node, OffsetAndMetadata, OffsetRange, ProducerIdAndEpoch
 from spark_groupsource.source.group import transactional_commits
 from spark_groupsource.source.options.option_parser import parse_options
@@ -282,3 +288,62 @@ def test_a_batch_without_a_group_is_read_in_full_after_a_restart():
     assert sorted(r for task in tasks for r in task.ranges) == [OffsetRange(P0, 7, 9), OffsetRange(P1, 6, 8)]
     assert tried.session.join_transaction(PRODUCER, 5) == [P0, P1]
     assert tried.session.end_in_flight() == {"abc": digest(END)}
+
+
+def ids(topic_id: str) -> dict[str, Any]:
+    return {"@group": {**END["@group"], "topic_ids": {"t": topic_id}, "committed": {"t": {"0": 7, "1": 6}}}}
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+@pytest.mark.parametrize("is_published", [True, False])
+def test_a_topic_that_was_recreated_before_a_logged_batch_is_replayed_is_reported(is_published, fails, caplog):
+    start, end = {**START, **ids("former")}, {**END, **ids("former")}
+    tried = query(start, committed_before({P0: 2}), end if is_published else start, failOnDataLoss=fails)
+    tried.cluster.topic_id = "present"
+    if fails == "true":
+        with pytest.raises(DataLossError, match="deleted and recreated"):
+            tried.session.input_partitions(start, end)
+            tried.start = end
+            tried.trigger()
+        return
+    assert tried.session.input_partitions(start, end) == []
+    tried.start = end
+    # the commit by another member may be one of the former topic
+    assert tried.trigger() == {P0: (0, 10), P1: (0, 10)}
+    assert "deleted and recreated" in caplog.text
+
+
+@pytest.mark.parametrize("change", ["group", "transactional id", "progress expired", "group expired"])
+def test_a_logged_batch_of_another_configuration_is_neither_lost_nor_published_twice(change):
+    """The batch is published if the group's offsets say so, whatever became of the progress."""
+    start, end = ({**each, **ids("present")} for each in (START, END))
+    for each in (start, end):
+        each["@group"]["group_id"] = "former" if change == "group" else "g"
+    is_published = change in ("transactional id", "progress expired")
+    offsets = {P0: 9, P1: 8} if is_published else {}
+    tried = query(start, committed_before(offsets), None if is_published else start)
+    tried.cluster.topic_id = "present"
+    assert tried.session.input_partitions(start, end) == []
+    tried.session.join_transaction(PRODUCER, 5)
+    tried.start = end
+    assert tried.trigger() == ({P0: (9, 10), P1: (8, 10)} if is_published else {P0: (7, 10), P1: (6, 10)})
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_partition_of_a_batch_without_records_that_comes_back_later_is_read_from_its_start(is_killed):
+    """Its owner since then has committed nothing."""
+    group = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(7)})
+    tried = query({**START, **ids("")}, group, published=START)
+    end = {**END, **ids("")}
+    assert tried.session.input_partitions(tried.start, end) == []
+    tried.session.join_transaction(PRODUCER, 5)
+    tried.start = end
+    assert tried.trigger() == {P0: (7, 10)}
+    tried.session.join_transaction(PRODUCER, 6)
+    if is_killed:
+        group = FakeGroup(assigned={P0: 0, P1: 0}, commits=tried.group.commits)
+        tried = query(tried.start, group, published=tried.start)
+    else:
+        tried.group.rebalance({P0: 0, P1: 0})
+    tried.cluster.logs = {P0: (0, 11), P1: (0, 11)}
+    assert tried.trigger() == {P0: (10, 11), P1: (6, 11)}

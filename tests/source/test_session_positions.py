@@ -19,6 +19,7 @@ from spark_groupsource.errors import (
 )
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
 from spark_groupsource.source.group.co_readers import CoReaders
+from spark_groupsource.wire.commit_reports import author_metadata, commit_metadata, committed_topic_id, is_author
 
 OLD_ID, NEW_ID = (f"00000000-0000-0000-0000-{number:012}" for number in (1, 2))
 
@@ -200,6 +201,18 @@ def test_reset_is_recognized_by_the_commit_where_earlier_commits_are_not_readabl
     start = {"t": {"0": 7}, "@group": {**RESTART["@group"], "committed": {"t": {"0": 4}}}}
     query = Query(start, group=FakeGroup(assigned={P0: 0}, commits={P0: commit}))
     assert query.trigger() == {P0: (commit.offset if is_reset else 7, 10)}
+
+
+@pytest.mark.parametrize("is_in_transaction", [False, True])
+@pytest.mark.parametrize("ids", [("", ""), ("11111111-2222-3333-4444-555555555555", "cluster-1")])
+def test_query_that_no_longer_writes_in_transactions_reads_what_it_has_not_published(ids, is_in_transaction):
+    """Its last batch was finished without its records; without the mark they were delivered before the commit."""
+    metadata = commit_metadata("abc", ids[0], "", ids[1], is_in_transaction=is_in_transaction)
+    start = {"t": {"0": 9}, "@group": {**RESTART["@group"], "committed": {"t": {"0": 7}}}}
+    group = FakeGroup(assigned={P0: 0}, commits={P0: OffsetAndMetadata(7, metadata)})
+    query = Query(start, group=group)
+    assert query.trigger() == {P0: (7 if is_in_transaction else 9, 10)}
+    assert committed_topic_id(metadata) == ids[0] and is_author(metadata, author_metadata("abc"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names
 from spark_groupsource.source.positions.offset_json import SourceOffset
 from spark_groupsource.source.positions.stream_positions import Offsets, StreamPositions
-from spark_groupsource.wire.commit_reports import author_metadata, is_author
+from spark_groupsource.wire.commit_reports import author_metadata, is_author, is_in_transaction
 
 Commits = Mapping[TopicPartition, Optional[OffsetAndMetadata]]
 FindLastCommits = Callable[[Sequence[TopicPartition], str], Mapping[TopicPartition, Optional[int]]]
@@ -86,7 +86,7 @@ def decide_positions(
         commits: the group's committed offsets of at least the partitions and of those that were lost.
         find_last_commits: returns the last commits with given metadata; see `Ownership.last_commits`.
         is_same_group: whether the checkpoint is of the present group.
-        is_transactional: whether offsets are committed with the output of the query.
+        is_transactional: whether offsets are committed with the output of the query; those of a former run show it.
     Raises: BrokerError, NetworkError.
     """
     checkpoint = checkpointed_positions(start, previous)
@@ -97,7 +97,7 @@ def decide_positions(
             committed=committed_offset(commits.get(p)),
             last_committed=last_commits.get(p),
             is_retained=p in previous.owned,
-            is_transactional=is_transactional,
+            is_transactional=is_transactional or is_in_transaction(_metadata(commits.get(p))),
         )
         for p in sorted(partitions)
     }
@@ -144,6 +144,10 @@ def _last_commits(
         elif not commit.metadata and commit.leader_epoch < 0:
             last[p] = checkpoint[p]
     return last
+
+
+def _metadata(commit: OffsetAndMetadata | None) -> str:
+    return "" if commit is None else commit.metadata
 
 
 def ranges_ahead(ahead: Mapping[TopicPartition, tuple[int, int]]) -> str:
