@@ -144,6 +144,17 @@ def test_progress_of_a_former_coordinator_does_not_publish_a_batch_again(
     assert values == [b"%d" % number for number in range(7 - batches_before, 8)]
 
 
+def test_a_coordinator_that_moves_after_it_has_stored_the_progress_begins_again(
+    client, output, transactional_id, monkeypatch
+):
+    """The progress that is read from the next one does not show that the first one was no former coordinator."""
+    begun, moved = recorded_timeouts(monkeypatch), [None]
+    cached = client.cached_coordinator
+    monkeypatch.setattr(client, "cached_coordinator", lambda key: moved.pop() if moved else cached(key))
+    assert publish(client, batch(output, transactional_id, 7), FakeSources({"r": "d"}))
+    assert len(begun) == 2 and progress(client, transactional_id) == [WriterProgress("q", 7, {"r": "d"})]
+
+
 @pytest.mark.parametrize(("ends", "level"), [({}, "WARNING"), ({"r": "d"}, "INFO")])
 def test_a_skipped_batch_is_reported_where_its_records_are_not_compared(
     client, output, transactional_id, caplog, ends, level
