@@ -226,6 +226,15 @@ def test_a_record_above_the_limit_of_the_topic_ends_the_query_and_shows_nothing(
     assert "A record of 30" in str(raised.value)
     assert f"is larger than max.message.bytes=2000 of topic {narrow}. Increase" in str(raised.value)
     assert (committed_values(servers, narrow), committed_offsets(servers, group)) == ([], 0)
+    # corrected: the logged batch is finished without records, and the next one has them
+    for _ in range(2):
+        copy.run(copy.stream(topic, group))
+        assert (committed_values(servers, narrow), committed_offsets(servers, group)) == (numbers(10), 10)
+        finished = sorted(path for path in (copy.checkpoint / "commits").iterdir() if path.name.isdigit())
+        assert [path.name for path in finished] == ["0", "1"]
+        # killed before its entry in the commit log: the batch is read again, and not written again
+        finished[1].unlink()
+        (finished[1].parent / f".{finished[1].name}.crc").unlink(missing_ok=True)
 
 
 def test_a_write_in_foreach_batch_is_skipped_when_its_version_is_published(
