@@ -80,6 +80,7 @@ class FollowResult(Enum):
     REBALANCING = "a rebalance is in progress and retained partitions may be read"
     YIELDED = "a co-reader cannot continue before this reader returns to Spark"
     DRAINING = "a drain was requested"
+    UNRESOLVED = "a commit fails before the positions of a received assignment are resolved"
 
 
 class StreamSession:
@@ -428,15 +429,17 @@ class StreamSession:
 
     def _commit(self, start: SourceOffset, *, repeated: bool = False) -> None:
         group = self._ownership.snapshot()
-        # positions of an assignment that was received between two batches are not resolved yet
-        is_resolved = self._assignment is not None and self._assignment.generation_id == group.generation_id
         # an offset of a transaction is not repeated: a later one may be in a transaction meanwhile
-        is_repeated = repeated and is_resolved and self._transactions is None
+        is_repeated = repeated and self._is_resolved(group) and self._transactions is None
         offsets = self._positions.to_commit(start, self._existing(group), repeated=is_repeated)
         if offsets:
             self._commit_positions(offsets)
         else:
             self._positions = self._positions.commit_dropped()
+
+    def _is_resolved(self, group: GroupSnapshot) -> bool:
+        """False until the positions of a received assignment are resolved, which is done in a call of Spark alone."""
+        return self._assignment is not None and self._assignment.generation_id == group.generation_id
 
     def _commit_positions(self, offsets: Offsets) -> None:
         # a later call can commit as well, except for the last one
@@ -592,7 +595,7 @@ class StreamSession:
             if result is FollowResult.DRAINING:
                 self._leave_drained()
                 return None
-            if result is FollowResult.YIELDED or self._assignment is None:
+            if result in (FollowResult.YIELDED, FollowResult.UNRESOLVED) or self._assignment is None:
                 return None
             # a restarted query commits its checkpoint even if no data arrives
             self._commit(start)
@@ -615,7 +618,9 @@ class StreamSession:
                 self._clock.sleep_ms(_REFRESH_MS)
                 self._commit(start)
             if self._positions.uncommitted:
-                return FollowResult.SETTLED
+                # a batch of an assignment that was received and not applied would be one of a former generation
+                is_resolved = self._is_resolved(self._ownership.snapshot())
+                return FollowResult.SETTLED if is_resolved else FollowResult.UNRESOLVED
         if self._assignment is not None and self._ownership.rejoin_needed:
             self._reports.lag_before(self._lags(start))
         is_available_now = self._planner.is_available_now

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.session_fakes import NO_LIMITS, P0, P1, P2, FakeCluster, FakeGroup, Query
 
+from spark_groupsource.client.cluster.group_offsets import NO_IDS
 from spark_groupsource.client.cluster.metadata import EARLIEST
 from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.common.net import Address
@@ -15,6 +16,7 @@ from spark_groupsource.errors import (
     DataLossError,
     ErrorCode,
     GenerationMismatchError,
+    NetworkError,
 )
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange
 from spark_groupsource.source.group.rebalance_reports import Reports
@@ -199,6 +201,32 @@ def test_tasks_carry_the_membership_of_their_member():
     assert [task.known_brokers for task in tasks] == [(Address("h0", 1), Address("h1", 1)), (Address("h2", 1),)]
     assert [(t.membership.member_id, t.membership.generation_id) for t in tasks] == [("m0", 1), ("m1", 1)]
     assert tasks[0].ranges == (OffsetRange(P0, 0, 10), OffsetRange(P1, 0, 10))
+
+
+def test_no_batch_is_planned_in_a_former_generation_while_a_commit_fails():
+    """A call has polled the group, and failed before it has resolved the positions of the new assignment."""
+
+    class Interrupted(FakeGroup):
+        """The first lookup of committed offsets in the second generation fails, and commits after it."""
+
+        def committed(self, partitions, topic_ids=NO_IDS):
+            if self.generation_id == 2 and not self.is_interrupted:
+                self.is_interrupted, self.commit_error = True, NetworkError("lost")
+                raise BrokerError(ErrorCode.UNKNOWN_TOPIC_ID, "OffsetFetch")
+            return super().committed(partitions, topic_ids)
+
+        is_interrupted = False
+
+    query = Query(group=Interrupted(assigned={P0: 0, P1: 0}), startingOffsets="earliest")
+    query.trigger()
+    query.group.commit_error = fenced()
+    query.group.rebalance({P0: 0, P1: 0})
+    query.cluster.logs = {p: (0, 12) for p in (P0, P1)}
+    assert query.trigger() is None and query.group.is_interrupted
+    query.group.commit_error = None
+    end = query.session.latest_offset(query.start, NO_LIMITS)
+    tasks = query.session.input_partitions(query.start, end)
+    assert [task.membership.generation_id for task in tasks] == [2]
 
 
 def test_batch_planned_before_a_fence_keeps_its_generation():
