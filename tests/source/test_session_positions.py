@@ -276,6 +276,31 @@ def test_partition_that_is_lost_and_acquired_again_is_not_read_again(is_restarte
     assert "delivered" not in query.start["@group"]
 
 
+def test_partition_that_is_lost_again_before_it_was_in_a_batch_keeps_its_position():
+    """A restarted query reads a logged batch again, acquires the partition, and loses it at the next rebalance."""
+    query = Query(group=FakeGroup(commits={P0: OffsetAndMetadata(4)}), startingOffsets="earliest")
+    query.trigger()
+    query.group.commit_error = GenerationMismatchError(group_id="g", member_id="m0", generation_id=1, cause="removed")
+    query.group.rebalance({P1: 0, P2: 1})
+    query.trigger()
+    query.group.commit_error = None
+    query.cluster.logs[P1] = (0, 20)
+    query.clock.advance_ms(500)
+    logged = query.session.latest_offset(query.start, NO_LIMITS)
+    assert logged["@group"]["delivered"] == {"t": {"0": 10}}
+
+    group = replace(query.group, assigned={P0: 0, P1: 0, P2: 1}, rejoin_needed=True, joined=False)
+    again = Query(query.start, query.cluster, group)
+    again.session.input_partitions(query.start, logged)
+    again.start = logged
+    group.rebalance({P1: 0, P2: 1})
+    again.trigger()
+    again.cluster.logs[P0] = (0, 20)
+    again.clock.advance_ms(500)
+    group.rebalance({P0: 0, P1: 0, P2: 1})
+    assert again.trigger()[P0] == (10, 20)
+
+
 def restarted(killed):
     group = replace(killed.group, calls=[], generation_id=0, rejoin_needed=True, joined=False)
     return Query(killed.start, killed.cluster, group, onGroupReset="fail")

@@ -118,7 +118,9 @@ class StartPositions:
         current = previous.with_topic_ids(existing_ids)
         replaced = _recreated_topics(current, start)
         known = replace(
-            start, positions={p: left_out.get(p, at) for p, at in start.positions.items() if p.topic not in replaced}
+            start,
+            positions={p: left_out.get(p, at) for p, at in start.positions.items() if p.topic not in replaced},
+            delivered={p: at for p, at in start.delivered.items() if p.topic not in replaced},
         )
         checkpoint = checkpointed_positions(known, current)
         lost = {p for p in checkpoint if p not in owned and p not in deleted}

@@ -104,8 +104,11 @@ def decide_positions(
 
 
 def checkpointed_positions(start: SourceOffset, previous: StreamPositions) -> dict[TopicPartition, int]:
-    """Returns the positions of the checkpoint, those of lost partitions included."""
-    return {**previous.delivered, **start.positions}
+    """Returns the positions of the checkpoint, those of lost partitions included.
+
+    A partition that was acquired again, and lost before it was in a batch, has its position in `start` alone.
+    """
+    return {**start.delivered, **previous.delivered, **start.positions}
 
 
 def _last_commits(
