@@ -75,16 +75,20 @@ def group_type(admin: AdminClient, group: str) -> ConsumerGroupType:
     return next(each.type for each in listed if each.group_id == group)
 
 
+def query_options(topic: str, group: str, assignor: str) -> dict[str, str]:
+    return {
+        "subscribe": topic, "kafka.group.id": group, "startingOffsets": "earliest", "members": str(MEMBERS),
+        "kafka.heartbeat.interval.ms": "500", "kafka.partition.assignment.strategy": assignor,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("assignor", ["cooperative-sticky", pytest.param("range", marks=pytest.mark.soak)])
 def test_upgrade_and_downgrade_of_the_group_of_a_query(
     kafka: RealKafka, topic: str, group: str, assignor: str
 ) -> None:
     servers = kafka.bootstrap_servers
     create_topic(servers, topic, PARTITIONS)
-    options = {
-        "subscribe": topic, "kafka.group.id": group, "startingOffsets": "earliest", "members": str(MEMBERS),
-        "kafka.heartbeat.interval.ms": "500", "kafka.partition.assignment.strategy": assignor,
-    }  # fmt: skip
+    options = query_options(topic, group, assignor)
     read: Positions = []
     produced = 0
     with StreamQuery(Cluster("kafka", servers), options) as query:
@@ -134,10 +138,7 @@ def test_members_of_the_consumer_protocol_leave_one_after_the_other_during_a_bat
     """The downgrade gives all members a generation that none of them has joined."""
     servers = kafka.bootstrap_servers
     create_topic(servers, topic, PARTITIONS)
-    options = {
-        "subscribe": topic, "kafka.group.id": group, "startingOffsets": "earliest", "members": str(MEMBERS),
-        "kafka.heartbeat.interval.ms": "500", "kafka.partition.assignment.strategy": assignor,
-    }  # fmt: skip
+    options = query_options(topic, group, assignor)
     read: Positions = []
     admin = AdminClient({"bootstrap.servers": servers})
     with StreamQuery(Cluster("kafka", servers), options) as query, ExitStack() as members:

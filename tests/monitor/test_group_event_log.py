@@ -41,7 +41,7 @@ def test_batches_of_other_groups_are_skipped(codec: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(offsets_log, "PartitionFetcher", lambda *_: SimpleNamespace(fetch_blocks=lambda parts: blocks))
     monkeypatch.setattr(offsets_log, "replace", lambda settings, **_: settings)
     monkeypatch.setattr(group_history, "log_partitions", lambda *_: [PART.topic_partition])
-    monkeypatch.setattr(group_history, "log_ranges", lambda *_: [PART])
+    monkeypatch.setattr(offsets_log, "log_ranges", lambda *_: [PART])
     monkeypatch.setattr(group_history, "decode_records", decode)
     cluster: Any = SimpleNamespace(settings=None)
     found = GroupLogReader(cluster, NameSelection(("mine",))).read()
@@ -63,7 +63,7 @@ def test_a_failed_read_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(group_history, "fetch_batches", fetch)
     monkeypatch.setattr(group_history, "log_partitions", lambda *_: [PART.topic_partition])
-    monkeypatch.setattr(group_history, "log_ranges", lambda *_: [PART])
+    monkeypatch.setattr(offsets_log, "log_ranges", lambda *_: [PART])
     cluster: Any = SimpleNamespace(settings=None)
     reader = GroupLogReader(cluster, None)
     with pytest.raises(NetworkError):

@@ -125,6 +125,22 @@ def log_ranges(cluster: ClusterClient, partitions: Sequence[TopicPartition]) -> 
     return [part for part in found if part.start < part.end]
 
 
+def unread_ranges(
+    cluster: ClusterClient, partitions: Sequence[TopicPartition], ends: dict[TopicPartition, int]
+) -> Iterator[OffsetRange]:
+    """Yields the range of each log that follows its offset in `ends`, and sets that to the end once it was read.
+
+    A log that was created again and is shorter is read from its end.
+
+    Raises: as `log_ranges`.
+    """
+    for part in log_ranges(cluster, partitions):
+        start = max(part.start, ends.get(part.topic_partition, part.start))
+        if start < part.end:
+            yield part._replace(start=start)
+        ends[part.topic_partition] = part.end
+
+
 def _is_plain(data: bytes) -> bool:
     """Returns whether no batch is compressed; without an object per batch, for logs of millions of batches."""
     position = 0

@@ -10,7 +10,7 @@ from typing import Any
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.errors import CorruptRecordError
 from spark_groupsource.model import OffsetRange, TopicPartition
-from spark_groupsource.monitor.offsets.offsets_log import Corruption, fetch_batches, log_ranges
+from spark_groupsource.monitor.offsets.offsets_log import Corruption, fetch_batches, unread_ranges
 from spark_groupsource.monitor.selection import NameSelection
 from spark_groupsource.records.decode import StoredRecord, decode_records
 from spark_groupsource.wire.group_events import GROUP_EVENTS_TOPIC, GroupEvent, decode_event, event_of_form
@@ -34,12 +34,8 @@ class GroupEventReader:
         """Returns all events of each group that has some, in order. Raises: BrokerError, NetworkError."""
         view = self._cluster.metadata([GROUP_EVENTS_TOPIC], refresh=True)
         partitions = list(view.partitions_of(GROUP_EVENTS_TOPIC))
-        for part in log_ranges(self._cluster, partitions) if partitions else ():
-            start = max(part.start, self._ends.get(part.topic_partition, part.start))
-            if start < part.end:
-                self._read(part._replace(start=start))
-            # also of a log that was created again, and is shorter
-            self._ends[part.topic_partition] = part.end
+        for part in unread_ranges(self._cluster, partitions, self._ends) if partitions else ():
+            self._read(part)
         return self._found
 
     def _read(self, part: OffsetRange) -> None:

@@ -15,12 +15,7 @@ from spark_groupsource.client.membership.offsets_topic import OffsetsTopicReader
 from spark_groupsource.errors import CorruptRecordError, GroupSourceError
 from spark_groupsource.model import OffsetRange, TopicPartition, coordinator_partition
 from spark_groupsource.monitor.offsets.lag_history import CommitHistory
-from spark_groupsource.monitor.offsets.offsets_log import (
-    Corruption,
-    fetch_batches,
-    log_partitions,
-    log_ranges,
-)
+from spark_groupsource.monitor.offsets.offsets_log import Corruption, fetch_batches, log_partitions, unread_ranges
 from spark_groupsource.monitor.rebalances.epoch_history import EpochRecord, epoch_record
 from spark_groupsource.monitor.rebalances.group_steps import CommitTracker, GroupRecord
 from spark_groupsource.monitor.selection import NameSelection
@@ -105,11 +100,8 @@ class GroupLogReader:
 
     def read(self) -> dict[str, GroupLog]:
         """Returns all groups that have records. Raises: BrokerError, NetworkError."""
-        for part in log_ranges(self._cluster, log_partitions(self._cluster, self._selection)):
-            start = max(part.start, self._ends.get(part.topic_partition, part.start))
-            if start < part.end:
-                self._read(part._replace(start=start))
-            self._ends[part.topic_partition] = part.end
+        for part in unread_ranges(self._cluster, log_partitions(self._cluster, self._selection), self._ends):
+            self._read(part)
         return self._found
 
     def _read(self, part: OffsetRange) -> None:
