@@ -11,7 +11,10 @@ from spark_groupsource.model import OffsetRange
 from spark_groupsource.wire.messages import HeartbeatRequest
 
 if TYPE_CHECKING:
+    from spark_groupsource.client.membership.membership_values import Generation
     from spark_groupsource.client.membership.offsets_topic import OffsetsTopicReader
+    from spark_groupsource.client.membership.shared_membership import SharedMembership
+    from spark_groupsource.client.membership.state_machine import Membership
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +45,29 @@ def generation_mismatch(
         current_generation=current,
         cause=FENCING_ERRORS[code],
     )
+
+
+def follow_downgrade(
+    cluster: ClusterClient, shared: SharedMembership, membership: Membership, sent: Generation, timeout_ms: int
+) -> bool:
+    """Lets a member continue in the generation that a downgrade of its group gave it.
+
+    Args:
+        sent: the generation of a request to which the response is ILLEGAL_GENERATION.
+
+    Returns: False if the member is fenced.
+    Raises: BrokerError, NetworkError.
+    """
+    with shared.changed:
+        if not membership.can_be_downgraded(sent):
+            return False
+        rejected = membership.probe_request()
+    found = find_downgraded_generation(cluster, rejected, timeout_ms)
+    if found is None:
+        return False
+    with shared.changed:
+        membership.follow_generation(sent, found)
+    return True
 
 
 def find_downgraded_generation(cluster: ClusterClient, rejected: HeartbeatRequest, timeout_ms: int) -> int | None:

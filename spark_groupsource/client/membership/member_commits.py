@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import CommittingMember, TopicIds
 from spark_groupsource.client.cluster.routing import COORDINATOR_UNAVAILABLE
-from spark_groupsource.client.membership.fencing import find_downgraded_generation, find_generation, generation_mismatch
+from spark_groupsource.client.membership.fencing import find_generation, follow_downgrade, generation_mismatch
 from spark_groupsource.client.membership.membership_values import Generation
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
 from spark_groupsource.common.clock import Clock
@@ -147,9 +147,15 @@ class MemberCommits:
 
         Raises: GenerationMismatchError unless the member may commit in the next generation.
         """
-        if code == ErrorCode.ILLEGAL_GENERATION:
-            code = self._follow_downgrade(member, sent)
         membership = member.membership
+        try:
+            if code == ErrorCode.ILLEGAL_GENERATION and follow_downgrade(
+                self._cluster, self._shared, membership, sent, _REPEAT_TIMEOUT_MS
+            ):
+                code = ErrorCode.REBALANCE_IN_PROGRESS
+        except (BrokerError, NetworkError) as error:
+            _log.info("%s Cannot find the generation of the member, retrying: %s", member.log_prefix, error)
+            code = ErrorCode.REBALANCE_IN_PROGRESS
         with self._shared.changed:
             # true if a rebalance ended meanwhile that left the partitions to the member, in a new generation
             is_current = sent == membership.generation
@@ -161,23 +167,6 @@ class MemberCommits:
             self._shared.wake()
         if code != ErrorCode.REBALANCE_IN_PROGRESS and not can_retry:
             raise self._fenced(member, sent, code)
-
-    def _follow_downgrade(self, member: LocalMember, sent: Generation) -> int:
-        """Returns ILLEGAL_GENERATION, or REBALANCE_IN_PROGRESS if the member has a later generation or may have one."""
-        with self._shared.changed:
-            if not member.membership.can_be_downgraded(sent):
-                return ErrorCode.ILLEGAL_GENERATION
-            rejected = member.membership.probe_request()
-        try:
-            found = find_downgraded_generation(self._cluster, rejected, _REPEAT_TIMEOUT_MS)
-        except (BrokerError, NetworkError) as error:
-            _log.info("%s Cannot find the generation of the member, retrying: %s", member.log_prefix, error)
-            return ErrorCode.REBALANCE_IN_PROGRESS
-        if found is None:
-            return ErrorCode.ILLEGAL_GENERATION
-        with self._shared.changed:
-            member.membership.follow_generation(sent, found)
-        return ErrorCode.REBALANCE_IN_PROGRESS
 
     def _send(
         self, commits: Sequence[_Commit], timeout_ms: int, topic_ids: TopicIds

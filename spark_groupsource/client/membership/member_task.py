@@ -15,7 +15,7 @@ from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.assignment import GroupAssignment, compute_assignment, unassigned
 from spark_groupsource.client.membership.blocking_calls import BlockingCalls
 from spark_groupsource.client.membership.coordinator_connection import CoordinatorConnection
-from spark_groupsource.client.membership.fencing import find_downgraded_generation
+from spark_groupsource.client.membership.fencing import follow_downgrade
 from spark_groupsource.client.membership.group_connections import GroupConnections
 from spark_groupsource.client.membership.membership_values import (
     Action,
@@ -41,7 +41,7 @@ from spark_groupsource.errors import (
 from spark_groupsource.model import Subscription, bounded_names
 from spark_groupsource.wire.consumer_protocol import encode_subscription
 from spark_groupsource.wire.member_reasons import REJOIN_WITH_MEMBER_ID, UNASSIGNED_PARTITIONS
-from spark_groupsource.wire.messages import DescribeGroupsRequest, HeartbeatRequest, JoinGroupRequest, Request, Response
+from spark_groupsource.wire.messages import DescribeGroupsRequest, JoinGroupRequest, Request, Response
 
 _log = logging.getLogger(__name__)
 R = TypeVar("R", bound="Response")
@@ -379,8 +379,10 @@ class MemberTask:
         min_version = 3 if membership.config.group_instance_id is not None else 0
         try:
             code = (await self._coordinator.call(request, timeout_ms, min_version)).error_code
-            if code == ErrorCode.ILLEGAL_GENERATION:
-                code = await self._follow_downgrade(request, sent, timeout_ms)
+            if code == ErrorCode.ILLEGAL_GENERATION and await self._calls.run(
+                follow_downgrade, self._cluster, shared, membership, sent, timeout_ms
+            ):
+                code = ErrorCode.REBALANCE_IN_PROGRESS
         except (NetworkError, BrokerError) as error:
             if isinstance(error, BrokerError) and not error.retriable:
                 raise fatal_error(membership.config.group_id, "FindCoordinator", error.code) from error
@@ -403,18 +405,6 @@ class MemberTask:
             _log.info("%s Heartbeat response: %s.", self.member.log_prefix, error_name(code))
         if rule.mark_coordinator_unknown:
             self._coordinator.mark_unknown(f"error response {error_name(code)} to Heartbeat.")
-
-    async def _follow_downgrade(self, rejected: HeartbeatRequest, sent: Generation, timeout_ms: int) -> int:
-        """Returns ILLEGAL_GENERATION, or REBALANCE_IN_PROGRESS if the member has a later generation."""
-        with self._shared.changed:
-            if not self.membership.can_be_downgraded(sent):
-                return ErrorCode.ILLEGAL_GENERATION
-        found = await self._calls.run(find_downgraded_generation, self._cluster, rejected, timeout_ms)
-        if found is None:
-            return ErrorCode.ILLEGAL_GENERATION
-        with self._shared.changed:
-            self.membership.follow_generation(sent, found)
-        return ErrorCode.REBALANCE_IN_PROGRESS
 
     def _record_heartbeat(self, rule: ResponseRule, code: int, generation: Generation, now: Instant) -> None:
         """Records what a heartbeat response says; `generation` is that before the response was applied."""
