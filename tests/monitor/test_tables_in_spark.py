@@ -120,7 +120,8 @@ def test_running_queries(spark: Any, committed: str, topic: str, group: str, tmp
         assert members.orderBy("client_id").first() == ("groupsource-tests-0",)
         assert row.assignment == f"{topic}:0,1" and json.loads(row.last_offsets) == {topic: {"0": 5, "1": 0}}
         metrics = json.loads(row.metrics)
-        assert metrics["assigned-partitions"] == 2 and metrics["rebalance-total"] == 1
+        # two rebalances where the second member joined after the initial delay
+        assert metrics["assigned-partitions"] == 2 and metrics["rebalance-total"] in (1, 2)
         (report,) = wait_until(lambda: listener.last.get(str(query.id)), "the progress of the batch is reported", 60)
         # Kafka's names beside the values of the report
         assert report.metrics["lag"] == 0 and report.metrics["assigned-partitions"] == 2
