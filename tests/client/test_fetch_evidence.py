@@ -197,6 +197,44 @@ def test_epoch_in_effect_when_the_range_was_planned_is_not_validated(broker: Fak
     assert not broker.sent("OffsetForLeaderEpoch")
 
 
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_leader_of_an_earlier_epoch_than_that_of_the_range_is_not_read(
+    broker: FakeLeader, client: ClusterClient, has_ids: bool
+) -> None:
+    """One that is cut off from its controller; without topic ids the topic may be another one of the name."""
+
+    def elect() -> None:
+        broker.leader_epoch = 4
+
+    broker.leader_epoch, broker.steps = 3, [lambda: None, elect] if has_ids else []
+    broker.topic_id = broker.topic_id if has_ids else None
+    topic_ids = {"t": str(broker.topic_id)} if has_ids else {}
+    assert next_offsets(fetch(client, leader_epochs={TP: 4}, topic_ids=topic_ids)) == list(range(1, 11))
+    assert {each.current_leader_epoch for each in broker.fetches} == {4 if has_ids else 3}
+
+
+@pytest.mark.parametrize("epoch", [3, 4, 5])
+def test_leader_of_an_earlier_epoch_than_that_of_a_commit_is_not_asked(
+    broker: FakeLeader, client: ClusterClient, epoch: int
+) -> None:
+    broker.leader_epoch = 4
+    client.metadata(["t"])
+    client.forget_earlier_leaders({TP: epoch}, {"t": str(broker.topic_id)})
+    if epoch > 4:
+        with pytest.raises(BrokerError, match="LEADER_NOT_AVAILABLE"):
+            client.list_offsets({TP: LATEST}, timeout_ms=20)
+        assert not broker.sent("ListOffsets")
+        broker.leader_epoch = epoch
+    assert client.list_offsets({TP: LATEST})[TP].offset == 10
+
+
+def test_epoch_of_another_topic_forgets_no_leader(broker: FakeLeader, client: ClusterClient) -> None:
+    broker.leader_epoch = 4
+    client.metadata(["t"])
+    client.forget_earlier_leaders({TP: 5}, {"t": str(uuid4())})
+    assert client.list_offsets({TP: LATEST})[TP].offset == 10
+
+
 # -- topic ids -------------------------------------------------------------------------------------------------------
 
 

@@ -10,15 +10,16 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
+from support.clients import open_cluster
 from support.direct_readers import BatchQuery, StreamQuery
 from support.removed_members import remove_members
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
 from spark_groupsource.client.admin import delete_offsets, describe_groups
-from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import LATEST, ClusterClient
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.errors import BrokerError, ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition
 from spark_groupsource.wire.commit_reports import commit_metadata
 
@@ -125,6 +126,23 @@ def test_committed_offset_of_a_deleted_topic_of_the_name_is_ignored(cluster, cli
     client.commit(group, {TopicPartition(aged, 0): of_deleted, TopicPartition(aged, 1): of_present})
     found = read(cluster, options(aged, group, startingOffsets="group-or-earliest"))
     assert begins(found.rows) == {0: 0, 1: 9}
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_leader_before_the_epoch_of_a_committed_offset_is_not_asked(cluster, aged, group, is_own):
+    """A leader that is cut off from its controller has an earlier epoch than the records that were read since."""
+    tp = TopicPartition(aged, 0)
+    with open_cluster(cluster.bootstrap_servers) as client:
+        topic_id = str(client.metadata([aged]).topics[aged].topic_id)
+        # what other clients commit does not have the id of the topic, which may be a former one of the name
+        metadata = commit_metadata("reader", topic_id if is_own else "")
+        client.commit(group, {tp: OffsetAndMetadata(7, metadata, 1_000)})
+        client.fetch_committed(group, [tp], topic_ids={aged: topic_id})
+        if is_own:
+            with pytest.raises(BrokerError, match="LEADER_NOT_AVAILABLE"):
+                client.list_offsets({tp: LATEST}, timeout_ms=50)
+        else:
+            assert client.list_offsets({tp: LATEST})[tp].offset > 0
 
 
 @pytest.mark.parametrize("read", [run_stream, BatchQuery])

@@ -229,6 +229,10 @@ class ClusterClient(Router):
                 UNKNOWN_TOPIC_ID, one before version 10 does not check it. A commit whose metadata has the id of another
                 topic of this cluster is left out.
             is_in_transaction: whether the caller itself has offsets of the group pending, and does not wait for them.
+
+        A leader with an earlier epoch than a commit that has one of `topic_ids` is not asked from now on: it is cut
+        off from its controller, and its log may end before the offset.
+
         Raises: BrokerError, NetworkError.
         """
         if partitions is not None and not partitions:
@@ -243,12 +247,17 @@ class ClusterClient(Router):
                 group_id, partitions, timeout_ms, None, require_stable=not is_in_transaction
             )
         fetched: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(partitions or ())
+        epochs: dict[TopicPartition, int] = {}
         for topic in fetched_group(response).topics:
             for p in topic.partitions:
                 committed = OffsetAndMetadata(p.committed_offset, p.metadata or "", p.committed_leader_epoch)
                 topic_id = topic_ids and committed_topic_id(committed.metadata, self.cluster_id or "")
                 if committed.offset >= 0 and (not topic_id or topic_ids.get(topic.name, topic_id) == topic_id):
-                    fetched[TopicPartition(topic.name, p.partition_index)] = committed
+                    tp = TopicPartition(topic.name, p.partition_index)
+                    fetched[tp] = committed
+                    if topic_id and topic_ids.get(topic.name) == topic_id:
+                        epochs[tp] = committed.leader_epoch
+        self.forget_earlier_leaders(epochs, topic_ids)
         return fetched
 
     def _fetch_offsets(

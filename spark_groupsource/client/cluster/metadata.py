@@ -128,6 +128,14 @@ def merge_topic(cached: TopicInfo, received: TopicInfo) -> TopicInfo:
     return received._replace(partitions={**received.partitions, **newer}) if newer else received
 
 
+def without_earlier_leader(topic: TopicInfo, number: int, epoch: int) -> TopicInfo:
+    """Returns the topic, without the leader of a partition if its epoch is known and is before `epoch`."""
+    known = topic.partitions.get(number)
+    if known is None or not 0 <= known.leader_epoch < epoch:
+        return topic
+    return topic._replace(partitions={**topic.partitions, number: known._replace(leader_id=-1, leader_epoch=epoch)})
+
+
 def is_contradicted(known: TopicInfo, received: TopicInfo | None) -> bool:
     """Returns whether a response shows that a topic, or a part of it, was deleted or recreated.
 

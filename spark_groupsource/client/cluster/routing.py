@@ -21,6 +21,7 @@ from spark_groupsource.client.cluster.metadata import (
     merge_topic,
     read_metadata,
     topic_of_most,
+    without_earlier_leader,
 )
 from spark_groupsource.client.network.availability import BrokerAvailability
 from spark_groupsource.client.network.broker_connection import (
@@ -716,6 +717,20 @@ class Router:
             known = {name: info.partitions for name, (_, info) in self._topics.items() if isinstance(info, TopicInfo)}
         found = ((p, known.get(p.topic, {}).get(p.partition)) for p in partitions)
         return {p: -1 if info is None else info.leader_epoch for p, info in found}
+
+    def forget_earlier_leaders(self, epochs: Mapping[TopicPartition, int], topic_ids: Mapping[str, str]) -> None:
+        """Forgets cached leaders with an earlier epoch than one that is known, until metadata name a later one.
+
+        Args:
+            topic_ids: topic -> id of the topic that the epochs are of, as text.
+
+        Source: Metadata.updateLastSeenEpochIfNewer.
+        """
+        with self._lock:
+            for tp, epoch in epochs.items():
+                at_ms, known = self._topics.get(tp.topic, (0, 0))
+                if isinstance(known, TopicInfo) and str(known.topic_id) == topic_ids[tp.topic]:
+                    self._topics[tp.topic] = at_ms, without_earlier_leader(known, tp.partition, epoch)
 
     @staticmethod
     def node_address(node: Node) -> Address:

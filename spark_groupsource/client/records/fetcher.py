@@ -233,7 +233,9 @@ class PartitionFetcher:
             try:
                 self._check_topic_id(state, view)
                 leader = view.leader(state.topic_partition)
-                state.leader_epoch = view.leader_epoch(state.topic_partition)
+                # one that is cut off from its controller has an earlier epoch, and rejects the later one
+                known = -1 if state.topic_id is None else state.valid_epoch
+                state.leader_epoch = max(view.leader_epoch(state.topic_partition), known)
                 found.append((state, view.nodes.get(state.replica) or leader))
             except BrokerError as error:
                 if error.code in _UNKNOWN and self._is_deleted(state):
