@@ -28,7 +28,6 @@ from spark_groupsource.source.group.batch_replay import BatchReplay
 from spark_groupsource.source.group.ownership import GroupSnapshot
 from spark_groupsource.source.group.replay_wait import ReplayStep, ReplayWait
 from spark_groupsource.source.group.start_positions import StartPositions
-from spark_groupsource.source.positions.log_end_offsets import LogEndOffsets
 from spark_groupsource.source.positions.offset_lookup import OffsetLookup
 from spark_groupsource.source.positions.position_epochs import PositionEpochs
 from spark_groupsource.source.positions.published_progress import digest
@@ -271,12 +270,6 @@ PLANTED: tuple[PlantedDefect, ...] = (
         "members of one application have one group instance id",
         {(GroupSettings, "instance_id"): lambda self, index: self.group_instance_id},
         features=("static",),
-    ),
-    PlantedDefect(
-        "a shorter log of a recreated topic is a truncated one",
-        {(LogEndOffsets, "_is_other_topic"): lambda self, topics, topic_ids: False},
-        is_rare=True,
-        features=("recreate",),
     ),
     PlantedDefect(
         "a recreated topic is read from the position in the former one",
