@@ -216,6 +216,41 @@ def test_commit_error_after_a_lost_join_response_does_not_fence() -> None:
     assert [r.generation_id_or_member_epoch for r in bench.script.requests("OffsetCommit")] == [1, 2]
 
 
+def test_commit_to_a_coordinator_that_does_not_know_the_last_generation() -> None:
+    """Another broker took the group over before the assignment of generation 2 was stored."""
+    bench = follower(T0, assignors=COOPERATIVE)
+    bench.script.prepare("SyncGroup", ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    bench.member.request_rejoin("a test")
+    bench.poll()
+    bench.members.loop.run_ready()
+    assert bench.script.sent_apis()[-2:] == ["JoinGroup", "SyncGroup"], "the member waits before the next JoinGroup"
+    bench.script.prepare("OffsetCommit", ErrorCode.ILLEGAL_GENERATION)
+    bench.client.commit({T0: OffsetAndMetadata(5)})
+    bench.client.commit({T0: OffsetAndMetadata(6)})
+    bench.script.prepare("OffsetCommit", ErrorCode.ILLEGAL_GENERATION)
+    bench.client.commit({T0: OffsetAndMetadata(7)})
+    assert not bench.member.is_fenced and bench.settle().is_stable and ("lost", (T0,)) not in bench.callbacks()
+    bench.client.commit({T0: OffsetAndMetadata(8)})
+    commits = [r.generation_id_or_member_epoch for r in bench.script.requests("OffsetCommit")]
+    assert commits == [2, 1, 1, 1, 2, bench.member.generation.generation_id]
+
+
+@pytest.mark.parametrize("instance_id", ["static", None])
+def test_member_keeps_its_partitions_where_the_coordinator_does_not_know_the_last_generation(
+    instance_id: str | None
+) -> None:
+    """A dynamic member whose partitions others may have would have been removed; a static one is kept."""
+    bench = follower(T0, assignors=COOPERATIVE, group_instance_id=instance_id)
+    bench.callbacks()
+    bench.script.prepare("SyncGroup", ErrorCode.ILLEGAL_GENERATION)
+    bench.member.request_rejoin("a test")
+    bench.poll()
+    bench.members.loop.run_ready()
+    assert bench.member.is_fenced == (instance_id is not None)
+    assert bench.settle().is_stable
+    assert (("lost", (T0,)) in bench.callbacks()) == (instance_id is not None)
+
+
 @pytest.mark.parametrize("instance_id", ["static", None])
 def test_static_member_loses_its_partitions_if_a_rebalance_ended_without_it(instance_id: str | None) -> None:
     """A dynamic member was removed then, or the generation between is one whose JoinGroup response was lost."""

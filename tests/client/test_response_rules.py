@@ -123,6 +123,14 @@ def test_commit_error_during_a_rebalance_only_requests_a_rejoin() -> None:
     assert membership.rejoin_needed and membership.generation == sent and not membership.is_fenced
 
 
+def test_commit_error_during_a_rebalance_does_not_fence() -> None:
+    membership, sent = syncing()
+
+    assert membership.on_commit_response(ErrorCode.ILLEGAL_GENERATION, sent)
+
+    assert membership.generation == sent and not membership.is_fenced
+
+
 def test_commit_error_of_a_rebalance_that_has_ended_meanwhile_starts_no_other() -> None:
     membership, sent = stable()
 

@@ -176,7 +176,7 @@ class MemberCommits:
         def on_lost(index: int) -> None:
             member, sent, _ = commits[index]
             with self._shared.changed:
-                if member.membership.generation == sent:
+                if member.membership.commit_generation == sent:
                     member.membership.repetition.request_lost(self._clock.now_ms())
                     self._shared.wake()
 
@@ -205,7 +205,7 @@ class MemberCommits:
             with self._shared.changed:
                 for member in members:
                     if member.commits and member.membership.accepts_commits:
-                        row = member, member.membership.generation, member.commits
+                        row = member, member.membership.commit_generation, member.commits
                         commits[tuple(sorted(member.topic_ids.items()))].append(row)
             for topic_ids, rows in commits.items():
                 errors: Sequence[GroupSourceError | None]
@@ -228,7 +228,7 @@ class MemberCommits:
         """
         membership = member.membership
         with self._shared.changed:
-            current, is_fenced = membership.generation, membership.is_fenced
+            current, is_fenced = membership.commit_generation, membership.is_fenced
             since, cause = membership.owned_since, membership.loss_cause
         if not is_fenced:
             return current

@@ -85,6 +85,7 @@ class Membership:
         self.repetition = CommitRepetition()
         self.rebalance_timeout_ms = config.rebalance_timeout_ms
         self._joined_with_old = False
+        self._commits_in_owned_since = False
         self._assignment: Assignment | None = None
         self._attempts = 0
         self._retry_at_ms = 0
@@ -150,10 +151,9 @@ class Membership:
         return bool(self.owned) and not self.is_fenced and not self.prepare_needed
 
     @property
-    def is_joining(self) -> bool:
-        """True from the first JoinGroup of a rebalance, which may get no response, to the response of the last one."""
-        is_between = self.state is MemberState.UNJOINED and self.rejoin_needed and not self.prepare_needed
-        return is_between or self.state is MemberState.PREPARING_REBALANCE
+    def is_rebalancing(self) -> bool:
+        """True from the first JoinGroup of a rebalance, which may get no response, to the response of SyncGroup."""
+        return self.state is not MemberState.STABLE and not self.prepare_needed
 
     @property
     def accepts_commits(self) -> bool:
@@ -166,6 +166,15 @@ class Membership:
         """
         has_generation = self.generation.generation_id != NO_GENERATION
         return has_generation and self.state is not MemberState.COMPLETING_REBALANCE
+
+    @property
+    def commit_generation(self) -> Generation:
+        """The generation to commit in: that of the last JoinGroup response, or that of the owned partitions.
+
+        A coordinator that took the group over knows no generation whose assignment was not stored. It continues in that
+        of the owned partitions until all members have joined again.
+        """
+        return self.owned_since if self._commits_in_owned_since else self.generation
 
     @property
     def repeat_due_ms(self) -> int:
@@ -299,6 +308,7 @@ class Membership:
             return self._rebalance_failed(stale, ErrorCode.ILLEGAL_GENERATION, sent, "JoinGroup")
         self.state = MemberState.COMPLETING_REBALANCE
         self.generation = Generation(response.generation_id, response.member_id, response.protocol_name)
+        self._commits_in_owned_since = False
         self.is_leader = response.leader == response.member_id
         self.repetition.cancel()
         self._restart_timers(now_ms)
@@ -418,6 +428,11 @@ class Membership:
 
         Returns: True if the commit can be retried, because a rebalance has ended meanwhile or is about to end.
         """
+        if code == ErrorCode.ILLEGAL_GENERATION and self.is_rebalancing:
+            # either the coordinator does not know the generation, or the rebalance has ended there: then the JoinGroup
+            # response with the next generation follows, or was lost and is requested again
+            self._commits_in_owned_since = sent == self.generation != self.owned_since
+            return True
         if sent != self.generation:
             return not self.is_fenced
         if code == ErrorCode.REBALANCE_IN_PROGRESS:
@@ -425,10 +440,6 @@ class Membership:
             # the same generation meanwhile would start another rebalance
             if self.state is not MemberState.STABLE:
                 self.request_rejoin(COMMIT_WHILE_REBALANCING)
-            return True
-        if code == ErrorCode.ILLEGAL_GENERATION and self.is_joining:
-            # the rebalance has ended at the coordinator; the JoinGroup response with the new generation follows, or
-            # was lost and is requested again
             return True
         if code in FENCING_ERRORS:
             reset = Reset.GENERATION if code == ErrorCode.ILLEGAL_GENERATION else Reset.ALL
@@ -484,10 +495,20 @@ class Membership:
         self.rejoin_reason = reason
 
     def _reset(self, reset: Reset, cause: str, reason: str) -> None:
+        is_retaining = self.state is MemberState.COMPLETING_REBALANCE and self.retains_partitions
+        if reset is Reset.GENERATION and is_retaining and self.config.group_instance_id is None:
+            # a dynamic member that the coordinator no longer waits for is removed. So this one took the group over
+            # before the assignment was stored, and the partitions are still the member's
+            self.generation = self.owned_since
+            self.state = MemberState.UNJOINED
+            self.is_leader = False
+            self._rejoin(reason)
+            return
         member_id = self.generation.member_id if reset is Reset.GENERATION else ""
         # partitions that were retained are lost now; `prepare` releases them before the next JoinGroup
         self.prepare_needed = True
         self.generation = Generation(NO_GENERATION, member_id, None)
+        self._commits_in_owned_since = False
         self.state = MemberState.UNJOINED
         self.is_leader = False
         self.repetition.cancel()
