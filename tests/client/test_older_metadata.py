@@ -26,14 +26,14 @@ OLD, NEW = uuid4(), uuid4()
 
 
 class View:
-    """What one broker knows of topic ``t``; it does not respond where `is_silent`."""
+    """What one broker knows of topic ``t`` and its leader; it does not respond where `is_silent`."""
 
-    def __init__(self, topic_id: UUID | None, partitions: int) -> None:
-        self.topic_id, self.partitions, self.is_silent = topic_id, partitions, False
+    def __init__(self, topic_id: UUID | None, partitions: int, leader: int = 1) -> None:
+        self.topic_id, self.partitions, self.leader, self.is_silent = topic_id, partitions, leader, False
 
 
 class Nodes:
-    """Brokers 1 to n, each with its own metadata; broker 1 leads every partition.
+    """Brokers 1 to n, each with its own metadata.
 
     `answered`: the ids of the brokers that have responded to Metadata, in order. `first`: which broker responds to the
     requests of the client by its choice; the others are asked only where the client asks each of them.
@@ -62,8 +62,8 @@ class Nodes:
         self.answered.append(number + 1)
         partitions = [
             row.MetadataResponsePartition(
-                partition_index=n, error_code=0, leader_id=1, leader_epoch=0, replica_nodes=[1], isr_nodes=[1],
-                offline_replicas=[],
+                partition_index=n, error_code=0, leader_id=view.leader, leader_epoch=0, replica_nodes=[1],
+                isr_nodes=[1], offline_replicas=[],
             )
             for n in range(view.partitions)
         ]  # fmt: skip
@@ -119,7 +119,7 @@ def test_one_broker_with_older_metadata_deletes_nothing(older: View, lookup: Any
     assert {(each and each.topic_id, each and len(each.partitions)) for each in topics} == {(OLD, 4)}
 
 
-@pytest.mark.parametrize("newer", [View(None, 0), View(NEW, 2)], ids=["deleted", "recreated"])
+@pytest.mark.parametrize("newer", [View(None, 0), View(NEW, 2, leader=3)], ids=["deleted", "recreated"])
 @pytest.mark.parametrize("silent", [0, 1])
 def test_deletion_is_believed_when_most_of_the_brokers_know_it(newer: View, silent: int) -> None:
     views = [View(OLD, 4) for _ in range(5)]
@@ -127,11 +127,23 @@ def test_deletion_is_believed_when_most_of_the_brokers_know_it(newer: View, sile
         client.metadata(["t"], refresh=True)
         for known, expected in ((1, OLD), (2, OLD), (3, newer.topic_id)):
             for view in views[4 - silent - known + 1 : 5 - silent]:
-                view.topic_id, view.partitions = newer.topic_id, newer.partitions
+                view.topic_id, view.partitions, view.leader = newer.topic_id, newer.partitions, newer.leader
             for view in views[5 - silent :]:
                 view.is_silent = True
             seen = {each and each.topic_id for each in refreshed(client, found, 20)}
             assert expected in seen and seen <= {OLD, expected}
+
+
+def test_recreation_is_believed_when_the_leader_knows_it() -> None:
+    """Until then the leader responds to ListOffsets with the offsets of the deleted topic."""
+    views = [View(OLD, 4) for _ in range(3)]
+    with nodes(*views) as found, open_cluster(found.bootstrap_servers, **SETTINGS) as client:
+        client.metadata(["t"], refresh=True)
+        for view in views[1:]:
+            view.topic_id = NEW
+        assert {each and each.topic_id for each in refreshed(client, found)} == {OLD}
+        views[0].topic_id = NEW
+        assert {each and each.topic_id for each in refreshed(client, found)} == {NEW}
 
 
 def test_lookups_go_to_another_broker_each_time() -> None:
@@ -143,7 +155,7 @@ def test_lookups_go_to_another_broker_each_time() -> None:
 
 
 def test_partition_of_another_process_is_not_deleted_by_the_first_response() -> None:
-    with nodes(View(OLD, 0), View(OLD, 4), View(OLD, 4)) as found:
+    with nodes(View(OLD, 0), View(OLD, 4, leader=2), View(OLD, 4, leader=2)) as found:
         with open_cluster(found.bootstrap_servers, **SETTINGS) as client:
             client.add_known_partitions([TopicPartition("t", 3)], {"t": str(OLD)})
             assert len(client.metadata(["t"]).partitions_of("t")) == 4
@@ -216,19 +228,25 @@ def topic(topic_id: UUID | None, partitions: int) -> TopicInfo:
         ([None, None], 3, None),
         ([None, topic(OLD, 6)], 2, (OLD, 6)),
         ([topic(NEW, 2), topic(NEW, 3), topic(OLD, 4)], 3, (NEW, 3)),
-        ([None, topic(NEW, 2), topic(OLD, 4)], 3, (NEW, 2)),
+        ([topic(NEW, 2), None, topic(OLD, 4)], 3, (NEW, 2)),
         ([], 3, (OLD, 4)),
         ([None, None], 4, (OLD, 4)),
+        # the leader, broker 1, has not received the new topic, or does not respond
+        ([topic(OLD, 4), topic(NEW, 2), topic(NEW, 2)], 3, (OLD, 4)),
+        ([None, topic(NEW, 2), topic(NEW, 2)], 3, (OLD, 4)),
+        ([..., topic(NEW, 2), topic(NEW, 2)], 3, (OLD, 4)),
     ],
 )
-def test_majority_decides(received: list[TopicInfo | None], brokers: int, expected: tuple[UUID, int] | None) -> None:
-    found = topic_of_most(topic(OLD, 4), received, brokers)
+def test_majority_decides(received: list[Any], brokers: int, expected: tuple[UUID, int] | None) -> None:
+    responses = {node_id: response for node_id, response in enumerate(received, 1) if response is not ...}
+    found = topic_of_most(topic(OLD, 4), responses, brokers)
     assert (found and (found.topic_id, len(found.partitions))) == expected
 
 
 def test_partitions_of_a_topic_without_id_are_lost_when_most_brokers_lack_them() -> None:
-    assert len(topic_of_most(topic(None, 4), [topic(None, 2), topic(None, 2), topic(None, 4)], 3).partitions) == 2  # type: ignore[union-attr]
-    assert len(topic_of_most(topic(None, 4), [topic(None, 2), topic(None, 4)], 3).partitions) == 4  # type: ignore[union-attr]
+    fewer, known = topic(None, 2), topic(None, 4)
+    assert topic_of_most(known, {1: fewer, 2: fewer, 3: known}, 3) == fewer
+    assert topic_of_most(known, {1: fewer, 3: known}, 3) == known
 
 
 def test_range_is_read_though_one_broker_lacks_its_partition() -> None:

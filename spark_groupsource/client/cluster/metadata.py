@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple
 from uuid import UUID
 
 from spark_groupsource.errors import BrokerError, ErrorCode
@@ -149,21 +149,25 @@ def is_contradicted(known: TopicInfo, received: TopicInfo | None) -> bool:
     return not known.partitions.keys() <= received.partitions.keys()
 
 
-def topic_of_most(known: TopicInfo, received: Sequence[TopicInfo | None], brokers: int) -> TopicInfo | None:
+def topic_of_most(known: TopicInfo, received: Mapping[int, TopicInfo | None], brokers: int) -> TopicInfo | None:
     """Returns a topic after the brokers were asked, one after the other; None if it was deleted.
 
     One broker may have older metadata than the others, also for long. So a topic, or a part of it, was deleted or
-    recreated only if more than half of the brokers say so.
+    recreated only if more than half of the brokers say so. A leader of the new topic that has not received it yet would
+    respond with the offsets of the deleted one, because ListOffsets has no topic ids: so all leaders must say so, too.
 
     Args:
-        received: the topic in the response of each broker that has responded; None where the response lacks it.
+        received: id of each broker that has responded -> the topic in its response; None where the response lacks it.
         brokers: number of brokers of the cluster, those without a response included.
     """
-    changed = [topic for topic in received if is_contradicted(known, topic)]
+    changed = {node_id: topic for node_id, topic in received.items() if is_contradicted(known, topic)}
     if 2 * len(changed) > brokers:
-        present = [topic for topic in changed if topic is not None]
-        return max(present, key=lambda topic: len(topic.partitions), default=None)
-    for topic in received:
+        present = [topic for topic in changed.values() if topic is not None]
+        found = max(present, key=lambda topic: len(topic.partitions), default=None)
+        leaders = {info.leader_id for info in found.partitions.values()} if found is not None else set()
+        if all(changed.get(leader) is not None for leader in leaders - {-1}):
+            return found
+    for topic in received.values():
         if topic is not None and not is_contradicted(known, topic):
             known = merge_topic(known, topic)
     return known

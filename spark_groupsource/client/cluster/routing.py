@@ -690,12 +690,12 @@ class Router:
 
     def _topics_at_each(
         self, names: Sequence[str], nodes: Sequence[Node], retry: Retry
-    ) -> dict[str, list[TopicInfo | None]]:
-        """Returns each topic in the metadata of every broker that responds; None where it does not exist."""
+    ) -> dict[str, dict[int, TopicInfo | None]]:
+        """Returns each topic in the metadata of every broker that responds, by its id; None where it does not exist."""
         request = MetadataRequest(
             topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in names], allow_auto_topic_creation=False
         )
-        received: dict[str, list[TopicInfo | None]] = {name: [] for name in names}
+        received: dict[str, dict[int, TopicInfo | None]] = {name: {} for name in names}
         for index, node in enumerate(nodes):
             bound_ms = min(max(retry.remaining_ms // (len(nodes) - index), 1), self.settings.request_timeout_ms)
             try:
@@ -705,7 +705,7 @@ class Router:
                 continue
             for name in names if view.nodes else ():
                 if view.errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                    received[name].append(view.topics.get(name))
+                    received[name][node.node_id] = view.topics.get(name)
         return received
 
     def cached_leader_epochs(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

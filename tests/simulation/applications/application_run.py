@@ -386,13 +386,16 @@ class ApplicationRun:
             # no application repeats the commit of an application that has drained
             lost = 0
         self._fault("*", _LOAD_MS)
-        group = self.cluster.coordinator.shard.group("g")
-        is_stable = group is not None and group.state.value == "Stable"
+        is_stable = self._is_stable()
         gone = self.cluster.crash_coordinator(_LOAD_MS, lost)
         self.trace(f"the coordinator restarts; it has lost commits of {[str(p) for p in gone]}")
         for p, left in gone.items():
             # a member that has joined a rebalance no longer owns what it has committed before
             self._went_back(p, left, is_repeated=is_stable)
+
+    def _is_stable(self) -> bool:
+        group = self.cluster.coordinator.shard.group("g")
+        return group is not None and group.state.value == "Stable"
 
     def _move(self) -> None:
         self.events["move"] += 1
@@ -488,7 +491,8 @@ class ApplicationRun:
             self.trace(f"the commit of {p} by {member_id} goes back from {former} to {offset}")
             application = self._application(member_id)
             is_repeated = application is not None and application.is_running and not _ignores_group(application)
-            self._went_back(p, offset, is_repeated=is_repeated)
+            # the rebalance may end before the member that has joined it repeats its commit
+            self._went_back(p, offset, is_repeated=is_repeated and self._is_stable())
         elif offset > former:
             self._set_back.pop(p, None)
             if offset > max(self.delivered[p], default=-1):
@@ -665,7 +669,10 @@ class ApplicationRun:
             if known and (p, offset) not in excused and p not in self._reset:
                 raise Violation(f"{p} {offset} is delivered by {application.name} after {known}, without need")
             known.append(application.name)
-        if not is_fenced and stop > self.cluster.coordinator.stored(p):
+        coordinator = self.cluster.coordinator
+        # one that loads has offsets of a deleted topic until it reaches their tombstones
+        is_committed = coordinator.is_loaded and stop <= coordinator.stored(p)
+        if not is_fenced and not is_committed:
             self.pending[application.name].setdefault(p, []).append((begin, stop))
 
     def planned(self, application: Application, start: dict[str, Any], end: dict[str, Any]) -> None:

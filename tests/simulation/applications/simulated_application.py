@@ -350,7 +350,8 @@ class Application:
                     code = ErrorCode(response.responses[0].partitions[0].error_code)
                     if code is ErrorCode.NONE:
                         return True
-                if code is ErrorCode.UNKNOWN_TOPIC_ID and not self._is_current(topic_id):
+                # nodes learn of a topic sooner than the fetcher takes it for deleted
+                if code is ErrorCode.UNKNOWN_TOPIC_ID and self.run.cluster.topic.present.topic_id != topic_id:
                     if task.fail_on_data_loss:
                         raise DataLossError("TOPIC_PARTITIONS_DELETED", f"{p} was deleted.", "")
                     return False
@@ -359,11 +360,6 @@ class Application:
                     raise
             retry.attempt += 1
             self.kernel.sleep_ms(500)
-
-    def _is_current(self, topic_id: UUID) -> bool:
-        """Returns whether most nodes have this topic, as the fetcher finds out."""
-        views = self.run.cluster.topic.views.values()
-        return 2 * sum(view.topic_id == topic_id for view in views) > len(views)
 
     # -- the sink of a query that writes exactly once ---------------------------------------------------------------
 
