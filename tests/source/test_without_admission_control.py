@@ -137,13 +137,16 @@ def test_records_that_the_first_batch_leaves_are_reported_once(caplog):
     spark.trigger()
     (line,) = [message for message in caplog.messages if "availableNow" in message]
     assert "leave 24 of the available records" in line and "run_available_now(writer)" in line
+    # with a state, the next batch would emit the windows that this one completes
+    assert "without a commit, and without the windows that this batch completes" in line
 
 
 def test_first_batch_that_leaves_nothing_is_no_warning(caplog):
     with caplog.at_level("INFO"):
         Spark(startingOffsets="earliest", maxOffsetsPerTrigger="30").run()
     (line,) = [record for record in caplog.records if "availableNow" in record.message]
-    assert line.levelname == "INFO" and "the next run commits it" in line.message
+    assert line.levelname == "INFO"
+    assert "without a commit, which the next run makes, and without the windows" in line.message
 
 
 def test_limits_apply_to_each_batch():

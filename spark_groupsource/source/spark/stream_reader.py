@@ -203,16 +203,18 @@ class InferringStreamReader(BaseStreamReader):
         )
         if left:
             _log.warning(
-                "[group=%s] The limits of a batch leave %d of the available records to the next batch. This Spark "
-                "runs one batch for the triggers availableNow and once, and does not commit it: such a query ends "
-                "without these records. Use spark_groupsource.run_available_now(writer), which reads and commits all.",
+                "[group=%s] The limits of a batch leave %d of the available records to the next batch. With trigger "
+                "availableNow or once, this Spark ends the query before that batch: without these records, without a "
+                "commit, and without the windows that this batch completes. Other triggers and "
+                "spark_groupsource.run_available_now(writer) continue.",
                 self._options.group_id,
                 left,
             )
-        elif self._options.group_id is not None:
+        else:
             _log.info(
-                "[group=%s] This Spark does not commit the batch of the triggers availableNow and once; the next run "
-                "commits it. Use spark_groupsource.run_available_now(writer) to commit it at once.",
+                "[group=%s] With trigger availableNow or once, this Spark ends the query after one batch: without a "
+                "commit, which the next run makes, and without the windows that the batch completes. "
+                "spark_groupsource.run_available_now(writer) has both.",
                 self._options.group_id,
             )
 
