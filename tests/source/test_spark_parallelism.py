@@ -11,6 +11,7 @@ from spark_groupsource.source.process.spark_parallelism import (
     MAX_UNKNOWN_TASKS,
     Parallelism,
     driver_parallelism,
+    java_processors,
     parallelism_of,
     spark_settings,
 )
@@ -96,6 +97,36 @@ def test_master_in_a_command(arguments: list[str], expected: str | None) -> None
 def test_options_of_spark_submit_are_settings() -> None:
     words = ["--executor-cores", "4", "--num-executors", "50", "--total-executor-cores", "8", "app.py"]
     assert spark_settings([*SUBMIT, *words], {}) == {CORES: "4", INSTANCES: "50", MOST_CORES: "8"}
+
+
+def test_variables_that_spark_submit_reads() -> None:
+    """They have the lowest precedence; the application master of YARN does not read them."""
+    variables = {"MASTER": "local[5]", "SPARK_EXECUTOR_CORES": "3"}
+    assert spark_settings([*SUBMIT, "pyspark-shell"], variables) == {MASTER: "local[5]", CORES: "3"}
+    words = ["--master", "yarn", "--conf", "spark.executor.cores=2", "app.py"]
+    assert spark_settings([*SUBMIT, *words], variables) == {MASTER: "yarn", CORES: "2"}
+    assert spark_settings(["java", "org.apache.spark.deploy.yarn.ApplicationMaster"], variables) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "expected"),
+    [
+        ([], {}, None),
+        (["-XX:ActiveProcessorCount=4"], {}, 4),
+        (["-XX:ActiveProcessorCount=4", "-Xmx1g", "-XX:ActiveProcessorCount=3"], {}, 3),
+        ([], {"JAVA_TOOL_OPTIONS": "-Xss1m -XX:ActiveProcessorCount=2"}, 2),
+        ([], {"JAVA_TOOL_OPTIONS": "-XX:ActiveProcessorCount=2", "JDK_JAVA_OPTIONS": "-XX:ActiveProcessorCount=5"}, 5),
+        (["-XX:ActiveProcessorCount=4"], {"JDK_JAVA_OPTIONS": "-XX:ActiveProcessorCount=5"}, 4),
+        (["-XX:ActiveProcessorCount=4"], {"_JAVA_OPTIONS": "-XX:ActiveProcessorCount=6"}, 6),
+        # the default of Java
+        (["-XX:ActiveProcessorCount=-1"], {}, None),
+    ],
+)
+def test_processors_in_the_options_of_java(
+    words: list[str], variables: dict[str, str], expected: int | None
+) -> None:
+    application = [SUBMIT[-1], "app.py", "-XX:ActiveProcessorCount=9"]
+    assert java_processors(["java", *words, *application], variables) == expected
 
 
 def test_files_of_a_driver_in_a_cluster(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ Spark passes none of its settings to the planner of a batch read or to the reade
 the driver JVM, whose command shows them: what a Python process sets before it starts a JVM is ``--conf``, a driver in a
 cluster (YARN, Kubernetes) has ``--properties-file``, and a server of Spark Connect is submitted as an application. What
 an application sets after spark-submit has started it is known to its web interface alone.
-Source: SparkSubmitArguments and ApplicationMasterArguments.
+Source: SparkSubmitArguments and ApplicationMasterArguments, java(1).
 """
 
 from __future__ import annotations
 
 import os
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Callable, Mapping, NamedTuple, Sequence
 
@@ -24,7 +25,9 @@ MAX_UNKNOWN_TASKS = 64
 """Number of tasks that are assumed to run in parallel if the command of the driver does not show it."""
 # the default of Dataproc for the maximum of executors is 10,000, which says nothing about the cluster
 _MAX_DYNAMIC_TASKS = 1_000
-_MAIN_CLASSES = ("org.apache.spark.deploy.SparkSubmit", "org.apache.spark.deploy.yarn.ApplicationMaster")
+_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
+_MAIN_CLASSES = (_SUBMIT, "org.apache.spark.deploy.yarn.ApplicationMaster")
+_VARIABLES = {"MASTER": "spark.master", "SPARK_EXECUTOR_CORES": "spark.executor.cores"}
 # a Python process that starts the driver itself
 _SHELL = "pyspark-shell"
 _SWITCHES = ("--verbose", "--supervise", "--load-spark-defaults")
@@ -34,6 +37,7 @@ _OPTIONS = {
     "--num-executors": "spark.executor.instances",
     "--total-executor-cores": "spark.cores.max",
 }
+_ACTIVE_PROCESSORS = re.compile(r"-XX:ActiveProcessorCount=([1-9]\d*)")
 _LOCAL = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
 
@@ -59,7 +63,17 @@ def driver_parallelism(driver: int) -> Parallelism:
         return _unknown("the command of the Spark driver shows no settings")
     if _SHELL not in arguments:
         settings = running_settings(driver, settings) or settings
-    return parallelism_of(settings, processor_count)
+    return parallelism_of(settings, lambda: java_processors(arguments, os.environ) or processor_count())
+
+
+def java_processors(arguments: Sequence[str], environment: Mapping[str, str]) -> int | None:
+    """Returns the processors that the options of a driver's JVM set for ``local[*]``; None if they set none."""
+    main = next((index for index, word in enumerate(arguments) if word in _MAIN_CLASSES), len(arguments))
+    before = (environment.get(name, "").split() for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"))
+    # the last one has effect
+    words = [*chain.from_iterable(before), *arguments[:main], *environment.get("_JAVA_OPTIONS", "").split()]
+    found = [match[1] for match in map(_ACTIVE_PROCESSORS.fullmatch, words) if match is not None]
+    return int(found[-1]) if found else None
 
 
 def spark_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, str] | None:
@@ -91,9 +105,10 @@ def spark_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
             file, has_defaults = value, "--load-spark-defaults" in arguments[main:]
         elif name in _OPTIONS:
             options[_OPTIONS[name]] = value
-    settings = dict(
-        word[2:].split("=", 1) for word in arguments[:main] if word.startswith("-Dspark.") and "=" in word
-    )
+    is_submitted = arguments[main] == _SUBMIT
+    settings = {key: environment[name] for name, key in _VARIABLES.items() if is_submitted and environment.get(name)}
+    properties = (word[2:].partition("=") for word in arguments[:main] if word.startswith("-Dspark.") and "=" in word)
+    settings.update((name, value) for name, _, value in properties)
     if has_defaults:
         settings.update(_read(_defaults_file(environment), is_required=False))
     if file is not None:
