@@ -44,6 +44,15 @@ class OtherServer(Interface):
     resources = {"/api/v1/applications": {"name": "another server"}}
 
 
+class OddName(Interface):
+    """An id by spark.deploy.appIdPattern."""
+
+    resources = {
+        "/api/v1/applications": [{"id": "a team/1?ü"}],
+        "/api/v1/applications/a%20team%2F1%3F%C3%BC/environment": {"sparkProperties": [["spark.master", "x"]]},
+    }
+
+
 class Server6(ThreadingHTTPServer):
     address_family = socket.AF_INET6
 
@@ -74,6 +83,12 @@ def test_settings_of_this_process(port: int) -> None:
     assert running_settings(os.getpid(), {"spark.ui.port": str(port)}) == SETTINGS
     # Spark takes one of the next ports where the first is in use
     assert running_settings(os.getpid(), {"spark.ui.port": str(port - 9)}) == SETTINGS
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+@pytest.mark.parametrize("port", [OddName], indirect=True)
+def test_id_of_an_application_is_quoted(port: int) -> None:
+    assert running_settings(os.getpid(), {"spark.ui.port": str(port)}) == {"spark.master": "x"}
 
 
 @pytest.mark.parametrize("port", [Protected, OtherServer], indirect=True)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any, Iterator, Mapping
+from urllib.parse import quote
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def _settings_of(host: str, port: int) -> dict[str, str] | None:
     """Returns the settings that the interface at an address reports; None if it reports none."""
     try:
         (application,) = _get(host, port, "applications")
-        environment = _get(host, port, f"applications/{application['id']}/environment")
+        environment = _get(host, port, f"applications/{quote(application['id'], safe='')}/environment")
         return {str(name): str(value) for name, value in environment["sparkProperties"]}
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
         # protected by a filter or TLS, or not the interface
