@@ -96,6 +96,12 @@ HINTS: Mapping[int, str] = {
     ErrorCode.INVALID_GROUP_ID: "Set kafka.group.id to a valid name.",
     ErrorCode.GROUP_MAX_SIZE_REACHED: "The group has the broker's group.max.size of members. Use fewer members.",
     ErrorCode.GROUP_AUTHORIZATION_FAILED: "Grant the user READ on the group.",
+    # Kafka replaces the codes of a record that is too large, and does not say why (GroupMetadataManager)
+    ErrorCode.UNKNOWN_SERVER_ERROR: (
+        "The log of the coordinator has the cause. If it is a record that is too large, the group, which has the names "
+        "of its topics for each member, exceeds max.message.bytes of __consumer_offsets. Use fewer members (option "
+        "members) or topics, or raise that limit."
+    ),
     ErrorCode.UNSUPPORTED_VERSION: "The broker does not support kafka.group.instance.id. Remove it.",
 }
 """Error code -> remedy."""

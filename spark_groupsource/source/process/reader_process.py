@@ -9,7 +9,7 @@ import sys
 import threading
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Collection, Mapping
 
 from spark_groupsource.common.clock import SystemClock
 from spark_groupsource.common.net import CAN_ACKNOWLEDGE_NOW, Socket, find_connection, is_closed_by_peer
@@ -20,7 +20,7 @@ from spark_groupsource.errors import (
     GroupSourceError,
     NetworkError,
 )
-from spark_groupsource.model import ProducerIdAndEpoch
+from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.source.control_client import PeerReply, TransactionReply, TransactionRequest
 from spark_groupsource.source.group.co_readers import NOT_STARTED, CoReaders
 from spark_groupsource.source.options.source_options import SourceOptions
@@ -34,7 +34,11 @@ from spark_groupsource.source.process.driver_monitor import DriverMonitor, conte
 from spark_groupsource.source.process.driver_process import application_label
 from spark_groupsource.source.process.group_claims import ClaimedGroup, GroupClaim, claim_group, recorded_query
 from spark_groupsource.source.process.signal_flag import SignalFlag
-from spark_groupsource.source.process.spark_parallelism import Parallelism, driver_parallelism
+from spark_groupsource.source.process.spark_parallelism import (
+    Parallelism,
+    driver_parallelism,
+    with_storable_subscriptions,
+)
 from spark_groupsource.wire.group_events import event_form
 
 if TYPE_CHECKING:
@@ -313,7 +317,7 @@ class ReaderProcess:
         else:
             partitions = OffsetLookup(cluster, options).partitions()
             self._claim_group(cluster.metadata(()).cluster_id or bootstrap_servers, {p.topic for p in partitions})
-            members = self._member_count(len(partitions))
+            members = self._member_count(partitions)
             application = application_label(self._driver)
             group = GroupPartitions(cluster, options, SystemClock(), members, application, self._recorded_query)
             ownership, self._reports = group, group.reports
@@ -323,15 +327,15 @@ class ReaderProcess:
             session.prepare_available_now()
         return session
 
-    def _member_count(self, partitions: int) -> int:
+    def _member_count(self, partitions: Collection[TopicPartition]) -> int:
         """Returns the number of members, at least 1 and at most that of the partitions."""
         requested = self.options.members
         if requested is not None:
             limit = Parallelism(requested, f"option members={requested}")
         else:
-            limit = driver_parallelism(self._driver)
-        members = max(1, min(limit.tasks, partitions))
-        _log.info("%s %d members for %d partitions: %s.", self._entity, members, partitions, limit.reason)
+            limit = with_storable_subscriptions(driver_parallelism(self._driver), partitions)
+        members = max(1, min(limit.tasks, len(partitions)))
+        _log.info("%s %d members for %d partitions: %s.", self._entity, members, len(partitions), limit.reason)
         return members
 
     def _claim_group(self, cluster_id: str, topics: set[str]) -> None:

@@ -13,11 +13,12 @@ import os
 import re
 from itertools import chain
 from pathlib import Path
-from typing import Callable, Mapping, NamedTuple, Sequence
+from typing import Callable, Collection, Mapping, NamedTuple, Sequence
 
 from spark_groupsource.common.processors import processor_count
 from spark_groupsource.common.properties_text import decode, parse_properties
 from spark_groupsource.errors import ConfigurationError
+from spark_groupsource.model import TopicPartition
 from spark_groupsource.source.process.driver_process import driver_command
 from spark_groupsource.source.process.spark_ui import running_settings
 
@@ -25,6 +26,9 @@ MAX_UNKNOWN_TASKS = 64
 """Number of tasks that are assumed to run in parallel if the command of the driver does not show it."""
 # the default of Dataproc for the maximum of executors is 10,000, which says nothing about the cluster
 _MAX_DYNAMIC_TASKS = 1_000
+# a group is one record of __consumer_offsets, by default of 1 MB at most; a member may store each name three times: in
+# its subscription, in its assignment and in what it owns
+_MAX_SUBSCRIPTION_BYTES = 262_144
 _SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 _MAIN_CLASSES = (_SUBMIT, "org.apache.spark.deploy.yarn.ApplicationMaster")
 _VARIABLES = {"MASTER": "spark.master", "SPARK_EXECUTOR_CORES": "spark.executor.cores"}
@@ -74,6 +78,18 @@ def java_processors(arguments: Sequence[str], environment: Mapping[str, str]) ->
     words = [*chain.from_iterable(before), *arguments[:main], *environment.get("_JAVA_OPTIONS", "").split()]
     found = [match[1] for match in map(_ACTIVE_PROCESSORS.fullmatch, words) if match is not None]
     return int(found[-1]) if found else None
+
+
+def with_storable_subscriptions(limit: Parallelism, partitions: Collection[TopicPartition]) -> Parallelism:
+    """Returns the number of members that a group can store that subscribes to these partitions, at most `limit`."""
+    topics = {partition.topic for partition in partitions}
+    # each with its length in two bytes
+    size = sum(2 + len(topic) for topic in topics)
+    most = max(_MAX_SUBSCRIPTION_BYTES // max(size, 1), 1)
+    if min(limit.tasks, len(partitions)) <= most:
+        return limit
+    names = f"the group stores the names of {len(topics):,} topics for each member, {size:,} bytes"
+    return Parallelism(most, f"{limit.reason}; {names}")
 
 
 def spark_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, str] | None:
