@@ -22,6 +22,7 @@ from spark_groupsource.client.cluster.group_offsets import (
     CommittingMember,
     TopicIds,
     commit_errors,
+    errors_of_commits,
     fetch_error,
     fetched_group,
     first_commit_error,
@@ -29,6 +30,7 @@ from spark_groupsource.client.cluster.group_offsets import (
     offset_commit_request,
     offset_fetch_request,
     set_names,
+    split_commits,
 )
 from spark_groupsource.client.cluster.leader_requests import (
     delete_records_request,
@@ -331,6 +333,8 @@ class ClusterClient(Router):
     ) -> list[GroupSourceError | None]:
         """Commits offsets of several members, whose requests do not wait for each other.
 
+        A commit that is too large for one record batch of the coordinator is sent in several requests.
+
         Args:
             topic_ids: ids of the topics to which the offsets belong: a topic of the same name that was created later
                 fails with UNKNOWN_TOPIC_ID. Where the broker does not serve version 10, its metadata are compared.
@@ -338,7 +342,8 @@ class ClusterClient(Router):
         Returns: the error of each commit, as `commit` raises it, or None.
         """
         ids = ids_of({tp for _, offsets in commits for tp in offsets}, topic_ids)
-        requests = [offset_commit_request(group_id, offsets, member, ids or {}) for member, offsets in commits]
+        parts = split_commits(group_id, commits)
+        requests = [offset_commit_request(group_id, part.offsets, part.member, ids or {}) for part in parts]
         retry = self.retry(timeout_ms)
         # KIP-345: group.instance.id exists since version 7
         by_name = 7 if any(member.group_instance_id is not None for member, _ in commits) else 0
@@ -348,7 +353,7 @@ class ClusterClient(Router):
             if failed is None:
                 return None
             tp, code = failed
-            has_members = code == ErrorCode.UNKNOWN_MEMBER_ID and commits[index][0] == NO_MEMBER
+            has_members = code == ErrorCode.UNKNOWN_MEMBER_ID and parts[index].member == NO_MEMBER
             hint = "The group has active members, and only they may commit. Stop them first." if has_members else ""
             return BrokerError(code, f"Commit of {tp} by group '{group_id}'", hint)
 
@@ -360,10 +365,10 @@ class ClusterClient(Router):
                 errors=commit_errors,
                 error_of=error_of,
                 rules=OFFSET_COMMIT,
-                on_lost=on_lost,
+                on_lost=lambda index: on_lost(parts[index].commit),
                 min_version=min_version,
             )
-            return [outcome if isinstance(outcome, GroupSourceError) else None for outcome in outcomes]
+            return errors_of_commits(parts, outcomes)
 
         if ids is None:
             return send(by_name)

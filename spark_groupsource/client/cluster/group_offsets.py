@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Iterable, Mapping, NamedTuple, Sequence
 from uuid import UUID
 
-from spark_groupsource.errors import BrokerError, ErrorCode
+from spark_groupsource.errors import BrokerError, ErrorCode, GroupSourceError
 from spark_groupsource.model import OffsetAndMetadata, TopicPartition, bounded_names, by_topic
 from spark_groupsource.wire.messages import (
     OffsetCommitRequest,
@@ -39,6 +39,49 @@ class CommittingMember(NamedTuple):
 
 NO_MEMBER = CommittingMember(-1, "")
 """A simple consumer, which may commit while the group has no members."""
+
+# a coordinator stores the offsets of a request as one record batch, of max.message.bytes at most (1,048,588), and
+# responds UNKNOWN_SERVER_ERROR to a larger one
+_MAX_COMMIT_BYTES = 524_288
+# of a record, without the names and the metadata
+_COMMIT_RECORD_BYTES = 64
+
+
+class CommitPart(NamedTuple):
+    """Offsets that are sent in one request, of the commit with this index."""
+
+    commit: int
+    member: CommittingMember
+    offsets: Mapping[TopicPartition, OffsetAndMetadata]
+
+
+def split_commits(
+    group_id: str, commits: Iterable[tuple[CommittingMember, Mapping[TopicPartition, OffsetAndMetadata]]]
+) -> list[CommitPart]:
+    """Divides commits into parts that a coordinator can store: about 4,000 partitions each with short metadata."""
+    parts: list[CommitPart] = []
+    fixed = _COMMIT_RECORD_BYTES + len(group_id.encode())
+    for index, (member, offsets) in enumerate(commits):
+        part: dict[TopicPartition, OffsetAndMetadata] = {}
+        parts.append(CommitPart(index, member, part))
+        left = _MAX_COMMIT_BYTES
+        for tp, committed in offsets.items():
+            size = fixed + len(tp.topic) + len(committed.metadata.encode())
+            if size > left and part:
+                part, left = {}, _MAX_COMMIT_BYTES
+                parts.append(CommitPart(index, member, part))
+            part[tp] = committed
+            left -= size
+    return parts
+
+
+def errors_of_commits(parts: Sequence[CommitPart], outcomes: Iterable[object]) -> list[GroupSourceError | None]:
+    """Returns the first error of each commit; None if all its parts succeeded."""
+    errors: list[GroupSourceError | None] = [None] * (parts[-1].commit + 1 if parts else 0)
+    for part, outcome in zip(parts, outcomes):
+        if isinstance(outcome, GroupSourceError) and errors[part.commit] is None:
+            errors[part.commit] = outcome
+    return errors
 
 
 def ids_of(partitions: Iterable[TopicPartition], topic_ids: TopicIds) -> dict[str, UUID] | None:

@@ -18,7 +18,12 @@ from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, TypeVar
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.error_rules import TRANSACTION
-from spark_groupsource.client.cluster.group_offsets import NO_MEMBER, CommittingMember
+from spark_groupsource.client.cluster.group_offsets import (
+    NO_MEMBER,
+    CommittingMember,
+    errors_of_commits,
+    split_commits,
+)
 from spark_groupsource.client.cluster.routing import CoordinatorKey, TransactionalId, top_level_error
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.client.records.producer_settings import ProducerSettings
@@ -179,6 +184,8 @@ class Transactions:
     ) -> list[GroupSourceError | None]:
         """Adds a group and the offsets of several members, whose requests do not wait for each other.
 
+        A commit that is too large for one record batch of the coordinator is sent in several requests.
+
         Returns: the error of each commit, as `commit_offsets` raises it, or None.
         Raises: the errors of adding the group; ConfigurationError as `commit_offsets`.
         """
@@ -190,9 +197,10 @@ class Transactions:
             group_id=group_id,
         )
         self._call(add, f"AddOffsetsToTxn of group '{group_id}'", _of_response)
+        parts = split_commits(group_id, commits)
         try:
             outcomes = self._call_each(
-                [self._commit_request(group_id, offsets, member) for member, offsets in commits],
+                [self._commit_request(group_id, part.offsets, part.member) for part in parts],
                 f"TxnOffsetCommit of group '{group_id}'",
                 _of_offsets,
                 key=group_id,
@@ -203,7 +211,7 @@ class Transactions:
                 f"Offsets of group {group_id} cannot be in a transaction: exactly-once with a group needs Kafka 2.5. "
                 "Upgrade the brokers, or leave out kafka.transactional.id."
             ) from error
-        return [outcome if isinstance(outcome, GroupSourceError) else None for outcome in outcomes]
+        return errors_of_commits(parts, outcomes)
 
     def _commit_request(
         self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], member: CommittingMember
