@@ -1,4 +1,4 @@
-"""Groups whose members subscribe to many topics: their record is limited by max.message.bytes of __consumer_offsets."""
+"""Groups of many topics, whose record max.message.bytes limits."""
 
 from __future__ import annotations
 
