@@ -179,7 +179,10 @@ def _read_gzip(data: memoryview) -> _ReadSome:
 
 def _gzip(data: bytes | memoryview, level: int | None) -> bytes:
     member = zlib.compressobj(zlib.Z_DEFAULT_COMPRESSION if level is None else level, wbits=31)
-    return member.compress(data) + member.flush()
+    view = memoryview(data)
+    # in parts: a buffer of zlib grows to a multiple of its output
+    parts = [member.compress(view[at : at + _LIKELY_BYTES]) for at in range(0, len(view), _LIKELY_BYTES)]
+    return b"".join([*parts, member.flush()])
 
 
 def _read_snappy(data: memoryview) -> _ReadSome:

@@ -531,9 +531,17 @@ def test_values_above_2_gib_in_one_record_batch(writer: Any, kind: str) -> None:
     assert total == count * (HEADER_BYTES + 4 + 3 + 2 + 4 + size + 1)
 
 
+def test_a_record_that_fills_its_batch_does_not_wait(writer: Any) -> None:
+    used = encoder(batch_bytes=1_000, max_record_bytes=2_000)
+    columns = table(key=pa.array(["a"] * 3), value=pa.array([b"x", bytes(1_000), b"y"], pa.binary()))
+    assert [batch.record_count for batch in used.add(columns)] == [1, 1]
+    assert [batch.record_count for batch in used.add(columns[:2])] == [2, 1]
+    assert not list(used.finish())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "partitions, rows, value_bytes", [(10_000, 80_000, 10), (1, 50_000, 100), (3, 60, 1_000_000), (10_000, 30_000, 500)]
+    "partitions, rows, value_bytes", [(10_000, 80_000, 10), (1, 50_000, 100), (3, 60, 800_000), (10_000, 30_000, 500)]
 )
 def test_memory_of_what_waits_is_bounded(
     writer: Any, monkeypatch: pytest.MonkeyPatch, partitions: int, rows: int, value_bytes: int

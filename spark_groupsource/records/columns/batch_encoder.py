@@ -141,6 +141,8 @@ class BatchEncoder:
                         yield self._complete(slot)
                     self._waiting[slot] = _Waiting(first_ms)
                 self._waiting[slot].append(view[start:end], count, max_ms)
+            # no further record fits
+            yield from map(self._closed, np.flatnonzero(self._open.sizes >= self._batch_bytes).tolist())
             yield from self._make_room(0, 0)
 
     def finish(self) -> Iterator[EncodedBatch]:
@@ -183,10 +185,12 @@ class BatchEncoder:
         count, base_ms, max_ms = waiting.count, waiting.base_timestamp, waiting.max_timestamp
         data = waiting.data
         if self._codec:
-            # a view must be released before the size changes
             with memoryview(data)[HEADER_BYTES:] as records:
                 body = compress(self._codec, records, self._level)
-            data[HEADER_BYTES:] = body
+            # a bytearray that only becomes shorter keeps its memory
+            data.clear()
+            data += bytes(HEADER_BYTES)
+            data += body
         header = BatchHeader(0, 0, 0, MAGIC, 0, self._codec, count - 1, base_ms, max_ms, -1, -1, -1, count, 0, 0)
         write_header(data, header)
         return EncodedBatch(self._targets.partitions[slot], data, count)

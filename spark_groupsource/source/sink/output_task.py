@@ -183,6 +183,8 @@ class _Counted:
         for batch in self._batches:
             self.record_count += batch.num_rows
             yield batch
+            # PySpark keeps this batch until it has read the next one: the memory of its encoding is free before that
+            pa.default_memory_pool().release_unused()
 
 
 def _query_id() -> str | None:
