@@ -251,6 +251,7 @@ def test_columns_of_other_types_with_a_format(options: dict[str, str], columns: 
         schema_of(key=NullType(), value=StringType(), partition=NullType(), headers=NullType()),
         schema_of(offset=LongType(), value=StringType(), topic=IntegerType(), timestamp=TimestampType()),
         schema_of(value=StringType(), headers=HEADERS, partition=IntegerType()),
+        schema_of(value=StringType(), headers=ArrayType(schema_of(Key=StringType(), VALUE=BinaryType()))),
     ],
 )
 def test_columns_that_are_written_or_ignored(schema: StructType) -> None:

@@ -32,7 +32,8 @@ def _is_bytes(kind: DataType) -> bool:
 def _is_headers(kind: DataType) -> bool:
     if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StructType):
         return False
-    fields = [(field.name, type(field.dataType)) for field in kind.elementType.fields]
+    # Spark's sink compares the names as Spark's analyzer does by default
+    fields = [(field.name.lower(), type(field.dataType)) for field in kind.elementType.fields]
     return fields == [("key", StringType), ("value", BinaryType)]
 
 
