@@ -17,6 +17,7 @@ from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.client.records.producer_settings import ProducerSettings
 from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
+from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.columns.batch_encoder import BatchEncoder, TopicPartitions
 from spark_groupsource.records.encoded_batch import EncodedBatch
 from spark_groupsource.source.options.sink_columns import SINK_COLUMNS
@@ -131,7 +132,8 @@ def topic_partitions(cluster: ClusterClient, topic: str, options: SinkOptions, n
         hint = ""
         if code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             hint = f"Grant the user WRITE on topic {topic}, which contains DESCRIBE."
-        error = BrokerError(code, f"Describing topic {topic}", hint)
+        missing = f"topic {topic}" if found is None else f"partition {TopicPartition(topic, needed - 1)}"
+        error = BrokerError(code, f"Describing {missing}", hint)
         if not error.retriable:
             raise error
         if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and retry.elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS:
