@@ -13,7 +13,7 @@ from real_kafka import RealKafka
 from support.clients import open_cluster
 from support.faulty_broker import faulty_broker
 from support.read_back import read_back
-from support.topics import create_topic
+from support.topics import create_topic, delete_topic
 
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
@@ -153,6 +153,17 @@ def test_a_partition_that_was_added_is_written(embedded: Any, topic: str, monkey
     given = options(embedded.bootstrap_servers, topic, max_block_ms="20")
     with pytest.raises(BrokerError, match=f"Describing partition {topic}-3 failed: UNKNOWN_TOPIC_OR_PARTITION"):
         write_records(given, rows[2:])
+
+
+def test_a_transactional_task_knows_a_topic_that_was_recreated_with_fewer_partitions(embedded: Any, topic: str) -> None:
+    given = options(embedded.bootstrap_servers, topic, transactional_id="t")
+    rows = pa.RecordBatch.from_pydict({"key": [str(number) for number in range(20)], "value": ["a"] * 20})
+    partitions = []
+    for count in (3, 1):
+        create_topic(embedded.bootstrap_servers, topic, count)
+        partitions.append({batch.topic_partition.partition for batch in write_records(given, [rows]).batches})
+        delete_topic(embedded.bootstrap_servers, topic)
+    assert partitions == [{0, 1, 2}, {0}]
 
 
 @pytest.mark.parametrize(

@@ -649,6 +649,13 @@ class Router:
                 {name: known for name, known in chosen.items() if not isinstance(known, TopicInfo)},
             )
 
+    def refresh_topics(self) -> None:
+        """Requests the metadata of all topics that are cached, in one request. Raises: as `call_any`."""
+        with self._lock:
+            names = list(self._topics)
+        if names:
+            self.metadata(names, refresh=True)
+
     def _request_metadata(self, request: MetadataRequest, retry: Retry) -> ClusterMetadata:
         """Returns the metadata of the first response with brokers: one that starts may not know the cluster yet.
 

@@ -64,6 +64,8 @@ def write_records(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Ta
         if options.transactional_id is None:
             producer.send(encoded)
         else:
+            # the metadata of a task that sends nothing are not corrected by the error of a leader
+            producer.cluster.refresh_topics()
             kept = tuple(_kept(encoded, options.driver_heap_bytes))
     except BaseException:
         # a connection may have caused the error; the next task opens new ones
