@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 from confluent_kafka.admin import AclOperation
@@ -12,6 +13,7 @@ from support.secured_broker import SECURED_CONFIG, Secured
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.errors import BrokerError
 from spark_groupsource.model import ProducerIdAndEpoch, TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
@@ -35,7 +37,8 @@ class Sources:
         return JoinedOffsets({}, self._partition)
 
 
-@pytest.fixture(scope="module")
+# each has its own: a permission on any topic is one to begin an idempotent producer
+@pytest.fixture
 def secured() -> Iterator[Secured]:
     with EmbeddedBroker(config=SECURED_CONFIG) as broker:
         yield Secured(broker)
@@ -96,3 +99,21 @@ def test_a_query_without_groupsource_source_reads_its_output(
         write(client, topic, group, None)
     secured.permit(Kind.TOPIC, topic, READ, WRITE)
     assert write(client, topic, group, None)
+
+
+def test_an_idempotent_producer_needs_write_on_its_topic_alone(
+    secured: Secured, client: ClusterClient, topic: str
+) -> None:
+    secured.broker.produce(topic, [b"1"])
+    batches = [EncodedBatch(TopicPartition(topic, 0), encode_batch([Record(None, b"x", 0)]), 1)]
+    producer = BatchProducer(client)
+    for operation, error in (
+        (READ, "InitProducerId failed: CLUSTER_AUTHORIZATION_FAILED.* Grant the user WRITE on the topic"),
+        (WRITE, None),
+        # lost while the producer is kept
+        (READ, f"Produce to {topic}-0 failed: TOPIC_AUTHORIZATION_FAILED.* WRITE to write"),
+        (WRITE, None),
+    ):
+        secured.permit(Kind.TOPIC, topic, operation)
+        with pytest.raises(BrokerError, match=error) if error else nullcontext():
+            producer.send(batches)

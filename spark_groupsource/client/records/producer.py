@@ -190,7 +190,11 @@ class BatchProducer:
             while self._identity is None:
                 response = self.cluster.call_any(request, retry.remaining_ms)
                 if response.error_code:
-                    error = BrokerError(response.error_code, "InitProducerId")
+                    hint = ""
+                    if response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+                        # since 2.8 a user that may write to any topic needs nothing else (KIP-679)
+                        hint = "Grant the user WRITE on the topic, and IDEMPOTENT_WRITE on a cluster before 2.8."
+                    error = BrokerError(response.error_code, "InitProducerId", hint)
                     if not error.retriable:
                         raise error
                     retry.backoff_or_raise(error)
