@@ -31,10 +31,13 @@ def log_end(bootstrap_servers: str, topic: str) -> int:
     """Returns the end offset of a topic of one partition, which has no open transaction."""
     with open_cluster(bootstrap_servers) as client:
         tp = TopicPartition(topic, 0)
-        # without an open transaction, the last stable offset is the end of the log
-        end = client.list_offsets({tp: LATEST}, read_committed=True)[tp].offset
-        assert end == client.list_offsets({tp: LATEST})[tp].offset
-    return end
+
+        def ends() -> list[int]:
+            return [client.list_offsets({tp: LATEST}, read_committed=each)[tp].offset for each in (False, True)]
+
+        # without an open transaction, the last stable offset is the end of the log; Kafka writes markers after EndTxn
+        wait_until(lambda: len(set(ends())) == 1, "the last transaction has its marker")
+        return ends()[0]
 
 
 def committed_values(bootstrap_servers: str, topic: str) -> list[str]:
@@ -259,6 +262,26 @@ def test_a_write_in_foreach_batch_is_skipped_when_its_version_is_published(
     fill(servers, topic, 10, 12)
     run()
     assert copy.values() == numbers(12)
+
+
+def test_writes_in_foreach_batch_with_the_transactional_id_of_the_source(
+    copy: Copy, servers: str, topic: str, group: str
+) -> None:
+    outputs = [copy.output, f"{copy.output}-2"]
+    create_topic(servers, outputs[1], 1)
+
+    def publish(batch: Any, batch_id: int) -> None:
+        for name in outputs:
+            writer = batch.write.format("groupsource").mode("append").options(**copy.options, topic=name)
+            writer.option("txnAppId", "copies").option("txnVersion", batch_id).save()
+
+    for first, end in ((0, 10), (10, 12)):
+        fill(servers, topic, first, end)
+        writer = copy.stream(topic, group, maxOffsetsPerTrigger="4").writeStream.foreachBatch(publish)
+        writer = writer.option("checkpointLocation", str(copy.checkpoint))
+        assert writer.trigger(availableNow=True).start().awaitTermination(300)
+        assert committed_offsets(servers, group) == end
+    assert [committed_values(servers, name) for name in outputs] == [numbers(12)] * 2
 
 
 def test_sql_inserts_into_a_typed_view_and_into_a_table_in_a_transaction(spark: Any, servers: str, topic: str) -> None:
