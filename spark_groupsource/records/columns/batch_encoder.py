@@ -141,8 +141,9 @@ class BatchEncoder:
                         yield self._complete(slot)
                     self._waiting[slot] = _Waiting(first_ms)
                 self._waiting[slot].append(view[start:end], count, max_ms)
-            # no further record fits
-            yield from map(self._closed, np.flatnonzero(self._open.sizes >= self._batch_bytes).tolist())
+            # no further record fits; with a batch size of 0 none does in an empty batch either
+            full = np.flatnonzero(self._open.sizes >= self._batch_bytes).tolist()
+            yield from (self._closed(slot) for slot in full if slot in self._waiting)
             yield from self._make_room(0, 0)
 
     def finish(self) -> Iterator[EncodedBatch]:
