@@ -101,7 +101,9 @@ def test_processes_have_temporary_files_of_their_own(monkeypatch: pytest.MonkeyP
     run_tests.start("all", 4, [], tmp_path)
     used = [Path(command[command.index("--basetemp") + 1]) for command, _ in started]
     assert len(set(used)) == 4 and {path.parent for path in used} == {tmp_path}
-    assert {environment["TMPDIR"] for _, environment in started} == {str(tmp_path)}
+    temporary = {Path(environment["TMPDIR"]) for _, environment in started}
+    assert len(temporary) == 4 and not temporary & {*used}
+    assert all(path.parent == tmp_path and path.is_dir() for path in temporary)
 
 
 def test_temporary_files_are_in_memory_if_there_is_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,12 @@ from spark_groupsource.source.process.driver_process import driver_pid
 from spark_groupsource.source.process.group_claims import GroupClaim, claim_group
 from spark_groupsource.source.process.queries import query_rows, query_statuses
 from spark_groupsource.wire.group_events import EventKind, GroupEvent, event_form
+
+
+@pytest.fixture(autouse=True)
+def own_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Metrics are those of every reader of this user, also of other tests."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def test_no_query_is_running() -> None:

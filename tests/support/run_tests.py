@@ -157,11 +157,11 @@ def memory_directory() -> str | None:
 
 
 def start(plan: str, processes: int, arguments: Sequence[str], directory: Path) -> list[PytestProcess]:
-    """Starts the processes; each has a file for its times and a directory for its tests below `directory`.
+    """Starts the processes; each has a file for its times and two directories below `directory`.
 
-    Other temporary files, of brokers for example, are in `directory` itself.
-
-    In directories of its own choice, pytest removes those of earlier sessions, at the same time as other processes.
+    One is for its tests: in directories of its own choice, pytest removes those of earlier sessions, at the same time
+    as other processes. The other one is for temporary files, of brokers for example: commands show the queries of every
+    application with the same TMPDIR, also those of the tests of another process.
     """
     pytest = [sys.executable, "-m", "pytest", "-n", "0", "--no-header", "--color=no", "-p", "support.queued_files"]
     pytest += ["-o", "console_output_style=classic"]  # a process cannot know its number of tests
@@ -171,7 +171,9 @@ def start(plan: str, processes: int, arguments: Sequence[str], directory: Path) 
         own = [queues[name] for name in queues_of_process(number, processes)] if plan == "all" else [queues["plain"]]
         options = ["--queues", ",".join(map(str, own)), "--times", str(directory / f"{number}.json")]
         options += ["--basetemp", str(directory / str(number))]
-        environment = {**os.environ, "TMPDIR": str(directory)}
+        temporary = directory / f"t{number}"  # short: the path of a control socket has at most 107 characters
+        temporary.mkdir()
+        environment = {**os.environ, "TMPDIR": str(temporary)}
         started.append(PytestProcess(number, [*pytest, *options, *arguments], own, environment))
     for descriptor in queues.values():
         os.close(descriptor)
