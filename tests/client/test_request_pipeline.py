@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import queue
+import socket
 import ssl
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,8 @@ from support.clients import ConnectionLostError, FakeBroker, advertise, fake_bro
 from spark_groupsource.client.network.broker_connection import BrokerConnection
 from spark_groupsource.client.network.request_pipeline import RequestPipeline
 from spark_groupsource.client.network.security import SecuritySettings
-from spark_groupsource.common.clock import SystemClock
+from spark_groupsource.common import net
+from spark_groupsource.common.clock import Clock, ManualClock, SystemClock
 from spark_groupsource.errors import NetworkError, RemoteProtocolError, RequestTimeoutError
 from spark_groupsource.wire.frames import encode_response
 from spark_groupsource.wire.messages import HeartbeatRequest, HeartbeatResponse, LeaveGroupRequest, LeaveGroupResponse
@@ -47,9 +49,11 @@ def serving(**responses: Any) -> Iterator[FakeBroker]:
         yield broker
 
 
-def run(broker: FakeBroker, client: Client, security: SecuritySettings | None = None) -> Any:
+def run(
+    broker: FakeBroker, client: Client, security: SecuritySettings | None = None, clock: Clock | None = None
+) -> Any:
     """Returns the result of `client`, which uses a pipeline to the broker."""
-    clock = SystemClock()
+    clock = clock or SystemClock()
     settings = security or SecuritySettings()
     connection = BrokerConnection(broker.address, client_id="c", security=settings, clock=clock)
 
@@ -138,26 +142,50 @@ def test_request_without_a_response_ends_the_connection_and_the_requests_after_i
     assert "Heartbeat request to 127.0.0.1" in str(failures[0]) and "No response within 200 ms" in str(failures[0])
 
 
-def test_response_that_progresses_is_not_late() -> None:
+def test_response_that_progresses_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part of a response restarts the timeout, and the response restarts that of the next request."""
+    clock = ManualClock()
+    arrived = 0
+    receive_some = net.receive_some
 
-    def send(peer: Any, data: bytes) -> None:
-        step = len(data) // 8
-        for start in range(0, len(data), step) if len(data) > 10_000 else ():
-            peer.sendall(data[start : start + step])
-            time.sleep(0.05)
-        if len(data) <= 10_000:
-            peer.sendall(data)
+    def counted(connection: Any) -> Any:
+        nonlocal arrived
+        data = receive_some(connection)
+        arrived += len(data or b"")
+        return data
 
     async def client(pipeline: RequestPipeline) -> Any:
-        requests = [LeaveGroupRequest(group_id="g", members=[]) for _ in range(3)]
-        return await asyncio.gather(*(pipeline.call(each, 300, client_id="c") for each in requests))
+        # timers are due by the manual clock, which does not move while a part is on its way
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: clock.now_ms() / 1000)
+        monkeypatch.setattr(net, "receive_some", counted)
+        timeouts_ms = (300, 600, 300)
+        request = LeaveGroupRequest(group_id="g", members=[])
+        responses = asyncio.gather(*(pipeline.call(request, each, client_id="c") for each in timeouts_ms))
+        expected = 0
+        for timeout_ms in timeouts_ms:
+            peer, data = await asyncio.to_thread(responding.get, timeout=30)
+            step = len(data) // 8
+            for start in range(0, len(data), step):
+                clock.advance_ms(timeout_ms - 50)
+                await asyncio.sleep(0)
+                peer.sendall(data[start : start + step])
+                expected += len(data[start : start + step])
+                while arrived < expected and not responses.done():
+                    await asyncio.sleep(0)
+        return await responses
+
+    responding: queue.SimpleQueue[tuple[socket.socket, bytes]] = queue.SimpleQueue()
+
+    def send(peer: socket.socket, data: bytes) -> None:
+        if len(data) > 10_000:
+            responding.put((peer, data))
+        else:
+            peer.sendall(data)
 
     with serving(LeaveGroup=lambda request, version: LARGE) as broker:
         broker.send = send
-        began = time.monotonic()
-        received = run(broker, client)
-    assert [len(response.members) for response in received] == [3_000] * 3 and time.monotonic() - began > 1
+        received = run(broker, client, clock=clock)
+    assert [len(response.members) for response in received] == [3_000] * 3
 
 
 def test_lost_connection_fails_every_request_and_is_noticed_without_one() -> None:
