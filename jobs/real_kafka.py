@@ -50,6 +50,8 @@ _DEFAULTS = {
     "share.coordinator.state.topic.min.isr": "1",
     "auto.create.topics.enable": "false",
     "controlled.shutdown.enable": "false",
+    # the controller would write a record each half second, which is half of what an idle node does
+    "metadata.max.idle.interval.ms": "0",
 }
 # without a configuration, log4j prints errors to standard output, into the output of the tools
 LOGGING = """\
