@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # a deadline per example would fail on a busy machine; only the profile `soak` draws other examples in each run
 hypothesis.settings.register_profile("soak", deadline=None, max_examples=50)
-hypothesis.settings.register_profile("suite", deadline=None, max_examples=15, derandomize=True)
+hypothesis.settings.register_profile("suite", deadline=None, max_examples=10, derandomize=True)
 hypothesis.settings.register_profile("check", deadline=None, max_examples=5, derandomize=True)
 hypothesis.settings.load_profile("suite")
 

@@ -16,7 +16,7 @@ from support.examples import scaled
 SEED = int(os.environ.get("APPLICATION_SEED", "20260"))
 SCHEDULES = int(os.environ.get("APPLICATION_SCHEDULES", scaled(700)))
 # the first schedules, which contain every kind of fault
-FIRST = 40
+FIRST = 30
 PARTS = 8
 EXERCISED = ("replay", "report", "drain", "kill", "removed", "set back", "late commit", "outage", "isolate", "restore")
 
