@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from random import Random
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -97,6 +98,27 @@ def test_out_of_range_response_of_a_former_leader_is_no_loss(broker: FakeLeader,
     before = len(broker.sent("Metadata"))
     assert next_offsets(fetch(client)) == list(range(1, 11))
     assert len(broker.sent("Metadata")) > before + 1, "the leader is looked up before the bounds of the log"
+
+
+class InOrder(Random):
+    def shuffle(self, x: Any) -> None:
+        """Leaves the order as it is."""
+
+
+def test_former_leader_with_a_shorter_log_is_no_loss(broker: FakeLeader, client: ClusterClient) -> None:
+    """It is cut off from its controller, and the task has no leader epoch of the range: a logged batch is read again.
+
+    The next broker that is asked does not know the present leader yet.
+    """
+    client.rng = InOrder()
+    with fake_leader() as lagging, fake_leader() as elected:
+        broker.log_end = 7
+        for each in (broker, lagging):
+            each.leader_epoch, each.followers = 3, {1: broker, 3: lagging, 2: elected}
+        elected.leader_id, elected.leader_epoch, elected.followers = 2, 4, broker.followers
+        lagging.topic_id = elected.topic_id = broker.topic_id
+        assert next_offsets(fetch(client, start=8)) == [9, 10]
+        assert len(broker.fetches) == 1 and len(elected.fetches) == 2 and lagging.sent("Metadata")
 
 
 def test_out_of_range_responses_that_contradict_the_log_fail_after_the_timeout(broker: FakeLeader) -> None:

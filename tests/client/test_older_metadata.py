@@ -11,11 +11,11 @@ import pytest
 from support.clients import ConnectionLostError, FakeBroker, advertise, fake_broker, open_cluster
 from support.session_fakes import NO_LIMITS, FakeGroup
 
-from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import LATEST, ClusterClient
 from spark_groupsource.client.cluster.metadata import PartitionInfo, TopicInfo, topic_of_most
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.common.clock import Clock, ManualClock, SystemClock
-from spark_groupsource.errors import DataLossError, UnsupportedVersionError
+from spark_groupsource.errors import DataLossError, NetworkError, UnsupportedVersionError
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.source.options.option_parser import parse_options
 from spark_groupsource.source.session import StreamSession
@@ -26,10 +26,16 @@ OLD, NEW = uuid4(), uuid4()
 
 
 class View:
-    """What one broker knows of topic ``t`` and its leader; it does not respond where `is_silent`."""
+    """What one broker knows of topic ``t``; it does not respond where `is_silent`.
 
-    def __init__(self, topic_id: UUID | None, partitions: int, leader: int = 1) -> None:
-        self.topic_id, self.partitions, self.leader, self.is_silent = topic_id, partitions, leader, False
+    `leader`, `epoch`: of every partition. `log_end`: of the broker's own logs.
+    """
+
+    def __init__(
+        self, topic_id: UUID | None, partitions: int, *, leader: int = 1, epoch: int = 0, log_end: int = 0
+    ) -> None:
+        self.topic_id, self.partitions, self.is_silent = topic_id, partitions, False
+        self.leader, self.epoch, self.log_end = leader, epoch, log_end
 
 
 class Nodes:
@@ -48,7 +54,7 @@ class Nodes:
                     ApiVersions=(0, 3), Metadata=(4, 12), ListOffsets=(1, 7), FindCoordinator=(0, 4)
                 ),
                 Metadata=lambda request, version, number=number: self.metadata(number, request),
-                ListOffsets=self.list_offsets,
+                ListOffsets=lambda request, version, number=number: self.list_offsets(number, request),
             )
 
     @property
@@ -62,7 +68,7 @@ class Nodes:
         self.answered.append(number + 1)
         partitions = [
             row.MetadataResponsePartition(
-                partition_index=n, error_code=0, leader_id=view.leader, leader_epoch=0, replica_nodes=[1],
+                partition_index=n, error_code=0, leader_id=view.leader, leader_epoch=view.epoch, replica_nodes=[1],
                 isr_nodes=[1], offline_replicas=[],
             )
             for n in range(view.partitions)
@@ -82,13 +88,19 @@ class Nodes:
         ]
         return MetadataResponse(throttle_time_ms=0, brokers=nodes, cluster_id="c", controller_id=1, topics=topics)
 
-    def list_offsets(self, request: Any, version: int) -> Any:
-        topic = ListOffsetsResponse.ListOffsetsTopicResponse
+    def list_offsets(self, number: int, request: Any) -> Any:
+        view, topic = self.views[number], ListOffsetsResponse.ListOffsetsTopicResponse
+        if view.is_silent:
+            raise ConnectionLostError
         row = topic.ListOffsetsPartitionResponse
         rows = [
-            row(partition_index=p.partition_index, error_code=0, timestamp=-1, offset=0, leader_epoch=0)
+            row(
+                partition_index=p.partition_index, timestamp=-1, leader_epoch=view.epoch,
+                error_code=0 if p.current_leader_epoch == view.epoch else 75,
+                offset=view.log_end if p.timestamp == LATEST else 0,
+            )
             for p in request.topics[0].partitions
-        ]
+        ]  # fmt: skip
         return ListOffsetsResponse(throttle_time_ms=0, topics=[topic(name="t", partitions=rows)])
 
 
@@ -166,14 +178,15 @@ def test_partition_of_another_process_is_not_deleted_by_the_first_response() -> 
 
 
 def checkpointed_session(
-    client: ClusterClient, *partitions: int, clock: Clock | None = None
+    client: ClusterClient, *partitions: int, clock: Clock | None = None, position: int = 0, retries: str = "3"
 ) -> tuple[StreamSession, FakeGroup, dict[str, Any]]:
     known = {"topic_ids": {"t": str(OLD)}, "partitions": {"t": 4}}
     start = {
-        "t": {"0": 0, "3": 0},
+        "t": {"0": position, "3": position},
         "@group": {"reader": "r", "generation": 1, "acquired": {}, **known},
     }
-    parsed = parse_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", "kafka.group.id": "g"}, "stream")
+    options = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "kafka.group.id": "g"}
+    parsed = parse_options({**options, "fetchOffset.numRetries": retries}, "stream")
     group = FakeGroup(assigned={TopicPartition("t", n): 0 for n in partitions or (0, 3)})
     return StreamSession(client, parsed, group, clock or SystemClock()), group, start
 
@@ -189,6 +202,40 @@ def test_query_continues_where_one_broker_has_older_metadata(older: View) -> Non
             group.rebalance({TopicPartition("t", 0): 0})
             session.latest_offset(start, NO_LIMITS)
     assert found.answered[0] == 1
+
+
+def cut_off(log_end: int = 7) -> View:
+    """A leader that does not know that another one was elected, and whose log ends earlier."""
+    return View(OLD, 4, leader=1, epoch=3, log_end=log_end)
+
+
+def elected(log_end: int = 12) -> View:
+    return View(OLD, 4, leader=2, epoch=4, log_end=log_end)
+
+
+@pytest.mark.parametrize("retries", ["3", "0"])
+def test_log_of_a_former_leader_is_not_taken_for_a_truncated_one(retries: str) -> None:
+    """The restarted query asks that broker first; its checkpoint has no leader epochs."""
+    with nodes(cut_off(), elected(), elected()) as found, open_cluster(found.bootstrap_servers, **SETTINGS) as client:
+        session, _, start = checkpointed_session(client, position=10, retries=retries)
+        assert session.latest_offset(start, NO_LIMITS)["t"] == {"0": 12, "3": 12}
+    assert found.answered[0] == 1
+
+
+def test_truncated_log_is_reported_where_the_other_brokers_name_no_later_leader() -> None:
+    with nodes(*(cut_off() for _ in range(3))) as found, open_cluster(found.bootstrap_servers, **SETTINGS) as client:
+        session, _, start = checkpointed_session(client, position=10)
+        with pytest.raises(DataLossError, match="t-0 ends at 7, not 10"):
+            session.latest_offset(start, NO_LIMITS)
+
+
+def test_truncation_is_not_believed_while_most_brokers_do_not_respond() -> None:
+    with nodes(cut_off(), elected(), elected()) as found, open_cluster(found.bootstrap_servers, **SETTINGS) as client:
+        client.metadata(["t"])
+        for view in found.views[1:]:
+            view.is_silent = True
+        with pytest.raises(NetworkError, match="1 of 3 brokers"):
+            client.confirm_leaders(["t"], timeout_ms=100)
 
 
 @pytest.mark.slow

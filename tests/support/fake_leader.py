@@ -35,6 +35,7 @@ class FakeLeader(FakeBroker):
         leader_epoch: epoch in Metadata; requests with another one are rejected as Kafka does.
         epoch_ends: leader epoch -> (epoch, end offset) for OffsetForLeaderEpoch.
         topic_error: error of the topic in Metadata.
+        leader_id: the leader in Metadata; the broker itself is node 1, unless `followers` have it as another one.
         followers: node id -> further brokers in Metadata, which a test may name in `preferred_replica`.
         preferred_replica: sent by the leader instead of records (KIP-392).
         list_errors: errors of the next ListOffsets requests.
@@ -46,7 +47,7 @@ class FakeLeader(FakeBroker):
         self.log_start, self.log_end, self.last_stable_offset = 0, log_end, -1
         self.gap: frozenset[int] = frozenset()
         self.steps: list[Step] = []
-        self.leader_epoch = 0
+        self.leader_id, self.leader_epoch = 1, 0
         self.epoch_ends: dict[int, tuple[int, int]] = {}
         self.topic_id: UUID | None = uuid4()
         self.topic_error = ErrorCode.NONE
@@ -94,7 +95,7 @@ class FakeLeader(FakeBroker):
         partition = topic.MetadataResponsePartition(
             partition_index=0,
             error_code=0,
-            leader_id=1,
+            leader_id=self.leader_id,
             leader_epoch=self.leader_epoch,
             replica_nodes=[1],
             isr_nodes=[1],

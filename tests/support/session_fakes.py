@@ -67,6 +67,9 @@ class FakeCluster:
     def add_known_partitions(self, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, Any]) -> None:
         """Has no cache."""
 
+    def confirm_leaders(self, topics: Iterable[str]) -> None:
+        """Has one broker."""
+
     def list_offsets(
         self, partitions: Mapping[TopicPartition, int], read_committed: bool | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp]:

@@ -167,7 +167,12 @@ def topic_of_most(known: TopicInfo, received: Mapping[int, TopicInfo | None], br
         leaders = {info.leader_id for info in found.partitions.values()} if found is not None else set()
         if all(changed.get(leader) is not None for leader in leaders - {-1}):
             return found
-    for topic in received.values():
+    return merge_of(known, received.values())
+
+
+def merge_of(known: TopicInfo, received: Iterable[TopicInfo | None]) -> TopicInfo:
+    """Returns a topic with the latest of what brokers know of it, without those that have another topic or none."""
+    for topic in received:
         if topic is not None and not is_contradicted(known, topic):
             known = merge_topic(known, topic)
     return known

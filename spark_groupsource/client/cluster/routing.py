@@ -18,6 +18,7 @@ from spark_groupsource.client.cluster.metadata import (
     TopicInfo,
     is_contradicted,
     known_topic,
+    merge_of,
     merge_topic,
     read_metadata,
     topic_of_most,
@@ -48,7 +49,7 @@ from spark_groupsource.errors import (
     UnsupportedVersionError,
     as_sentence,
 )
-from spark_groupsource.model import Node, TopicPartition, by_topic
+from spark_groupsource.model import Node, TopicPartition, bounded_names, by_topic
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.messages import FindCoordinatorRequest, MetadataRequest, Request, Response
 
@@ -714,6 +715,31 @@ class Router:
                 if view.errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     received[name][node.node_id] = view.topics.get(name)
         return received
+
+    def confirm_leaders(self, topics: Iterable[str], timeout_ms: int | None = None) -> None:
+        """Requests topics from every broker; after it the cache has the leaders with the latest epochs.
+
+        A leader that is cut off from its controller does not know that another one was elected, and its log may end
+        before that of the other. So a log is shorter than expected only if most of the brokers know no later leader.
+
+        Raises: NetworkError unless more than half of the brokers respond.
+        """
+        names, retry = sorted(set(topics)), self.retry(timeout_ms)
+        nodes = self.metadata(names, refresh=True, timeout_ms=retry.remaining_ms).nodes
+        if len(nodes) <= 1:
+            return
+        received = self._topics_at_each(names, list(nodes.values()), retry)
+        with self._lock:
+            for name in names:
+                at_ms, known = self._topics.get(name, (0, 0))
+                if isinstance(known, TopicInfo):
+                    self._topics[name] = at_ms, merge_of(known, received[name].values())
+        responded = min((len(each) for each in received.values()), default=len(nodes))
+        if 2 * responded <= len(nodes):
+            raise NetworkError(
+                f"The leaders of topic {bounded_names(names)} cannot be confirmed: {responded} of {len(nodes)} brokers "
+                "responded."
+            )
 
     def cached_leader_epochs(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Returns the leader epochs in the cached metadata, -1 where one is unknown; sends no request.

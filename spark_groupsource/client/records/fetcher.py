@@ -452,13 +452,15 @@ class PartitionFetcher:
         """Compares an out-of-range response with the bounds of the log at the present leader.
 
         The response may be from a lagging follower or a former leader; then the fetch is retried.
+
+        Raises: NetworkError if the present leader cannot be found.
         """
         tp, is_follower = state.topic_partition, state.replica >= 0
         state.replica = -1
         if is_follower:
             self._awaiting_leader.append(state)
             return None, None
-        self._cluster.metadata([tp.topic], refresh=True, timeout_ms=self._settings.default_api_timeout_ms)
+        self._cluster.confirm_leaders([tp.topic], timeout_ms=self._settings.default_api_timeout_ms)
         try:
             start = self._cluster.list_offsets({tp: EARLIEST})[tp].offset
             end = self._cluster.list_offsets({tp: LATEST}, read_committed=False)[tp].offset

@@ -157,9 +157,10 @@ class LogEndOffsets:
     def _confirmed(self, begins: Offsets, ends: Offsets) -> Offsets:
         """Looks up again the ends of logs that end before the offsets read, as Spark's Kafka source does.
 
-        A new leader may not know the high watermark yet; brokers before Kafka 2.2 do not report this (KIP-207).
+        A new leader may not know the high watermark yet; brokers before Kafka 2.2 do not report this (KIP-207). A broker
+        that is cut off from its controller does not know that it no longer leads.
         """
-        for attempt in range(self._retries):
+        for attempt in range(max(self._retries, 1)):
             shorter = self._shorter(begins, ends)
             if not shorter:
                 break
@@ -167,6 +168,7 @@ class LogEndOffsets:
                 listed = bounded_names(f"{p} ({ends[p]} < {begins[p]})" for p in shorter)
                 names = bounded_names(shorter)
                 _log.warning("[partition=%s] End offsets are before the offsets read, retrying: %s.", names, listed)
+                self._lookup.confirm_leaders({p.topic for p in shorter})
             self._clock.sleep_ms(self._retry_interval_ms)
             ends = {**ends, **self._fetch_existing({p: begins[p] for p in shorter})}
         return ends

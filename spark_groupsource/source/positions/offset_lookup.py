@@ -131,6 +131,10 @@ class OffsetLookup:
         names = set(topics)
         return self._cluster.metadata(names, refresh=refresh).topic_ids(names)
 
+    def confirm_leaders(self, topics: Iterable[str]) -> None:
+        """Finds the present leaders of topics; see `Router.confirm_leaders`."""
+        self._cluster.confirm_leaders(topics)
+
     def cluster_id(self) -> str:
         """Returns the id of the cluster, from cached metadata; empty if the brokers have none."""
         return self._cluster.metadata(()).cluster_id or ""
