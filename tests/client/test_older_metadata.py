@@ -12,10 +12,10 @@ from support.clients import ConnectionLostError, FakeBroker, advertise, fake_bro
 from support.session_fakes import NO_LIMITS, FakeGroup
 
 from spark_groupsource.client.cluster.cluster_client import LATEST, ClusterClient
-from spark_groupsource.client.cluster.metadata import PartitionInfo, TopicInfo, topic_of_most
+from spark_groupsource.client.cluster.metadata import ClusterMetadata, PartitionInfo, TopicInfo, topic_of_most
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.common.clock import Clock, ManualClock, SystemClock
-from spark_groupsource.errors import DataLossError, NetworkError, UnsupportedVersionError
+from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode, NetworkError, UnsupportedVersionError
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.source.options.option_parser import parse_options
 from spark_groupsource.source.session import StreamSession
@@ -28,7 +28,7 @@ OLD, NEW = uuid4(), uuid4()
 class View:
     """What one broker knows of topic ``t``; it does not respond where `is_silent`.
 
-    `leader`, `epoch`: of every partition. `log_end`: of the broker's own logs.
+    `leader`, `epoch`: of every partition. `log_end`: of the broker's own logs. `error`: of the topic, instead of it.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class View:
     ) -> None:
         self.topic_id, self.partitions, self.is_silent = topic_id, partitions, False
         self.leader, self.epoch, self.log_end = leader, epoch, log_end
+        self.error = ErrorCode.NONE
 
 
 class Nodes:
@@ -74,10 +75,11 @@ class Nodes:
             for n in range(view.partitions)
         ]  # fmt: skip
         names = ["t"] * bool(view.partitions) if request.topics is None else [each.name for each in request.topics]
-        exists = {name: name == "t" and view.partitions > 0 for name in names}
+        exists = {name: name == "t" and view.partitions > 0 and not view.error for name in names}
         topics = [
             row(
-                error_code=0 if exists[name] else 3, name=name, topic_id=view.topic_id if exists[name] else None,
+                error_code=0 if exists[name] else view.error or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name,
+                topic_id=view.topic_id if exists[name] else None,
                 partitions=partitions if exists[name] else [], is_internal=False,
             )
             for name in names
@@ -202,6 +204,40 @@ def test_query_continues_where_one_broker_has_older_metadata(older: View) -> Non
             group.rebalance({TopicPartition("t", 0): 0})
             session.latest_offset(start, NO_LIMITS)
     assert found.answered[0] == 1
+
+
+def test_topic_without_permission_is_not_deleted() -> None:
+    with nodes(*(View(OLD, 4) for _ in range(3))) as found:
+        with open_cluster(found.bootstrap_servers, **SETTINGS) as client:
+            session, group, start = checkpointed_session(client)
+            session.latest_offset(start, NO_LIMITS)
+            for view in found.views:
+                view.error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            group.rebalance({TopicPartition("t", 0): 0})
+            with pytest.raises(BrokerError, match="TOPIC_AUTHORIZATION_FAILED"):
+                session.latest_offset(start, NO_LIMITS)
+
+
+@pytest.mark.parametrize("code", set(ErrorCode) - {ErrorCode.NONE})
+def test_partition_is_missing_only_where_the_topic_is_unknown(code: ErrorCode) -> None:
+    found = ClusterMetadata({}, {}, errors={"t": code})
+    assert found.lacks(TopicPartition("t", 0)) == (code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    exists = ClusterMetadata({}, {"t": topic(OLD, 2)})
+    assert [exists.lacks(TopicPartition("t", n)) for n in range(3)] == [False, False, True]
+    assert exists.lacks(TopicPartition("u", 0)), "a list of all topics has no errors"
+
+
+@pytest.mark.parametrize("older", [View(OLD, 2), View(OLD, 0), View(NEW, 4), View(OLD, 4, leader=3, epoch=2)])
+def test_what_is_known_of_a_topic_outlasts_an_error_of_its_metadata(older: View) -> None:
+    with nodes(elected(), elected(), older) as found, open_cluster(found.bootstrap_servers, **SETTINGS) as client:
+        client.metadata(["t"], refresh=True)
+        for view in found.views[:2]:
+            view.error = ErrorCode.LEADER_NOT_AVAILABLE
+        topics = refreshed(client, found)
+        assert None in topics and 3 in found.answered
+        known = [each for each in topics if each is not None]
+        seen = {(each.topic_id, len(each.partitions), each.partitions[0].leader_epoch) for each in known}
+        assert seen <= {(OLD, 4, 4)}
 
 
 def cut_off(log_end: int = 7) -> View:

@@ -41,6 +41,20 @@ class TopicInfo(NamedTuple):
         return self.topic_id is not None and self.topic_id.int != 0
 
 
+class CachedTopic(NamedTuple):
+    """A topic in the cache of a client.
+
+    Attributes:
+        at_ms: time of the last response.
+        info: None for a topic that does not exist, or that was never described.
+        error: of the last response; what is known of the topic outlasts an error that shows no deletion.
+    """
+
+    at_ms: int = 0
+    info: TopicInfo | None = None
+    error: int = 0
+
+
 class OffsetAndTimestamp(NamedTuple):
     """Result of ListOffsets; `offset` is -1 if no record is at or after the timestamp."""
 
@@ -70,6 +84,15 @@ class ClusterMetadata:
         """Returns the partitions of a topic in order; none for an unknown topic."""
         info = self.topics.get(topic)
         return () if info is None else tuple(TopicPartition(topic, number) for number in sorted(info.partitions))
+
+    def lacks(self, topic_partition: TopicPartition) -> bool:
+        """Returns whether a requested partition does not exist; False for a topic that cannot be described."""
+        code = self.errors.get(topic_partition.topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not self._has(topic_partition)
+
+    def _has(self, topic_partition: TopicPartition) -> bool:
+        info = self.topics.get(topic_partition.topic)
+        return info is not None and topic_partition.partition in info.partitions
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         """Returns topic -> id as text, without topics that do not exist or, on older brokers, have no id."""

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from spark_groupsource.client.cluster.error_rules import Action, ErrorRules, is_missing
 from spark_groupsource.client.cluster.metadata import (
+    CachedTopic,
     ClusterMetadata,
     TopicInfo,
     is_contradicted,
@@ -65,6 +66,7 @@ COORDINATOR_MOVED = frozenset({ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NO
 COORDINATOR_UNAVAILABLE = COORDINATOR_MOVED | {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
 _FIND_COORDINATORS_SINCE = 4
 _BY_CODE = ErrorRules({})
+_UNCACHED = CachedTopic()
 # least time for an address that does not respond, while others have not been tried
 _MIN_ATTEMPT_MS = 5_000
 # a heartbeat tries several generations; one lookup is enough
@@ -126,8 +128,7 @@ class Router:
         self._cluster_id: str | None = None
         # whether a broker has the version of ApiVersions that names the expected broker: others would need two requests
         self._brokers_check = False
-        # topic -> (now_ms of the response, metadata or error code)
-        self._topics: dict[str, tuple[int, TopicInfo | int]] = {}
+        self._topics: dict[str, CachedTopic] = {}
         self._all_topics_ms: int | None = None
         # a lost connection may be that of a leader that is no longer one
         self._lost_ms = -1
@@ -171,8 +172,8 @@ class Router:
             nodes, known = self._nodes, self._topics
             found: set[Address] = set()
             for p in partitions:
-                _, topic = known.get(p.topic, (0, 0))
-                info = topic.partitions.get(p.partition) if isinstance(topic, TopicInfo) else None
+                topic = known.get(p.topic, _UNCACHED).info
+                info = topic.partitions.get(p.partition) if topic is not None else None
                 if info is not None and info.leader_id in nodes:
                     found.add(self.node_address(nodes[info.leader_id]))
             coordinator = self._coordinators.get(group_id) if group_id is not None else None
@@ -202,13 +203,14 @@ class Router:
         with self._lock:
             for name, numbers in by_topic(partitions).items():
                 topic = known_topic(name, UUID(topic_ids[name]) if name in topic_ids else None, numbers)
-                _, cached = self._topics.get(name, (0, 0))
-                if not isinstance(cached, TopicInfo):
-                    self._topics[name] = -1, topic
+                cached = self._topics.get(name, _UNCACHED).info
+                if cached is None:
+                    self._topics[name] = CachedTopic(-1, topic)
                 elif not is_contradicted(topic, cached) or cached.topic_id == topic.topic_id:
                     missing = {n: p for n, p in topic.partitions.items() if n not in cached.partitions}
                     if missing:
-                        self._topics[name] = -1, cached._replace(partitions={**cached.partitions, **missing})
+                        known = cached._replace(partitions={**cached.partitions, **missing})
+                        self._topics[name] = CachedTopic(-1, known)
 
     def retry(self, timeout_ms: int | None = None) -> Retry:
         """Returns a retry loop bounded by `timeout_ms`, or by `call_timeout_ms` or default.api.timeout.ms."""
@@ -641,13 +643,13 @@ class Router:
             self._update_cache(self._confirmed(view, names, retry), names)
         with self._lock:
             wanted = self._topics if names is None else [name for name in names if name in self._topics]
-            chosen = {name: self._topics[name][1] for name in wanted}
+            chosen = {name: self._topics[name] for name in wanted}
             return ClusterMetadata(
                 dict(self._nodes),
-                {name: known for name, known in chosen.items() if isinstance(known, TopicInfo)},
+                {name: each.info for name, each in chosen.items() if each.info is not None and not each.error},
                 self._controller_id,
                 self._cluster_id,
-                {name: known for name, known in chosen.items() if not isinstance(known, TopicInfo)},
+                {name: each.error for name, each in chosen.items() if each.error},
             )
 
     def refresh_topics(self) -> None:
@@ -677,10 +679,8 @@ class Router:
             nodes = {**self._nodes, **view.nodes}
             former = dict(self._nodes) or view.nodes
             wanted = list(self._topics) if names is None else [name for name in names if name in self._topics]
-            cached = {name: self._topics[name][1] for name in wanted}
-        doubtful = {
-            name: known for name, known in cached.items() if isinstance(known, TopicInfo) and _is_changed(known, view)
-        }
+            cached = {name: self._topics[name].info for name in wanted}
+        doubtful = {name: known for name, known in cached.items() if known is not None and _is_changed(known, view)}
         if not doubtful or len(nodes) <= 1:
             return view
         received = self._topics_at_each(sorted(doubtful), list(nodes.values()), retry)
@@ -731,9 +731,9 @@ class Router:
         received = self._topics_at_each(names, list(nodes.values()), retry)
         with self._lock:
             for name in names:
-                at_ms, known = self._topics.get(name, (0, 0))
-                if isinstance(known, TopicInfo):
-                    self._topics[name] = at_ms, merge_of(known, received[name].values())
+                cached = self._topics.get(name, _UNCACHED)
+                if cached.info is not None:
+                    self._topics[name] = cached._replace(info=merge_of(cached.info, received[name].values()))
         responded = min((len(each) for each in received.values()), default=len(nodes))
         if 2 * responded <= len(nodes):
             raise NetworkError(
@@ -747,7 +747,7 @@ class Router:
         After a successful `list_offsets` they are the epochs of the leaders that responded.
         """
         with self._lock:
-            known = {name: info.partitions for name, (_, info) in self._topics.items() if isinstance(info, TopicInfo)}
+            known = {name: each.info.partitions for name, each in self._topics.items() if each.info is not None}
         found = ((p, known.get(p.topic, {}).get(p.partition)) for p in partitions)
         return {p: -1 if info is None else info.leader_epoch for p, info in found}
 
@@ -761,9 +761,10 @@ class Router:
         """
         with self._lock:
             for tp, epoch in epochs.items():
-                at_ms, known = self._topics.get(tp.topic, (0, 0))
-                if isinstance(known, TopicInfo) and str(known.topic_id) == topic_ids[tp.topic]:
-                    self._topics[tp.topic] = at_ms, without_earlier_leader(known, tp.partition, epoch)
+                cached = self._topics.get(tp.topic, _UNCACHED)
+                if cached.info is not None and str(cached.info.topic_id) == topic_ids[tp.topic]:
+                    known = without_earlier_leader(cached.info, tp.partition, epoch)
+                    self._topics[tp.topic] = cached._replace(info=known)
 
     @staticmethod
     def node_address(node: Node) -> Address:
@@ -777,10 +778,8 @@ class Router:
             if names is None:
                 return self._all_topics_ms is not None and self._all_topics_ms > oldest
             # missing topics are requested every time: they may exist now
-            return all(
-                name in self._topics and self._topics[name][0] > oldest and isinstance(self._topics[name][1], TopicInfo)
-                for name in names
-            )
+            found = (self._topics.get(name, _UNCACHED) for name in names)
+            return all(each.at_ms > oldest and each.info is not None and not each.error for each in found)
 
     def _update_cache(self, view: ClusterMetadata, names: Sequence[str] | None) -> None:
         now_ms = self.clock.now_ms()
@@ -792,10 +791,13 @@ class Router:
             if names is None:
                 self._topics = {}
                 self._all_topics_ms = now_ms
-            self._topics.update({name: (now_ms, code) for name, code in view.errors.items()})
+            for name, code in view.errors.items():
+                is_deleted = code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                known = None if is_deleted else cached.get(name, _UNCACHED).info
+                self._topics[name] = CachedTopic(now_ms, known, code)
             for name, topic in view.topics.items():
-                _, known = cached.get(name, (0, 0))
-                self._topics[name] = (now_ms, merge_topic(known, topic) if isinstance(known, TopicInfo) else topic)
+                known = cached.get(name, _UNCACHED).info
+                self._topics[name] = CachedTopic(now_ms, topic if known is None else merge_topic(known, topic))
 
     def _addresses(self) -> list[Address]:
         with self._lock:

@@ -157,8 +157,8 @@ class LogEndOffsets:
     def _confirmed(self, begins: Offsets, ends: Offsets) -> Offsets:
         """Looks up again the ends of logs that end before the offsets read, as Spark's Kafka source does.
 
-        A new leader may not know the high watermark yet; brokers before Kafka 2.2 do not report this (KIP-207). A broker
-        that is cut off from its controller does not know that it no longer leads.
+        A new leader may not know the high watermark yet; brokers before Kafka 2.2 do not report this (KIP-207).
+        A broker that is cut off from its controller does not know that it no longer leads.
         """
         for attempt in range(max(self._retries, 1)):
             shorter = self._shorter(begins, ends)

@@ -108,7 +108,7 @@ class OffsetLookup:
             if attempt:
                 self._clock.sleep_ms(_NEW_TOPIC_PAUSE_MS)
             view = self._cluster.metadata({p.topic for p in found}, refresh=refresh)
-            found = [p for p in found if p not in view.partitions_of(p.topic)]
+            found = [p for p in found if view.lacks(p)]
         return found
 
     def missing_after(self, error: BrokerError, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
