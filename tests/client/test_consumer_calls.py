@@ -20,6 +20,7 @@ from spark_groupsource.errors import (
     BrokerError,
     ConfigurationError,
     ErrorCode,
+    GenerationMismatchError,
     NetworkError,
     RequestTimeoutError,
 )
@@ -145,6 +146,36 @@ def test_last_heartbeat_of_a_task_does_not_wait_for_a_coordinator_that_was_repla
     heartbeat = TaskHeartbeat(bench.cluster, group_id=GROUP, member_id="m", generation_id=1)
     heartbeat.check_now()
     assert bench.clock.now_ms() < 17_000 and len(bench.script.requests("FindCoordinator")) == 3
+
+
+def last_heartbeat(bench: Bench) -> None:
+    TaskHeartbeat(bench.cluster, group_id=GROUP, member_id="m", generation_id=1).check_now()
+
+
+def test_last_heartbeat_of_a_task_waits_until_the_coordinator_has_loaded_the_group() -> None:
+    """It responds NONE to every Heartbeat meanwhile, also of a member that was removed."""
+    bench = Bench()
+    loading = [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS] * 3
+
+    def fence_once_loaded(request: Any) -> Any:
+        has_loaded = len(bench.script.requests("OffsetFetch")) > len(loading)
+        return bench.script.default_response(request, ErrorCode.UNKNOWN_MEMBER_ID) if has_loaded else None
+
+    bench.script.prepare("OffsetFetch", *loading)
+    bench.script.prepare("Heartbeat", *[fence_once_loaded] * 10)
+    with pytest.raises(GenerationMismatchError, match="UNKNOWN_MEMBER_ID"):
+        last_heartbeat(bench)
+
+
+def test_coordinator_is_asked_once_whether_it_has_loaded_the_group() -> None:
+    bench = Bench()
+    for _ in range(3):
+        last_heartbeat(bench)
+    assert bench.script.sent_apis().count("OffsetFetch") == 1
+    bench.script.prepare("Heartbeat", ErrorCode.NOT_COORDINATOR)
+    last_heartbeat(bench)
+    assert bench.script.sent_apis()[-2:] == ["OffsetFetch", "Heartbeat"], "the next coordinator may load"
+    assert bench.script.sent_apis().count("OffsetFetch") == 2
 
 
 def test_last_heartbeat_of_a_task_fails_after_the_timeout() -> None:

@@ -262,6 +262,14 @@ class ClusterClient(Router):
         self.forget_earlier_leaders(epochs, topic_ids)
         return fetched
 
+    def await_loaded(self, group_id: str, timeout_ms: int) -> None:
+        """Waits until the coordinator has loaded the group; see `has_loaded`.
+
+        Raises: BrokerError, NetworkError.
+        """
+        if not self.has_loaded(group_id):
+            self._fetch_offsets(group_id, (), timeout_ms, None, require_stable=False)
+
     def _fetch_offsets(
         self,
         group_id: str,

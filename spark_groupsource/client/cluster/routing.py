@@ -52,7 +52,13 @@ from spark_groupsource.errors import (
 )
 from spark_groupsource.model import Node, TopicPartition, bounded_names, by_topic
 from spark_groupsource.wire.api_keys import ApiKey
-from spark_groupsource.wire.messages import FindCoordinatorRequest, MetadataRequest, Request, Response
+from spark_groupsource.wire.messages import (
+    FindCoordinatorRequest,
+    MetadataRequest,
+    OffsetFetchRequest,
+    Request,
+    Response,
+)
 
 if TYPE_CHECKING:
     from spark_groupsource.client.network.request_pipeline import RequestPipeline
@@ -133,6 +139,8 @@ class Router:
         # a lost connection may be that of a leader that is no longer one
         self._lost_ms = -1
         self._coordinators: dict[CoordinatorKey, Node] = {}
+        # coordinators that have responded to a request that they reject until they have loaded the group
+        self._loaded: dict[CoordinatorKey, Node] = {}
         # group -> coordinator that other brokers have named after it rejected a member, and when
         self._confirmed_coordinators: dict[str, tuple[Node | None, int]] = {}
         # the next lookup prefers another broker: this one may have older metadata than the others
@@ -488,6 +496,8 @@ class Router:
                     if code in COORDINATOR_MOVED:
                         self.invalidate_coordinator(key, node)
                     continue
+                if isinstance(requests[index], OffsetFetchRequest):
+                    self._loaded[key] = node
                 problem = error_of(index, response)
                 is_retried = problem is not None and rules.action(problem.code) is Action.RETRY
                 if problem is not None and is_retried and not is_missing(problem, retry.elapsed_ms):
@@ -535,6 +545,17 @@ class Router:
     def cached_coordinator(self, key: CoordinatorKey) -> Node | None:
         """Returns the coordinator if it is in the cache; sends no request."""
         return self._coordinators.get(key)
+
+    def has_loaded(self, key: CoordinatorKey) -> bool:
+        """Returns whether the coordinator in the cache is known to have loaded its log; sends no request.
+
+        Until then, it responds NONE to every Heartbeat.
+
+        Source: GroupCoordinatorService.heartbeat, GroupCoordinator.handleHeartbeat.
+        """
+        with self._lock:
+            node = self._coordinators.get(key)
+            return node is not None and self._loaded.get(key) == node
 
     def find_other_coordinator(self, group_id: str, rejected_by: Collection[Node], timeout_ms: int) -> bool:
         """Looks up whether the coordinator of a group has moved; returns True if the cache has another one now.
@@ -616,6 +637,7 @@ class Router:
         with self._lock:
             if self._coordinators.get(key) == node:
                 del self._coordinators[key]
+                self._loaded.pop(key, None)
 
     @property
     def cluster_id(self) -> str | None:

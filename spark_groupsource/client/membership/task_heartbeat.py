@@ -98,7 +98,7 @@ class TaskHeartbeat:
             raise self._error_without_cause()
 
     def check_now(self) -> None:
-        """Sends a heartbeat and waits for the response.
+        """Sends a heartbeat and waits for the response of a coordinator that has loaded the group.
 
         Raises: GenerationMismatchError when the member is fenced; BrokerError or NetworkError without a response
             for as long as the outage may last.
@@ -112,10 +112,14 @@ class TaskHeartbeat:
             # a coordinator that does not respond may have been replaced
             bound_ms = max(self._interval_ms, _FIRST_WAIT_MS) << min(retry.attempt, 20)
             try:
-                code = self.send_heartbeat(outage.left_ms(min(bound_ms, longest_ms)))
-                if code in _ACCEPTED:
+                wait_ms = outage.left_ms(min(bound_ms, longest_ms))
+                cluster.await_loaded(self._group_id, wait_ms)
+                code = self.send_heartbeat(wait_ms)
+                if code in _ACCEPTED and cluster.has_loaded(self._group_id):
                     outage.ended()
                     return
+                if code in _ACCEPTED:
+                    raise NetworkError(f"The coordinator of group '{self._group_id}' has moved.")
                 failure = self._error(code)
                 if not isinstance(failure, BrokerError) or not failure.retriable:
                     raise failure
