@@ -74,6 +74,22 @@ def test_end_of_a_compacted_log_without_records_is_skipped(
     assert len(broker.sent("DescribeConfigs")) == 1
 
 
+def test_broker_that_does_not_know_the_topic_does_not_decide_whether_it_is_compacted(
+    broker: FakeLeader, client: ClusterClient
+) -> None:
+    """Any broker may receive DescribeConfigs, also one with older metadata."""
+    describe = broker.responses["DescribeConfigs"]
+
+    def describe_at_second(request: Any, version: int) -> Any:
+        is_first = len(broker.sent("DescribeConfigs")) == 1
+        broker.config_error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_first else ErrorCode.NONE
+        return describe(request, version)
+
+    broker.responses["DescribeConfigs"] = describe_at_second
+    broker.gap, broker.cleanup_policy = frozenset(range(7, 10)), "compact"
+    assert next_offsets(fetch(client)) == [*range(1, 8), 10]
+
+
 @pytest.mark.conformance("FT-025")
 def test_gap_before_a_batch_is_skipped(broker: FakeLeader, client: ClusterClient) -> None:
     broker.gap = frozenset(range(2, 9))

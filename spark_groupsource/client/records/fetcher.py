@@ -489,7 +489,8 @@ class PartitionFetcher:
                 self._compacted[topic] = is_compacted(self._cluster, topic, self._settings.request_timeout_ms)
             except GroupSourceError as error:
                 _log.warning("[topic=%s] Cannot determine whether the topic is compacted, retrying: %s", topic, error)
-                if not isinstance(error, NetworkError):
+                # a broker with older metadata does not know the topic
+                if not isinstance(error, NetworkError) and not (isinstance(error, BrokerError) and error.retriable):
                     self._compacted[topic] = False
         return self._compacted.get(topic, False)
 
