@@ -222,6 +222,12 @@ def test_epoch_that_the_leader_does_not_know_is_a_truncation_at_an_unknown_offse
     assert fetch(client, leader_epochs={TP: 2})[0].diverging_offset == -1
 
 
+def test_log_without_epochs_is_read(broker: FakeLeader, client: ClusterClient) -> None:
+    """Message formats before v2: the leader knows no epoch, not even its own."""
+    broker.leader_epoch, broker.epoch_ends = 3, {2: (-1, -1), 3: (-1, -1)}
+    assert next_offsets(fetch(client, leader_epochs={TP: 2})) == list(range(1, 11))
+
+
 @pytest.mark.conformance("OF-036")
 def test_epochs_are_not_validated_where_the_broker_cannot(broker: FakeLeader, client: ClusterClient) -> None:
     broker.leader_epoch, broker.epoch_ends, broker.epoch_versions = 3, {2: (2, 6)}, (0, 2)

@@ -60,6 +60,27 @@ def test_change_of_leader_without_truncation_is_no_data_loss() -> None:
     assert query.trigger() == {P0: (10, 15)}
 
 
+def test_change_of_leader_is_no_data_loss_where_the_log_has_no_epochs() -> None:
+    """Message formats before v2: the leader knows no epoch, not even its own."""
+    query = one_partition(leader_epoch=2)
+    query.trigger()
+    query.cluster.leader_epoch = 3
+    query.cluster.epoch_ends = {epoch: EpochEndOffset(-1, -1) for epoch in range(4)}
+    query.cluster.logs[P0] = (0, 15)
+    query.clock.advance_ms(1_000)
+    assert query.trigger() == {P0: (10, 15)}
+
+
+def test_epoch_that_its_leader_does_not_know_is_data_loss() -> None:
+    query = one_partition(leader_epoch=2)
+    query.trigger()
+    query.cluster.leader_epoch, query.cluster.epoch_ends = 3, {2: EpochEndOffset(-1, -1)}
+    query.cluster.logs[P0] = (0, 15)
+    query.clock.advance_ms(1_000)
+    with pytest.raises(DataLossError, match="from an unknown offset on"):
+        query.trigger()
+
+
 def test_epochs_of_a_recreated_topic_start_again() -> None:
     """In the former topic, epoch 3 began at offset 9; the commit of offset 5 must not have the epoch before it."""
     fake = FakeCluster(logs={P0: (0, 10)}, topic_id="old", leader_epoch=3, epoch_ends={2: EpochEndOffset(2, 9)})
@@ -79,9 +100,10 @@ def test_epochs_of_a_recreated_topic_start_again() -> None:
         ({2: EpochEndOffset(1, 4)}, 3),
         ({2: EpochEndOffset(1, 10), 0: EpochEndOffset(0, 2)}, 1),
         ({2: EpochEndOffset(1, 10), 0: EpochEndOffset(0, 10)}, 0),
-        ({2: EpochEndOffset(-1, -1)}, 3),
+        # Kafka's consumer would take the log for truncated where it continues at an epoch
+        ({2: EpochEndOffset(-1, -1)}, -1),
     ],
-    ids=["the leader's epoch", "an earlier epoch", "two epochs without records", "unknown to the leader"],
+    ids=["the leader's epoch", "an earlier epoch", "two epochs without records", "a log without epochs"],
 )
 def test_commit_carries_the_epoch_of_the_last_record(ends: dict[int, EpochEndOffset], expected: int) -> None:
     query = one_partition(leader_epoch=3, epoch_ends=ends)

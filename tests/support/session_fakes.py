@@ -88,6 +88,11 @@ class FakeCluster:
     ) -> dict[TopicPartition, EpochEndOffset]:
         return {p: self.epoch_ends.get(e, EpochEndOffset(e, self.logs[p][1])) for p, e in epochs.items()}
 
+    def ends_of_former_epochs(
+        self, epochs: Mapping[TopicPartition, int], timeout_ms: int | None = None
+    ) -> dict[TopicPartition, EpochEndOffset]:
+        return ClusterClient.ends_of_former_epochs(cast(ClusterClient, self), epochs, timeout_ms)
+
     def task_brokers(self, partitions: Iterable[TopicPartition], group_id: str | None = None) -> tuple[Address, ...]:
         return tuple(Address(f"h{p.partition}", 1) for p in partitions)
 

@@ -155,6 +155,21 @@ class ClusterClient(Router):
         self._call_leaders(pending, send, timeout_ms)
         return found
 
+    def ends_of_former_epochs(
+        self, epochs: Mapping[TopicPartition, int], timeout_ms: int | None = None
+    ) -> dict[TopicPartition, EpochEndOffset]:
+        """As `end_offsets_for_epochs`, without partitions whose log has no epochs: message formats before v2.
+
+        A leader that knows no end of an earlier epoch has no epochs if it knows no end of its own either. Kafka's
+        consumer has the epochs of record batches, which these formats lack; those of metadata are not in the log.
+
+        Source: LeaderEpochFileCache.endOffsetFor, UnifiedLog.maybeCreateLeaderEpochCache.
+        """
+        found = self.end_offsets_for_epochs(epochs, timeout_ms)
+        unknown = [p for p, end in found.items() if end.end_offset < 0]
+        own = self.end_offsets_for_epochs(self.cached_leader_epochs(unknown), timeout_ms) if unknown else {}
+        return {p: end for p, end in found.items() if p not in own or own[p].end_offset >= 0}
+
     def delete_records(
         self, offsets: Mapping[TopicPartition, int], timeout_ms: int | None = None
     ) -> dict[TopicPartition, int]:

@@ -272,7 +272,7 @@ class PartitionFetcher:
         """
         moved = {r.topic_partition: r.valid_epoch for r in states if 0 <= r.valid_epoch < r.leader_epoch}
         try:
-            ends = self._cluster.end_offsets_for_epochs(moved, timeout_ms) if moved else {}
+            ends = self._cluster.ends_of_former_epochs(moved, timeout_ms) if moved else {}
         except UnsupportedVersionError as error:
             _log.debug("[partition=%s] Leader epochs are not validated: %s", bounded_names(moved), error)
             ends = {}

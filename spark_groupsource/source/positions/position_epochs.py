@@ -81,7 +81,7 @@ class PositionEpochs:
         found: dict[TopicPartition, EpochEndOffset] = {}
         if moved:
             try:
-                found = self._cluster.end_offsets_for_epochs(moved)
+                found = self._cluster.ends_of_former_epochs(moved)
             except UnsupportedVersionError as error:
                 _log.debug("[partition=%s] Leader epochs are not validated: %s", bounded_names(moved), error)
             except BrokerError as error:
@@ -101,7 +101,11 @@ class PositionEpochs:
         return {r.topic_partition: each.leader_epoch for r, each in known if each is not None and r.end <= each.offset}
 
     def of_records(self, offsets: Offsets) -> dict[TopicPartition, int]:
-        """Returns the leader epoch of the last record before each offset, for those where it is known."""
+        """Returns the leader epoch of the last record before each offset, for those where it is known.
+
+        A log whose leader knows no earlier epoch has none: its message format is older than v2. Kafka's consumer would
+        validate the epoch of a commit there, and take the log for truncated.
+        """
         known = {p: self._known.get(p) for p in offsets}
         epochs = {p: each.leader_epoch for p, each in known.items() if each and offsets[p] <= each.offset}
         for _ in range(_MAX_EARLIER_EPOCHS):
@@ -115,7 +119,7 @@ class PositionEpochs:
             if not earlier:
                 break
             epochs.update(earlier)
-        return epochs
+        return {p: epoch for p, epoch in epochs.items() if not _is_without_epochs(self._starts.get((p, epoch)))}
 
     def _find_starts(self, epochs: Mapping[TopicPartition, int]) -> None:
         unknown = {p: epoch - 1 for p, epoch in epochs.items() if epoch > 0 and (p, epoch) not in self._starts}
@@ -129,3 +133,7 @@ class PositionEpochs:
             _log.debug("[partition=%s] Leader epochs of committed offsets are not looked up: %s", names, error)
             return
         self._starts.update({(p, epochs[p]): end for p, end in found.items()})
+
+
+def _is_without_epochs(start: EpochEndOffset | None) -> bool:
+    return start is not None and start.leader_epoch < 0 and start.end_offset < 0
