@@ -623,6 +623,17 @@ def test_partition_revoked_because_it_was_deleted_is_data_loss():
         query.trigger()
 
 
+@pytest.mark.parametrize("subscribed", [{"subscribe": "t"}, {"subscribePattern": "[a-t]"}])
+def test_topic_that_is_no_longer_subscribed_may_be_deleted(subscribed):
+    query = Query(startingOffsets="earliest")
+    query.trigger()
+    checkpoint = {**query.start, "u": {"0": 5}}
+    parsed = parse_options({"kafka.bootstrap.servers": "h:1", "kafka.group.id": "g", **subscribed}, "stream")
+    restarted = Query(checkpoint, query.cluster, query.group, parsed=parsed)
+    restarted.trigger()
+    assert "u" not in restarted.start
+
+
 @pytest.mark.conformance("CC-127")
 @pytest.mark.conformance("KC-060")
 def test_drain_commits_and_leaves_at_the_next_trigger():

@@ -19,6 +19,7 @@ from spark_groupsource.errors import (
 )
 from spark_groupsource.model import OffsetAndMetadata, OffsetRange, TopicPartition
 from spark_groupsource.source.group.co_readers import CoReaders
+from spark_groupsource.source.options.source_options import SourceOptions
 from spark_groupsource.wire.commit_reports import author_metadata, commit_metadata, committed_topic_id, is_author
 
 OLD_ID, NEW_ID = (f"00000000-0000-0000-0000-{number:012}" for number in (1, 2))
@@ -411,8 +412,8 @@ def test_replay_reads_what_no_member_owns_without_membership(why, monkeypatch):
     cluster = FakeCluster({P0: (0, 10)} if why == "deleted" else {P0: (0, 10), P1: (0, 10)})
     query = Query(RESTART, cluster, FakeGroup(assigned={P0: 0}))
     if why == "not subscribed":
-        # private: the cluster of these tests has one topic
-        monkeypatch.setattr(query.session._replay, "_is_shared", lambda partition: False)
+        # the cluster of these tests has one topic
+        monkeypatch.setattr(SourceOptions, "subscribes", lambda options, topic: False)
     begin_ms = query.clock.now_ms()
     tasks = query.session.input_partitions(RESTART, TWO_PARTITIONS)
     assert query.clock.now_ms() - begin_ms < 1_000

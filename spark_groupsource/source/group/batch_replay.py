@@ -14,7 +14,7 @@ from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import TopicIds
 from spark_groupsource.common.clock import Clock
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.model import OffsetRange, TopicPartition, bounded_names, topic_matches
+from spark_groupsource.model import OffsetRange, TopicPartition, bounded_names
 from spark_groupsource.source.group.ownership import Commits, GroupSnapshot, Ownership
 from spark_groupsource.source.group.replay_wait import ReplayStep, ReplayWait
 from spark_groupsource.source.options.source_options import EARLIEST, SourceOptions
@@ -179,7 +179,7 @@ class BatchReplay:
         if settings is None or not logged:
             return group, commits
         # no member owns what does not exist, or what is no longer subscribed
-        shared = {p for p in logged.keys() - self._lookup.missing(logged) if self._is_shared(p)}
+        shared = {p for p in logged.keys() - self._lookup.missing(logged) if self._options.subscribes(p.topic)}
         wait = ReplayWait(settings.session_timeout_ms, settings.rebalance_timeout_ms, self._cluster.rng)
         current: GroupSnapshot | None = None
         while not self._is_closing():
@@ -215,11 +215,6 @@ class BatchReplay:
                 current, group = None, GroupSnapshot()
             self._clock.sleep_ms(_RETRY_MS)
         return group, commits
-
-    def _is_shared(self, topic_partition: TopicPartition) -> bool:
-        """Returns whether a partition of a logged batch is still subscribed, so that a member owns it if it exists."""
-        topic, pattern = topic_partition.topic, self._options.subscribe_pattern
-        return topic in (self._options.subscribe or ()) or (pattern is not None and topic_matches(pattern, topic))
 
     def _log_processed(
         self,

@@ -170,11 +170,14 @@ class StartPositions:
     ) -> list[TopicPartition]:
         """Reports partitions that are no longer owned because they were deleted, rather than moved to another member.
 
+        Those of a topic that is no longer subscribed are not to be read.
+
         Raises: DataLossError.
         """
         lost = (previous.owned | set(start.positions)) - owned
         deleted = self._lookup.missing(lost, attempts=_DELETED_ATTEMPTS)
-        self._data_loss.deleted({p: start.positions[p] for p in deleted if p in start.positions})
+        reported = (p for p in deleted if p in start.positions and self._options.subscribes(p.topic))
+        self._data_loss.deleted({p: start.positions[p] for p in reported})
         return deleted
 
     def _find_absent(

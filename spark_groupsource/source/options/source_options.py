@@ -11,7 +11,7 @@ from typing import Any, Mapping
 from spark_groupsource.client.settings import ClientSettings, GroupSettings, parse_group_id
 from spark_groupsource.common.config_def import INT64_MAX, ConfigType, config_keys, setting
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.model import TopicPartition
+from spark_groupsource.model import TopicPartition, topic_matches
 from spark_groupsource.source.options.cluster_options import ClusterOptions
 from spark_groupsource.source.options.option_row import (
     BATCH,
@@ -293,6 +293,11 @@ class SourceOptions(ClusterOptions):
         if self.group is None:
             raise ConfigurationError("Option kafka.group.id is missing. Name the consumer group of the query.")
         return replace(self.group, members=members)
+
+    def subscribes(self, topic: str) -> bool:
+        """Returns whether the members of the query subscribe to a topic if it exists."""
+        pattern = self.subscribe_pattern
+        return topic in (self.subscribe or ()) or (pattern is not None and topic_matches(pattern, topic))
 
     def with_client_id(self, client_id: str) -> SourceOptions:
         """Returns the options with the client id of connections and members."""
