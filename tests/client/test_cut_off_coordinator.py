@@ -106,6 +106,31 @@ def test_task_is_not_fenced_by_a_former_coordinator(cluster: Cluster, client: Cl
         heartbeat.check()
 
 
+@pytest.mark.parametrize("code", FENCES)
+def test_batch_is_not_finished_at_a_former_coordinator(
+    cluster: Cluster, client: ClusterClient, code: ErrorCode
+) -> None:
+    """It accepts the member as before; the present one has removed it after its session timeout."""
+    cluster.named, cluster.code_of_others = [0, 1, 1], code
+    with pytest.raises(GenerationMismatchError, match=code.name):
+        task(client).check_now()
+    assert cluster.sent(1, "Heartbeat")
+
+
+def test_coordinator_is_confirmed_by_one_broker_now_and_then(cluster: Cluster, client: ClusterClient) -> None:
+    before = [cluster.sent(number, "FindCoordinator") for number in range(3)]
+    for _ in range(3):
+        task(client).check_now()
+    assert cluster.sent(0, "FindCoordinator") == before[0]
+    assert sum(cluster.sent(number, "FindCoordinator") for number in (1, 2)) == sum(before[1:]) + 1
+
+
+def test_task_ends_where_no_other_broker_responds(cluster: Cluster, client: ClusterClient) -> None:
+    cluster.silent = {1, 2}
+    task(client).check_now()
+    assert cluster.sent(0, "Heartbeat") == 1
+
+
 def test_first_heartbeat_of_a_task_is_not_fenced_by_a_former_coordinator(cluster: Cluster) -> None:
     """The client of a read task has the addresses of the brokers, and no metadata yet."""
     cluster.move(ErrorCode.UNKNOWN_MEMBER_ID)

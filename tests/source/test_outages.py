@@ -116,6 +116,7 @@ def test_fenced_task_does_not_wait_for_the_leader(broker: FakeLeader, client: Cl
 def test_task_waits_for_its_coordinator(
     broker: FakeLeader, client: ClusterClient, limit_ms: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(client, "confirm_coordinator", lambda group_id, timeout_ms: None)
     monkeypatch.setattr(client, "await_loaded", lambda group_id, timeout_ms: None)
     monkeypatch.setattr(client, "has_loaded", lambda group_id: True)
     sent = []

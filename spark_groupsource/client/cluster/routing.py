@@ -77,6 +77,10 @@ _UNCACHED = CachedTopic()
 _MIN_ATTEMPT_MS = 5_000
 # a heartbeat tries several generations; one lookup is enough
 _CONFIRMED_MS = 1_000
+# the group gets no other owner before the session timeout of the member at a new coordinator, which is 6 s at least
+_NAMED_MS = 5_000
+# other brokers that are asked to name the coordinator, and how long
+_NAMING_BROKERS, _NAMING_MS = 2, 2_000
 # so that a task finds the rest of the cluster while two brokers are down
 _MIN_TASK_BROKERS = 3
 # a Fetch response exceeds fetch.max.bytes where its first batch does (KIP-74)
@@ -143,6 +147,8 @@ class Router:
         self._loaded: dict[CoordinatorKey, Node] = {}
         # group -> coordinator that other brokers have named after it rejected a member, and when
         self._confirmed_coordinators: dict[str, tuple[Node | None, int]] = {}
+        # group -> coordinator that another broker has named last, and when
+        self._named_coordinators: dict[str, tuple[Node, int]] = {}
         # the next lookup prefers another broker: this one may have older metadata than the others
         self._responded_last: Address | None = None
         # members of one process look up the same coordinator at once; one of them sends the request
@@ -497,7 +503,8 @@ class Router:
                         self.invalidate_coordinator(key, node)
                     continue
                 if isinstance(requests[index], OffsetFetchRequest):
-                    self._loaded[key] = node
+                    with self._lock:
+                        self._loaded[key] = node
                 problem = error_of(index, response)
                 is_retried = problem is not None and rules.action(problem.code) is Action.RETRY
                 if problem is not None and is_retried and not is_missing(problem, retry.elapsed_ms):
@@ -592,6 +599,39 @@ class Router:
             if sum(named.values()) > len(rejected_by):
                 self._confirmed_coordinators[group_id] = found, self.clock.now_ms()
         return False
+
+    def confirm_coordinator(self, group_id: str, timeout_ms: int) -> None:
+        """Asks another broker for the coordinator of a group, unless one has named it in the last five seconds.
+
+        A coordinator that is cut off from its controller accepts its members for as long as that lasts, although the
+        group has another one, which removes them after their session timeout. If another broker names another
+        coordinator, the one that most brokers name is in the cache afterwards. It is not confirmed where no other
+        broker responds.
+
+        Raises: BrokerError, NetworkError as `find_coordinator`.
+        """
+        retry = self.retry(timeout_ms)
+        node = self.find_coordinator(group_id, retry.remaining_ms)
+        with self._lock:
+            named, named_ms = self._named_coordinators.get(group_id, (None, 0))
+        if named == node and self.clock.now_ms() < named_ms + _NAMED_MS:
+            return
+        brokers = self.metadata((), timeout_ms=retry.remaining_ms).nodes.values()
+        addresses = [self.node_address(each) for each in brokers if each.node_id != node.node_id]
+        self.rng.shuffle(addresses)
+        request = FindCoordinatorRequest(key=group_id, key_type=0, coordinator_keys=[group_id])
+        for address in self.pool.reachable_first(addresses)[:_NAMING_BROKERS]:
+            try:
+                response = self.call_address(address, request, min(retry.remaining_ms, _NAMING_MS))
+            except (NetworkError, RemoteProtocolError):
+                continue
+            row = response.coordinators[0] if response.coordinators else response
+            if not row.error_code:
+                if row.node_id != node.node_id:
+                    self.find_other_coordinator(group_id, {node}, retry.remaining_ms)
+                break
+        with self._lock:
+            self._named_coordinators[group_id] = self._coordinators.get(group_id, node), self.clock.now_ms()
 
     def find_coordinators(self, group_ids: Iterable[str]) -> dict[str, Node]:
         """Returns the coordinators of several groups, with one request for those that are not cached (KIP-699).

@@ -98,7 +98,7 @@ class TaskHeartbeat:
             raise self._error_without_cause()
 
     def check_now(self) -> None:
-        """Sends a heartbeat and waits for the response of a coordinator that has loaded the group.
+        """Sends a heartbeat and waits for the response of the present coordinator, which has loaded the group.
 
         Raises: GenerationMismatchError when the member is fenced; BrokerError or NetworkError without a response
             for as long as the outage may last.
@@ -113,6 +113,7 @@ class TaskHeartbeat:
             bound_ms = max(self._interval_ms, _FIRST_WAIT_MS) << min(retry.attempt, 20)
             try:
                 wait_ms = outage.left_ms(min(bound_ms, longest_ms))
+                cluster.confirm_coordinator(self._group_id, wait_ms)
                 cluster.await_loaded(self._group_id, wait_ms)
                 code = self.send_heartbeat(wait_ms)
                 if code in _ACCEPTED and cluster.has_loaded(self._group_id):
