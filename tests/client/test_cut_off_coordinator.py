@@ -16,6 +16,8 @@ from spark_groupsource.client.membership.task_heartbeat import TaskHeartbeat
 from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import ErrorCode, GenerationMismatchError
 from spark_groupsource.model import OffsetAndMetadata
+from spark_groupsource.source.group.ownership import AssignedPartitions
+from spark_groupsource.source.options.option_parser import parse_options
 from spark_groupsource.wire.messages import FindCoordinatorResponse, MetadataResponse
 
 SETTINGS = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "5", "default_api_timeout_ms": "5000"}
@@ -115,6 +117,16 @@ def test_batch_is_not_finished_at_a_former_coordinator(
     with pytest.raises(GenerationMismatchError, match=code.name):
         task(client).check_now()
     assert cluster.sent(1, "Heartbeat")
+
+
+def test_committed_offsets_of_option_assign_are_not_those_of_a_former_coordinator(
+    cluster: Cluster, client: ClusterClient
+) -> None:
+    """The query has no member that the coordinator could reject."""
+    cluster.move(ErrorCode.NONE)
+    options = {"kafka.bootstrap.servers": "h:1", "assign": '{"t": [0, 1]}', "kafka.group.id": GROUP}
+    committed = AssignedPartitions(client, parse_options(options, "stream")).committed([T0])
+    assert committed == {T0: OffsetAndMetadata(9)}
 
 
 def test_coordinator_is_confirmed_by_one_broker_now_and_then(cluster: Cluster, client: ClusterClient) -> None:

@@ -18,7 +18,7 @@ from spark_groupsource.errors import (
     ErrorCode,
     GenerationMismatchError,
 )
-from spark_groupsource.model import Node, OffsetAndMetadata, OffsetRange, ProducerIdAndEpoch
+from spark_groupsource.model import OffsetAndMetadata, OffsetRange, ProducerIdAndEpoch
 from spark_groupsource.source.group import transactional_commits
 from spark_groupsource.source.options.option_parser import parse_options
 from spark_groupsource.source.positions.published_progress import (
@@ -54,20 +54,16 @@ class Cluster(FakeCluster):
 
     published: Any = None
     is_left_out = False
-    asked_for_others = 0
+    is_confirmed = False
 
     def retry(self) -> Retry:
         return Retry(base_ms=1, max_ms=1, timeout_ms=5_000, clock=self.clock, rng=Random(0))
 
-    def find_coordinator(self, group_id: str) -> Node:
-        return Node(1, "h", 1)
-
-    def find_other_coordinator(self, group_id: str, rejected_by: set[Node], timeout_ms: int) -> bool:
-        self.asked_for_others += 1
-        return False
+    def confirm_coordinator(self, group_id: str) -> None:
+        self.is_confirmed = True
 
     def fetch_committed(self, group_id: str) -> dict[Any, OffsetAndMetadata]:
-        assert group_id == progress_group("T") and self.asked_for_others
+        assert group_id == progress_group("T") and self.is_confirmed
         ends = {} if self.published is None else {"abc": digest(self.published, is_left_out=self.is_left_out)}
         return {P0: offset_of_progress(WriterProgress("q", 4, ends))}
 

@@ -600,7 +600,7 @@ class Router:
                 self._confirmed_coordinators[group_id] = found, self.clock.now_ms()
         return False
 
-    def confirm_coordinator(self, group_id: str, timeout_ms: int) -> None:
+    def confirm_coordinator(self, group_id: str, timeout_ms: int | None = None) -> None:
         """Asks another broker for the coordinator of a group, unless one has named it in the last five seconds.
 
         A coordinator that is cut off from its controller accepts its members for as long as that lasts, although the

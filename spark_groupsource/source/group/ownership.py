@@ -132,6 +132,7 @@ class AssignedPartitions:
     def committed(self, partitions: Sequence[TopicPartition], topic_ids: TopicIds = NO_IDS) -> Commits:
         if self._group_id is None:
             return dict.fromkeys(partitions)
+        self._cluster.confirm_coordinator(self._group_id)
         return self._cluster.fetch_committed(self._group_id, partitions, topic_ids=topic_ids)
 
     def last_commits(self, partitions: Sequence[TopicPartition], metadata: str) -> dict[TopicPartition, int | None]:

@@ -24,8 +24,6 @@ from spark_groupsource.source.positions.published_progress import (
 
 # a transaction of offsets alone takes milliseconds; the offsets of a partition are not readable while one is open
 _TIMEOUT_MS = 10_000
-# the coordinator of the progress is looked up at every broker
-_LOOKUP_MS = 2_000
 
 
 class TransactionalCommits:
@@ -49,8 +47,7 @@ class TransactionalCommits:
         Transactions(self._cluster, self._transactional_id).init(_TIMEOUT_MS)
         group_id = progress_group(self._transactional_id)
         # one that is cut off from its controller responds with older progress
-        named = self._cluster.find_coordinator(group_id)
-        self._cluster.find_other_coordinator(group_id, {named}, _LOOKUP_MS)
+        self._cluster.confirm_coordinator(group_id)
         self._published = read_progress(self._cluster.fetch_committed(group_id).values())
         self._has_begun = True
 

@@ -89,7 +89,9 @@ def plan_ranges(cluster: ClusterClient, options: SourceOptions) -> list[OffsetRa
     committed: Mapping[TopicPartition, OffsetAndMetadata | None] = {}
     if starting.uses_group:
         topic_ids = lookup.topic_ids({p.topic for p in partitions})
-        committed = cluster.fetch_committed(options.group_id or "", partitions, topic_ids=topic_ids)
+        group_id = options.group_id or ""
+        cluster.confirm_coordinator(group_id)
+        committed = cluster.fetch_committed(group_id, partitions, topic_ids=topic_ids)
     for spec in (starting, options.ending):
         check_listed(spec, partitions)
     begins = lookup.resolve(starting, partitions, committed)
