@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,10 +16,19 @@ from spark_groupsource.client.cluster.cluster_client import LATEST, ClusterClien
 from spark_groupsource.client.cluster.metadata import ClusterMetadata, PartitionInfo, TopicInfo, topic_of_most
 from spark_groupsource.client.records.fetcher import PartitionFetcher
 from spark_groupsource.common.clock import Clock, ManualClock, SystemClock
-from spark_groupsource.errors import BrokerError, DataLossError, ErrorCode, NetworkError, UnsupportedVersionError
+from spark_groupsource.errors import (
+    BrokerError,
+    ConfigurationError,
+    DataLossError,
+    ErrorCode,
+    NetworkError,
+    UnsupportedVersionError,
+)
 from spark_groupsource.model import OffsetRange, TopicPartition
 from spark_groupsource.source.options.option_parser import parse_options
+from spark_groupsource.source.positions.offset_lookup import OffsetLookup
 from spark_groupsource.source.session import StreamSession
+from spark_groupsource.source.spark.batch_reader import plan_ranges
 from spark_groupsource.wire.messages import ListOffsetsResponse, MetadataResponse
 
 SETTINGS = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "2", "default_api_timeout_ms": "5000"}
@@ -206,6 +216,20 @@ def test_query_continues_where_one_broker_has_older_metadata(older: View) -> Non
     assert found.answered[0] == 1
 
 
+def assigned(client: ClusterClient, *numbers: int) -> list[TopicPartition]:
+    options = {"kafka.bootstrap.servers": "h:1", "assign": json.dumps({"t": numbers})}
+    return OffsetLookup(client, parse_options(options, "stream")).partitions()
+
+
+def test_partitions_of_option_assign_exist_though_one_broker_lacks_them() -> None:
+    with nodes(View(OLD, 2), View(OLD, 4), View(OLD, 4)) as found:
+        with open_cluster(found.bootstrap_servers, **SETTINGS) as client:
+            assert assigned(client, 0, 3) == [TopicPartition("t", 0), TopicPartition("t", 3)]
+            with pytest.raises(ConfigurationError, match="do not exist: t-4"):
+                assigned(client, 0, 4)
+    assert found.answered[0] == 1
+
+
 def test_topic_without_permission_is_not_deleted() -> None:
     with nodes(*(View(OLD, 4) for _ in range(3))) as found:
         with open_cluster(found.bootstrap_servers, **SETTINGS) as client:
@@ -256,6 +280,19 @@ def test_log_of_a_former_leader_is_not_taken_for_a_truncated_one(retries: str) -
         session, _, start = checkpointed_session(client, position=10, retries=retries)
         assert session.latest_offset(start, NO_LIMITS)["t"] == {"0": 12, "3": 12}
     assert found.answered[0] == 1
+
+
+@pytest.mark.parametrize("end", [10, 13])
+def test_end_of_a_batch_read_is_not_compared_with_the_log_of_a_former_leader(end: int) -> None:
+    ends = json.dumps({"t": dict.fromkeys(range(4), end)})
+    options = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "endingOffsets": ends}
+    with nodes(cut_off(), elected(), elected()) as found, open_cluster(found.bootstrap_servers, **SETTINGS) as client:
+        parsed = parse_options(options, "batch")
+        if end == 10:
+            assert {each.end for each in plan_ranges(client, parsed)} == {10}
+        else:
+            with pytest.raises(DataLossError, match="the log ends at 12"):
+                plan_ranges(client, parsed)
 
 
 def test_truncated_log_is_reported_where_the_other_brokers_name_no_later_leader() -> None:

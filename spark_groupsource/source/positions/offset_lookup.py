@@ -48,6 +48,10 @@ class OffsetLookup:
             return found
         missing = sorted(set(assigned) - set(found))
         if missing:
+            # one broker may have older metadata
+            self._cluster.confirm_leaders(topics)
+            missing = self.missing(missing, refresh=False)
+        if missing:
             raise ConfigurationError(
                 f"Option assign names partitions that do not exist: {bounded_names(missing)}. Correct the option."
             )

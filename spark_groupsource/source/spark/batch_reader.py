@@ -111,6 +111,11 @@ def _check_ends(lookup: OffsetLookup, options: SourceOptions, ends: Offsets) -> 
     """Replaces listed end offsets beyond the log end offset by it, or fails, according to failOnDataLoss."""
     listed = [p for p in ends if options.ending.listed(p) is not None and not options.ending.by_time]
     latest = lookup.latest(listed)
+    beyond = [p for p in listed if ends[p] > latest[p]]
+    if beyond:
+        # the log of a former leader may end earlier
+        lookup.confirm_leaders({p.topic for p in beyond})
+        latest.update(lookup.latest(beyond))
     data_loss = DataLossPolicy(fail=options.fail_on_data_loss, is_batch=True)
     for p in listed:
         if ends[p] > latest[p]:
