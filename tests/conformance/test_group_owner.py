@@ -149,10 +149,18 @@ def test_rejected_sync_leads_to_another_join(code: ErrorCode, expected: list[str
 
 
 @pytest.mark.conformance("CC-146", "CC-147")
-@pytest.mark.parametrize("code, member_id", [(ErrorCode.UNKNOWN_MEMBER_ID, ""), (ErrorCode.ILLEGAL_GENERATION, "m1")])
-@pytest.mark.parametrize("settings, lost", [({}, []), (COOPERATIVE, [("lost", (T0, T1))])])
+@pytest.mark.parametrize(
+    "settings, code, member_id, lost",
+    [
+        ({}, ErrorCode.UNKNOWN_MEMBER_ID, "", []),
+        ({}, ErrorCode.ILLEGAL_GENERATION, "m1", []),
+        (COOPERATIVE, ErrorCode.UNKNOWN_MEMBER_ID, "", [("lost", (T0, T1))]),
+        # a dynamic member keeps them: test_cooperative_rebalance.py
+        ({**COOPERATIVE, "group_instance_id": "i"}, ErrorCode.ILLEGAL_GENERATION, "m1", [("lost", (T0, T1))]),
+    ],
+)
 def test_retained_partitions_are_lost_if_the_member_is_removed_during_the_rebalance(
-    code: ErrorCode, member_id: str, settings: Any, lost: Any
+    settings: Any, code: ErrorCode, member_id: str, lost: Any
 ) -> None:
     bench = joined(**settings)
     bench.member.request_rejoin("a test")
