@@ -45,8 +45,8 @@ _NO_TESTS = 5
 _FAILED = re.compile(r"(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$")
 # more failures are no accident
 _MOST_RERUN = 5
-# of each plan; more than cores: tests of groups and applications wait for most of their time
-_PROCESSES = {"all": 9, "quick": 7}
+# more than cores: tests of groups and applications wait for most of their time
+_PROCESSES = 7
 _MEMORY = "/dev/shm"
 _MEMORY_BYTES = 4 << 30
 _lock = threading.Lock()
@@ -232,7 +232,7 @@ def _wait(running: Sequence[PytestProcess], started: float, reruns: bool = False
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plan", choices=PLANS, default="all", help="`quick`: no queues for Spark and a real Kafka")
-    parser.add_argument("--processes", type=int, help=f"default: {_PROCESSES}, by plan")
+    parser.add_argument("--processes", type=int, help=f"default: {_PROCESSES}")
     parser.add_argument("--rerun", action="store_true", help="run failed tests once more, alone")
     parser.add_argument("--write-times", action="store_true", help="write the seconds of each file into the table")
     options, arguments = parser.parse_known_args()
@@ -240,7 +240,7 @@ def main() -> int:
         return subprocess.call([sys.executable, "-m", "pytest", *arguments])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        processes = options.processes or _PROCESSES[options.plan]
+        processes = options.processes or _PROCESSES
         return run(options.plan, processes, arguments, writes_times=options.write_times, reruns=options.rerun)
     except KeyboardInterrupt:
         return 130
