@@ -149,8 +149,9 @@ def test_a_partition_that_was_added_is_written(embedded: Any, topic: str, monkey
     monkeypatch.setattr(output_task, "UNKNOWN_TOPIC_TIMEOUT_MS", 50)
     with pytest.raises(ConfigurationError, match="Column partition is 3 in a row of topic .* which has 3 partitions"):
         write_records(given, rows[2:])
-    # less than the time that a partition may be unknown
-    given = options(embedded.bootstrap_servers, topic, max_block_ms="20")
+    # max.block.ms ends before the time that a partition may be unknown
+    monkeypatch.setattr(output_task, "UNKNOWN_TOPIC_TIMEOUT_MS", 600_000)
+    given = options(embedded.bootstrap_servers, topic, max_block_ms="500")
     with pytest.raises(BrokerError, match=f"Describing partition {topic}-3 failed: UNKNOWN_TOPIC_OR_PARTITION"):
         write_records(given, rows[2:])
 

@@ -134,4 +134,6 @@ def test_sigterm_drains_while_records_arrive(embedded, topic, group, tmp_path, t
     # the written records are the committed ones: nothing is lost, nothing will be read again
     assert job.positions() == [(p, n) for p, end in sorted(positions.items()) for n in range(end)]
     events = [json.loads(line) for line in job.rebalances.read_text().splitlines()]
-    assert events[0]["generation"] >= 1 and len(events[0]["gained"]) == 4 and "text" in events[0]
+    # the first rebalance may leave a member without partitions that joins before the others
+    gained = {partition for event in events for partition in event.get("gained", ())}
+    assert events[0]["generation"] >= 1 and len(gained) == 4 and "text" in events[0]
