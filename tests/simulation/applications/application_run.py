@@ -551,6 +551,9 @@ class ApplicationRun:
             if waited_ms >= self._new_member_join_timeout_ms and cause.kind == "timer SessionTimer":
                 # Kafka's bound for the first JoinGroup; the client, which has nothing yet, joins again
                 self.events["removed as new"] += 1
+            elif cause.kind == "request" and member_id in new_since_ms:
+                # the response to the first JoinGroup of a static member was lost, and it has sent another one
+                self.events["joined again"] += 1
             else:
                 self._member_removed(member_id, cause.kind, since_ms)
         if removed or members:
@@ -574,6 +577,10 @@ class ApplicationRun:
             self._interrupted(application, "removed")
             return
         raise Violation(f"member {member_id} is removed by a {kind} although its application is alive")
+
+    def _was_removed(self, application: Application) -> bool:
+        """Returns whether a member of the present run of an application was removed."""
+        return any(self._application(member_id) is application for member_id in self._once_removed)
 
     def _commit_rejected(self, member_id: str) -> None:
         """A member that has joined at a coordinator that was cut off has a generation that the present one rejects."""
@@ -681,7 +688,8 @@ class ApplicationRun:
             return
         application.has_planned = True
         before, after = decode_offset(start), decode_offset(end)
-        if before.topic_ids != after.topic_ids:
+        if before.topic_ids != after.topic_ids or self._was_removed(application):
+            # other members may have read on since the first assignment
             return
         reaction = application.workload.options.get("onGroupAhead", "follow")
         for p, stop in after.positions.items():
@@ -720,8 +728,8 @@ class ApplicationRun:
         is_missing = isinstance(error, ConfigurationError) and "does not exist at" in str(error)
         if is_missing and self.has_fault("*"):
             return
-        is_removed = isinstance(error, (GenerationMismatchError, TransactionAbortedError)) and any(
-            self._application(member_id) is application for member_id in self._once_removed
+        is_removed = isinstance(error, (GenerationMismatchError, TransactionAbortedError)) and self._was_removed(
+            application
         )
         is_starting = not application.has_planned and self.has_fault(application.name)
         # delivery.timeout.ms bounds the transaction of a batch
