@@ -152,6 +152,10 @@ def _is_ip_address(host: str) -> bool:
     return True
 
 
+UNACKNOWLEDGED_MS = 30_000
+"""How long sent bytes may remain without an acknowledgement of TCP before the connection is lost."""
+
+
 def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> socket.socket:
     """Opens a connected blocking TCP socket, over TLS when `tls` is given; each of the two in `timeout_ms`.
 
@@ -176,6 +180,9 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
         reason = describe_os_error(error, "Check that a broker listens there.")
         raise NetworkError(f"Connecting to {address} failed: {reason}") from error
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # on Linux: a path that no longer delivers is noticed, also where the response to a JoinGroup may take an hour
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
     if context is None:
         return connection
     import ssl

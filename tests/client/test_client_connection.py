@@ -20,7 +20,7 @@ from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.network.broker_connection import BrokerConnection
 from spark_groupsource.client.network.security import SecuritySettings
 from spark_groupsource.common.clock import ManualClock, SystemClock
-from spark_groupsource.common.net import Address, dial
+from spark_groupsource.common.net import UNACKNOWLEDGED_MS, Address, dial
 from spark_groupsource.common.tls import TlsSettings
 from spark_groupsource.errors import (
     AuthenticationError,
@@ -448,3 +448,12 @@ def test_requests_without_a_response_are_sent_again_and_no_others() -> None:
         sent = [request.member_id for name, _, request in broker.requests if name == "Heartbeat"]
     assert [outcome.error_code for outcome in outcomes if isinstance(outcome, HeartbeatResponse)] == [0, 0, 0]
     assert lost == [1, 2] and sent == ["a", "b", "b", "c"]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="an option of Linux")
+def test_a_path_that_no_longer_delivers_is_noticed() -> None:
+    """The response to a JoinGroup may take an hour, and no request timeout ends the wait for it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = dial(Address(*server.getsockname()), 5_000)
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == UNACKNOWLEDGED_MS

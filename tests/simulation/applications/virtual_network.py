@@ -15,7 +15,7 @@ from simulation.applications.virtual_kernel import Kernel, Process, VirtualThrea
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.network.broker_connection import VERSION_CAPS, InFlight
 from spark_groupsource.common.deadlines import TransferDeadline
-from spark_groupsource.common.net import Address
+from spark_groupsource.common.net import UNACKNOWLEDGED_MS, Address
 from spark_groupsource.errors import NetworkError, RequestTimeoutError
 from spark_groupsource.wire.api_keys import ApiKey
 from spark_groupsource.wire.apis import APIS, api_of
@@ -154,7 +154,7 @@ class Connection:
         timeout_ms = self._settings.request_timeout_ms if timeout_ms is None else timeout_ms
         sent = InFlight(request, version, number, timeout_ms)
         if self._is_dead or self._is_cut():
-            self._is_dead = True
+            self._lose_request()
             return sent
         delay_ms = kernel.random.randrange(1, 6)
         late_ms = self._link.take_delay(key)
@@ -168,13 +168,18 @@ class Connection:
 
     def _arrive(self, request: Any, version: int, client_id: str) -> None:
         if self._is_cut():
-            self._is_dead = True
+            self._lose_request()
             return
         if self._is_muted:
             self._queued.append((request, version, client_id))
             return
         self._is_muted = True
         self._cluster.receive(self, request, version, client_id, partial(self._respond, request))
+
+    def _lose_request(self) -> None:
+        """The path no longer delivers, and TCP gives up the bytes that are not acknowledged (TCP_USER_TIMEOUT)."""
+        self._is_dead = True
+        self._kernel.call_in(UNACKNOWLEDGED_MS, self.break_off)
 
     def _respond(self, request: Any, response: Any) -> None:
         kernel, link = self._kernel, self._link
