@@ -297,7 +297,11 @@ def test_rebalances_since_a_time_are_explained(embedded: EmbeddedBroker, topic: 
         rows = json.loads(run(servers, "history", "--group", group, "--json", *arguments).stdout)
         return [(row["generation"], row["completed_at"]) for row in rows]
 
-    wait_until(lambda: len(history()) == 8, "the events of the coordinator are written")
+    def written() -> bool:
+        # the time of a rebalance is that of its records until the event of the coordinator is written
+        return len(history()) == 8 and history() == history()
+
+    wait_until(written, "the events of the coordinator are written")
     found = history()
     at = found[2][1]
     assert history("--since", at) == [row for row in found if row[1] >= at] and len(history("--since", at)) <= 6
