@@ -88,11 +88,9 @@ class ClusterMetadata:
     def lacks(self, topic_partition: TopicPartition) -> bool:
         """Returns whether a requested partition does not exist; False for a topic that cannot be described."""
         code = self.errors.get(topic_partition.topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        return code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not self._has(topic_partition)
-
-    def _has(self, topic_partition: TopicPartition) -> bool:
         info = self.topics.get(topic_partition.topic)
-        return info is not None and topic_partition.partition in info.partitions
+        has_partition = info is not None and topic_partition.partition in info.partitions
+        return code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not has_partition
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         """Returns topic -> id as text, without topics that do not exist or, on older brokers, have no id."""

@@ -580,16 +580,11 @@ class Router:
         # a client that has sent its first request has no metadata yet
         brokers = self.metadata((), timeout_ms=retry.remaining_ms).nodes.values()
         nodes = [node for node in brokers if not _is_among(node, rejected_by)]
-        request = FindCoordinatorRequest(key=group_id, key_type=0, coordinator_keys=[group_id])
         for index, node in enumerate(nodes):
             bound_ms = max(min(retry.remaining_ms // (len(nodes) - index), self.settings.request_timeout_ms), 1)
-            try:
-                response = self.call_address(self.node_address(node), request, bound_ms)
-            except (NetworkError, RemoteProtocolError):
-                continue
-            row = response.coordinators[0] if response.coordinators else response
-            if not row.error_code:
-                named[Node(row.node_id, row.host, row.port)] += 1
+            each = self._coordinator_named_by(self.node_address(node), group_id, bound_ms)
+            if each is not None:
+                named[each] += 1
         # of two that as many brokers name, the other one
         found = max(named, key=lambda node: (named[node], node not in rejected_by))
         with self._lock:
@@ -619,19 +614,24 @@ class Router:
         brokers = self.metadata((), timeout_ms=retry.remaining_ms).nodes.values()
         addresses = [self.node_address(each) for each in brokers if each.node_id != node.node_id]
         self.rng.shuffle(addresses)
-        request = FindCoordinatorRequest(key=group_id, key_type=0, coordinator_keys=[group_id])
         for address in self.pool.reachable_first(addresses)[:_NAMING_BROKERS]:
-            try:
-                response = self.call_address(address, request, min(retry.remaining_ms, _NAMING_MS))
-            except (NetworkError, RemoteProtocolError):
-                continue
-            row = response.coordinators[0] if response.coordinators else response
-            if not row.error_code:
-                if row.node_id != node.node_id:
+            found = self._coordinator_named_by(address, group_id, min(retry.remaining_ms, _NAMING_MS))
+            if found is not None:
+                if found.node_id != node.node_id:
                     self.find_other_coordinator(group_id, {node}, retry.remaining_ms)
                 break
         with self._lock:
             self._named_coordinators[group_id] = self._coordinators.get(group_id, node), self.clock.now_ms()
+
+    def _coordinator_named_by(self, address: Address, group_id: str, timeout_ms: int) -> Node | None:
+        """Returns the coordinator that the broker at an address names; None if it does not respond or names none."""
+        request = FindCoordinatorRequest(key=group_id, key_type=0, coordinator_keys=[group_id])
+        try:
+            response = self.call_address(address, request, timeout_ms)
+        except (NetworkError, RemoteProtocolError):
+            return None
+        row = response.coordinators[0] if response.coordinators else response
+        return None if row.error_code else Node(row.node_id, row.host, row.port)
 
     def find_coordinators(self, group_ids: Iterable[str]) -> dict[str, Node]:
         """Returns the coordinators of several groups, with one request for those that are not cached (KIP-699).

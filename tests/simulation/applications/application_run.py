@@ -602,7 +602,7 @@ class ApplicationRun:
                 # the application itself continues at its position, unless the commit looks like an operator's reset
                 self._excuse(p, begin, stop, is_own=False)
             if since_ms is not None:
-                # nobody repeats the commit of an application that has ended
+                # no member repeats the commit of an application that has ended
                 self._reset.add(p)
                 del self._set_back[p]
 
