@@ -27,12 +27,12 @@ WORDS = 500
 
 
 class Fixed:
-    """Selects the same functions for any number of rows."""
+    """Selects the same functions for any rows."""
 
     def __init__(self, writer: RecordWriter) -> None:
         self._writer = writer
 
-    def next(self, _rows: int) -> RecordWriter:
+    def next(self, _rows: int, _size: int) -> RecordWriter:
         return self._writer
 
 
