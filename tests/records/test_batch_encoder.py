@@ -416,6 +416,15 @@ def test_compiled_functions_are_loaded_once_they_would_have_saved_the_time_to_lo
     assert used[:4] == ["numpy", "numpy", "numba", "numba"]
 
 
+def test_large_records_are_left_to_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba and Spark's batches of 64 MB would take more than 256 MB."""
+    selector = type(batch_encoder._selector)()
+    monkeypatch.setattr(selector, "compile_after_s", 0)
+    monkeypatch.setattr(batch_encoder, "compiled_writer", lambda: COMPILED_WRITER)
+    assert selector.next(1, 3_000_000) is selector.next(1_000, 2_000_000) is NUMPY_WRITER
+    assert selector.next(1_000, 1_000_000) is COMPILED_WRITER
+
+
 def test_without_numba_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "spark_groupsource.records.columns.compiled_payloads", None)
     batch_encoder.compiled_writer.cache_clear()

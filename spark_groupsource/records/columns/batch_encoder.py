@@ -48,6 +48,8 @@ _OPEN_BATCH_BYTES = 300
 _CHUNK_ROWS = 1 << 14
 _CHUNK_BYTES = 4 << 20
 _NO_KEY = -1
+# larger ones are written by NumPy: there is one copy to save, and numba with batches of 64 MB takes more than 256 MB
+_COMPILED_RECORD_BYTES = 1_200
 
 
 class TopicPartitions(NamedTuple):
@@ -455,7 +457,7 @@ class _WriterSelector:
     """Selects NumPy at first, and the compiled functions once they would have saved the time to load them.
 
     They save 0.15 us per record and 0.2 us per kB, and loading them takes 0.5 s: loading after as much time bounds the
-    total time to twice the optimum.
+    total time to twice the optimum. Large records are left to NumPy.
     """
 
     compile_after_s = 0.5
@@ -465,6 +467,8 @@ class _WriterSelector:
 
     def next(self, rows: int, size: int) -> RecordWriter:
         """Returns the functions for the next rows, of so many bytes."""
+        if size > rows * _COMPILED_RECORD_BYTES:
+            return NUMPY_WRITER
         self._saved_s += rows * 0.15e-6 + size * 0.2e-9
         return self._saved_s > self.compile_after_s and compiled_writer() or NUMPY_WRITER
 
