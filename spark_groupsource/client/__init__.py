@@ -26,8 +26,9 @@ A commit
 2. `membership/member_commits.py` sends those of each member in its generation: requests as above that do not wait for
    each other (`ClusterClient.commit_each`).
 3. It interprets a rejection: the member commits in its next generation, or it is fenced.
-4. A commit without a response is repeated (`membership/commit_repetition.py`), because the coordinator may receive it
-   after a later one.
+4. The last commits are repeated (`membership/commit_repetition.py`) after a request without a response, because the
+   coordinator may receive it after a later one, and after each loss of the coordinator, because what it has
+   acknowledged may be lost with it.
 
 A rebalance
 ===========

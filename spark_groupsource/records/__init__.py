@@ -1,6 +1,7 @@
 """Record batches: Kafka's format, to and from Arrow columns (pure).
 
-It knows the three message formats, the codecs, and Arrow. It knows no partition, leader or request:
+It knows the three message formats, the codecs, and Arrow. Of partitions it knows names and numbers, which are columns
+of a decoded batch, and Kafka's choice of the partition of a written record. It knows no leader, request or log:
 `client/records` brings the bytes of a Fetch response, `broker/storage` those of a segment.
 
 From bytes to columns

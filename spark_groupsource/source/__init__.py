@@ -1,8 +1,9 @@
 """Source and sink: what Spark calls, and the group member that answers.
 
-It knows Spark's interface for Python data sources, the options, and the offsets in a checkpoint. It sees Kafka
-through `client` only: no bytes, no sockets. `process/embedded_address.py` alone knows that there is an embedded
-broker.
+It knows Spark's interface for Python data sources, the options, and the offsets in a checkpoint. It reaches brokers
+through `client` only, and decodes no bytes itself: it passes record batches from `client` to `records` and `values`,
+and the other way. The forms of commit metadata and of rebalance events are those of `wire`.
+`process/embedded_address.py` alone knows that there is an embedded broker.
 
 Processes
 =========

@@ -420,7 +420,7 @@ def test_offsets_of_a_commit_that_failed_while_the_coordinator_moved_are_repeate
 
 def test_repetition_ends_with_the_generation() -> None:
     repetition = CommitRepetition()
-    repetition.request_lost(0)
+    repetition.start(0)
     assert not repetition.is_due(REPEAT_INTERVAL_MS - 1) and repetition.is_due(REPEAT_INTERVAL_MS)
     repetition.cancel()
     assert not repetition.is_due(10**9)

@@ -236,7 +236,7 @@ def test_last_offsets_of_all_members_are_committed_again_with_their_topic_ids(
         monkeypatch.setattr(ClusterClient, "commit_each", record)
         with ours.shared.changed:
             for member in ours.shared.members:
-                member.membership.repetition.request_lost(client.clock.now_ms())
+                member.membership.repetition.start(client.clock.now_ms())
             ours.shared.wake()
         wait_until(lambda: sum(count for count, _ in sent) >= 3, "the commits of three members are repeated")
         assert all(given == ids for _, given in sent) and ours.committed(first) == dict.fromkeys(first)

@@ -1,7 +1,8 @@
-"""When commits are repeated after a request without a response.
+"""When commits are repeated: after a lost response or a lost coordinator.
 
-Pure: the caller passes the time. The broker may still receive the request after later ones, and set a committed offset
-back. Kafka's consumer does not repeat: the next commit corrects the offset, but an idle query has none.
+Pure: the caller passes the time. The broker may receive a request without a response after later ones, and set a
+committed offset back. A coordinator that is lost, or is one no more, may lose what it has acknowledged. Kafka's
+consumer does not repeat: the next commit corrects the offset, but an idle query has none.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ class CommitRepetition:
         self.due_ms = _NEVER_MS
         self._until_ms = 0
 
-    def request_lost(self, now_ms: int) -> None:
-        """Repeats from now on for as long as the request could still arrive."""
+    def start(self, now_ms: int) -> None:
+        """Repeats from now on for as long as a request that was sent before could still arrive."""
         self._until_ms = now_ms + LATE_REQUEST_MS
         self.due_ms = min(self.due_ms, now_ms + REPEAT_INTERVAL_MS)
 

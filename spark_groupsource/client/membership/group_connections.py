@@ -231,7 +231,7 @@ class GroupConnections:
             for member in self._shared.members:
                 if member.commits:
                     # what the coordinator has acknowledged may be lost with it
-                    member.membership.repetition.request_lost(now_ms)
+                    member.membership.repetition.start(now_ms)
         self._shared.wake()
 
     @property

@@ -177,7 +177,7 @@ class MemberCommits:
             member, sent, _ = commits[index]
             with self._shared.changed:
                 if member.membership.commit_generation == sent:
-                    member.membership.repetition.request_lost(self._clock.now_ms())
+                    member.membership.repetition.start(self._clock.now_ms())
                     self._shared.wake()
 
         rows = [_row(commit) for commit in commits]

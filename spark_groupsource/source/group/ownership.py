@@ -154,7 +154,7 @@ class AssignedPartitions:
                 offsets,
                 timeout_ms=timeout_ms,
                 topic_ids=topic_ids,
-                on_lost=lambda: repetition.request_lost(clock.now_ms()),
+                on_lost=lambda: repetition.start(clock.now_ms()),
             )
         except BrokerError as error:
             if error.code != ErrorCode.UNKNOWN_MEMBER_ID:

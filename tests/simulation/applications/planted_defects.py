@@ -190,7 +190,7 @@ PLANTED: tuple[PlantedDefect, ...] = (
     ),
     PlantedDefect(
         "a lost commit is not repeated in time",
-        {(CommitRepetition, "request_lost"): _nothing},
+        {(CommitRepetition, "start"): _nothing},
         ("late_commit", "late_commit", "kill_one"),
         is_rare=True,
     ),
