@@ -42,7 +42,7 @@ class ApiRequestContext(NamedTuple):
 class ResponseAction(Enum):
     """Result of a handler without a response to send at once."""
 
-    DELAYED = "the response is sent later"
+    DELAYED = "the response is sent by another call, later or already"
     NO_RESPONSE = "the client expects no response (Produce with acks=0)"
 
 

@@ -219,7 +219,10 @@ def _estimates(cluster: ClusterClient, group: GroupDescription, rows: Sequence[L
 
 
 def _rows(cluster: ClusterClient, group: GroupDescription, view: str, with_estimates: bool) -> Iterable[dict[str, Any]]:
-    """Yields the objects of ``--json``, with the columns of the tables `lag`, `members` and `groups`."""
+    """Yields the objects of ``--json``: values of Kafka's tool.
+
+    Those that the tables `lag`, `members` and `groups` have, too, are named as their columns.
+    """
     if view == "members":
         return _member_rows(group)
     if view == "offsets":

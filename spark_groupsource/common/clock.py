@@ -1,7 +1,7 @@
-"""Monotonic clock and epoch clock; the only module that imports `time`.
+"""Monotonic clock and epoch clock.
 
 `now_ms` is monotonic and is used for deadlines; `timestamp_ms` is epoch time and is used in records. One is never
-subtracted from the other.
+subtracted from the other. Deadlines and records use no other clock, so that tests control them.
 """
 
 from __future__ import annotations

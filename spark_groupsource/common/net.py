@@ -1,4 +1,4 @@
-"""Sockets; the only module that imports `socket`."""
+"""Sockets: addresses, connections and listeners with deadlines, their errors."""
 
 from __future__ import annotations
 

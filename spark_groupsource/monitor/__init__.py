@@ -19,7 +19,9 @@ show them.
   all sources of a group. `rebalances/findings.py` is a table of rules over the result, `rebalances/explanation.py` has
   the sentences, `rebalances/timeline.py` the picture.
 * `tables`: names, types and descriptions of columns (`tables/definitions.py`), their rows (`tables/table_rows.py`),
-  columns of lag that need further requests (`tables/estimates.py`).
+  columns of lag that need further requests (`tables/estimates.py`), expressions that select rows
+  (`tables/row_filter.py`). Records of a topic for people: `tables/peek.py`, their keys and values
+  `tables/record_decoding.py`.
 
 A table is read from top to bottom: `table_rows` selects groups and topics (`selection.py`), `cluster_reads` sends
 one request for many of them, pure functions compute, `results` (notebook) or `arrow_tables` (Spark) returns rows.

@@ -222,8 +222,8 @@ class Group:
         rest, and `LagResult.chart` draws it.
 
         Args:
-            by: ``offsets``, ``time`` or ``bytes``: the columns of this measure only, the largest lag first. Time and
-                bytes require reads of records.
+            by: ``offsets``, ``time`` or ``bytes``: the columns of this measure only, the largest lag first. Time
+                requires reads of records; so do bytes where DescribeLogDirs returns no size of the log.
         """
         if by is None:
             return self._read_lag(topic)

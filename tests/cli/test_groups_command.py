@@ -115,7 +115,7 @@ def test_describe_with_offsets_of_a_deleted_topic(kafka: RealKafka, topic: str, 
     assert [row.split()[1:6] for row in rows if kept in row] == [[kept, "0", "1", "1", "0"]]
 
 
-def test_json_has_the_columns_of_the_tables(cluster: Cluster, topic: str, group: str) -> None:
+def test_json_of_each_command(cluster: Cluster, topic: str, group: str) -> None:
     create_topic(cluster.bootstrap_servers, topic)
     produce(cluster.bootstrap_servers, topic, [(0, None, b"x"), (0, None, b"y")])
     scope = ("--group", group, "--topic", topic, "--json")

@@ -1,4 +1,4 @@
-"""Handlers of Fetch, ListOffsets, OffsetForLeaderEpoch and DeleteRecords; see `produce` for Produce.
+"""Handlers of Fetch, ListOffsets, OffsetForLeaderEpoch and DeleteRecords; Produce: `produce_requests`.
 
 Source: Kafka `KafkaApis`, `ReplicaManager`, `ListOffsetsRequest` (special timestamps).
 """

@@ -87,10 +87,10 @@ DELETE_RECORDS = ErrorRules({})
 OFFSET_FETCH = ErrorRules(
     {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: Action.RAISE, ErrorCode.UNKNOWN_TOPIC_ID: Action.RAISE}
 )
-"""Errors of the group and of its partitions, except those of `routing.COORDINATOR_MOVED`."""
+"""Errors of the group and of its partitions, except those of `routing.COORDINATOR_UNAVAILABLE`."""
 
 OFFSET_COMMIT = ErrorRules({})
-"""Errors of partitions, except those of `routing.COORDINATOR_MOVED`."""
+"""Errors of partitions, except those of `routing.COORDINATOR_UNAVAILABLE`."""
 
 TRANSACTION = ErrorRules({})
-"""Errors of the steps of a transaction, except those of `routing.COORDINATOR_MOVED`."""
+"""Errors of the steps of a transaction, except those of `routing.COORDINATOR_UNAVAILABLE`."""

@@ -178,7 +178,7 @@ def offset_commit_request(
 
 
 def commit_errors(response: OffsetCommitResponse) -> list[int]:
-    """Returns the error codes of all partitions, as `Router.call_coordinator` needs them."""
+    """Returns the error codes of all partitions, as `Router.call_coordinator_each` needs them."""
     codes = [_commit_code(p.error_code) for topic in response.topics for p in topic.partitions]
     # a coordinator that lost its log fails the append with REQUEST_TIMED_OUT: the client must look it up again
     return [int(ErrorCode.NOT_COORDINATOR) if code == ErrorCode.REQUEST_TIMED_OUT else code for code in codes]

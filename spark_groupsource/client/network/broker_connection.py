@@ -68,9 +68,9 @@ _MAX_HANDSHAKE_BYTES = 1024 * 1024
 _SOFTWARE = "spark-groupsource"
 # part of the lifetime of a login that is used, as in Kafka's SaslClientAuthenticator
 _USED_LIFETIME = 0.85
-# first bytes from a TLS listener to a client without TLS: record type alert, version 3.x
 # served by KRaft controllers only (KIP-631)
 _BROKER_REGISTRATION = 62
+# first bytes from a TLS listener to a client without TLS: record type alert, version 3.x
 _TLS_ALERT = b"\x15\x03"
 
 # a broker may delay the response

@@ -1,1 +1,1 @@
-"""Tables: columns, rows, selections, results."""
+"""Tables: columns, rows, estimates, filters, results; records of topics."""

@@ -94,7 +94,11 @@ class StreamPositions:
         return replace(self, uncommitted=dict(offsets))
 
     def commit_dropped(self) -> StreamPositions:
-        """Returns the positions without uncommitted ones, after the coordinator has fenced the commit."""
+        """Returns the positions without uncommitted ones.
+
+        For what is not to be committed again: the coordinator has fenced the commit, or the partitions are no longer
+        owned or do not exist.
+        """
         return replace(self, uncommitted={}) if self.uncommitted else self
 
     def is_committed(self, start: SourceOffset, owners: Iterable[TopicPartition]) -> bool:
