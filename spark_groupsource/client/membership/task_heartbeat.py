@@ -29,13 +29,14 @@ _ACCEPTED = frozenset({ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS})
 
 
 class TaskHeartbeat:
-    """Sends heartbeats for one member in one generation from a separate thread, while the context is open.
+    """Sends heartbeats for one member from a separate thread, while the context is open.
 
     A heartbeat without a response is retried and is no error: only the coordinator decides whether a member is fenced.
 
     Args:
         retains_partitions: the batch was planned during a rebalance in which the member retains the partitions
-            of the task. Later generations are then accepted too; the coordinator rejects all but the current one.
+            of the task. The member may then be in that generation or a later one; the coordinator rejects all but the
+            current one.
         outage: how long `check_now` waits for the coordinator; None for default.api.timeout.ms.
     """
 
@@ -56,7 +57,7 @@ class TaskHeartbeat:
         self._member_id = member_id
         self._generation_id = generation_id
         self._retains_partitions = retains_partitions
-        # the generation of the last heartbeat that the coordinator accepted
+        # the last generation that was not illegal, at first that of the task
         self.accepted_generation_id = generation_id
         self._group_instance_id = group_instance_id
         self._interval_ms = heartbeat_interval_ms
@@ -86,9 +87,13 @@ class TaskHeartbeat:
         self._thread.join(self._interval_ms / 1000)
 
     def check(self) -> None:
-        """Raises GenerationMismatchError if the coordinator has rejected a heartbeat; sends no request.
+        """Raises an error if the coordinator has fenced the member, or no further heartbeat can succeed.
 
-        Every later check raises too. The first may wait about `FIND_TIMEOUT_MS` for the current generation.
+        Sends no request. Every later check raises, too. The first may wait up to `_ERROR_WAIT_MS` for the current
+        generation.
+
+        Raises: GenerationMismatchError for a fenced member; another GroupSourceError that no retry ends, for example
+            AuthenticationError.
         """
         if self._is_fenced:
             self._has_error.wait(_ERROR_WAIT_MS / 1000)
@@ -98,10 +103,10 @@ class TaskHeartbeat:
             raise self._error_without_cause()
 
     def check_now(self) -> None:
-        """Sends a heartbeat and waits for the response of the present coordinator, which has loaded the group.
+        """Returns when the present coordinator, which has loaded the group, has accepted a heartbeat.
 
-        Raises: GenerationMismatchError when the member is fenced; BrokerError or NetworkError without a response
-            for as long as the outage may last.
+        Raises: as `check`; BrokerError or NetworkError if no heartbeat is accepted for as long as the outage may last,
+            or at once if no retry ends the error.
         """
         self.check()
         cluster, longest_ms = self._cluster, self._cluster.settings.default_api_timeout_ms
@@ -150,10 +155,13 @@ class TaskHeartbeat:
             self._stopping.wait(self._interval_ms / 1000)
 
     def send_heartbeat(self, timeout_ms: int) -> int:
-        """Sends a heartbeat and returns the error code, after trying later generations if the task accepts them.
+        """Sends a heartbeat and returns the error code, that of another generation if the member may be in one.
 
-        Those are any in which the member retains its partitions, and the one of a downgraded group, which waits for it;
-        see `find_downgraded_generation`.
+        After ILLEGAL_GENERATION each generation from that of the task on is tried. A member that retains its partitions
+        may be in any of them. For another one only that of a downgraded group is accepted, which waits for the member
+        (REBALANCE_IN_PROGRESS); see `find_downgraded_generation`.
+
+        Raises: BrokerError, NetworkError, AuthenticationError.
         """
         # read once: both this thread and check_now may advance it
         tried = self.accepted_generation_id

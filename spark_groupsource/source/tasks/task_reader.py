@@ -34,14 +34,15 @@ _Finish = Callable[[pa.RecordBatch, TopicPartition], pa.RecordBatch]
 
 _clusters: dict[ClientSettings, ClusterClient] = {}
 
+
 class Heartbeat(Protocol):
-    """Heartbeat of a task; both methods raise GenerationMismatchError once the member is fenced."""
+    """Heartbeat of a task; both methods raise GenerationMismatchError once they know that the member is fenced."""
 
     def check(self) -> None:
-        """Raises the error of the last heartbeat, if any."""
+        """Raises the error that no further heartbeat can end, if any; sends no request."""
 
     def check_now(self) -> None:
-        """Sends a heartbeat and waits for its response."""
+        """Sends heartbeats until the coordinator accepts one, or fences the member, or an outage lasts too long."""
 
 
 class _NoHeartbeat:
