@@ -28,24 +28,6 @@ LAST_VERSION = 32_767
 """Last version of a field without one, as in ``4+``."""
 _COMMENT = re.compile(r"(?m)^\s*//.*$")
 _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
-_OWN = frozenset(
-    {
-        "ApiVersionsRequest",
-        "ApiVersionsResponse",
-        "ConsumerGroupDescribeRequest",
-        "ConsumerGroupDescribeResponse",
-        "ConsumerGroupHeartbeatRequest",
-        "ConsumerGroupHeartbeatResponse",
-        "DeleteGroupsRequest",
-        "DeleteGroupsResponse",
-        "GroupMetadataKey",
-        "GroupMetadataValue",
-        "OffsetCommitKey",
-        "OffsetCommitValue",
-        "TransactionLogKey",
-        "TransactionLogValue",
-    }
-)
 _OPERATIONS = {"name": "authorizedOperations", "type": "bitfield"}
 CHANGES: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("CreatePartitionsRequest", "Assignments"): {"default": "null"},
@@ -92,9 +74,8 @@ class Schema(NamedTuple):
 @lru_cache(maxsize=None)
 def schema_of(name: str) -> Schema:
     """Returns the schema of the message class `name`. Raises: FileNotFoundError."""
-    if name in _OWN:
-        file = files("spark_groupsource.wire.resources").joinpath(f"{name}.json")
-    else:
+    file = files("spark_groupsource.wire.resources").joinpath(f"{name}.json")
+    if not file.is_file():
         file = kafka_python_directory().joinpath("protocol", "schemas", "resources", f"{name}.json")
     return parse_schema(json.loads(_COMMENT.sub("", file.read_text("utf-8"))))
 

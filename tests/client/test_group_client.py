@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.clients import POLL_MS, advertise, fake_broker, group_client, open_cluster, polling, settle
+from support.clients import POLL_MS, advertise, fake_broker, group_client, is_connected, open_cluster, polling, settle
 from support.removed_members import remove_members
 from support.scripted_group import Bench, joined
 from support.topics import create_topic
@@ -394,7 +394,7 @@ def test_members_survive_a_restart_of_the_coordinator(topic: str, group: str, tm
         ours.commit({tp: OffsetAndMetadata(1) for tp in before.partitions})
         host, _, port = broker.bootstrap_servers.rpartition(":")
         broker.stop()
-        wait_until(lambda: not ours.loop.is_connected, "the members notice")
+        wait_until(lambda: not is_connected(ours), "the members notice")
         again = EmbeddedBroker(data_dir=tmp_path, host=host, port=int(port))
         again.start()
         try:

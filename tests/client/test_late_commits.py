@@ -8,7 +8,16 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from support.clients import ConnectionLostError, FakeBroker, advertise, fake_broker, group_client, open_cluster, settle
+from support.clients import (
+    ConnectionLostError,
+    FakeBroker,
+    advertise,
+    fake_broker,
+    group_client,
+    is_connected,
+    open_cluster,
+    settle,
+)
 from support.scripted_group import GROUP, T0, T1, Script, follower
 from support.topics import create_topic
 from support.waiting import wait_until
@@ -136,7 +145,7 @@ def test_offset_that_the_coordinator_lost_is_committed_again(
         ours.commit({T0: OffsetAndMetadata(1_000)})
         ours.commit({T0: OffsetAndMetadata(1_500)})
         coordinator.is_down = True
-        wait_until(lambda: not ours.loop.is_connected, "the connection to the coordinator is lost")
+        wait_until(lambda: not is_connected(ours), "the connection to the coordinator is lost")
         coordinator.committed[T0] = 1_000
         coordinator.is_down = False
         wait_until(lambda: coordinator.committed[T0] == 1_500, "the last offset is committed again")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.certificates import CA, KEY, SERVER, write_pem
-from support.clients import POLL_MS, group_client, open_cluster
+from support.clients import POLL_MS, group_client, is_connected, open_cluster
 from support.topics import create_topic
 from support.waiting import wait_until
 
@@ -96,7 +96,7 @@ def test_connections_of_a_rebalance_are_closed_when_idle(
         wait_until(lambda: len(closed) >= MEMBERS, "the connections of JoinGroup requests are closed")
         # private: what remains is the connection that all members share
         connections = ours.loop.connections
-        assert not connections._idle and not connections._used and ours.loop.is_connected
+        assert not connections._idle and not connections._used and is_connected(ours)
         assert ours.poll(POLL_MS).is_stable
 
 

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+from support.clients import is_connected
 from support.scripted_group import T0, T1, U0, Bench, follower, joined, sent_assignments, subscriptions, using
 
 from spark_groupsource.assign import RangeAssignor
@@ -69,7 +70,7 @@ def test_coordinator_that_moved_is_looked_up_again_and_the_member_keeps_its_part
     before = bench.client.view
     bench.script.prepare("Heartbeat", failure)
     bench.heartbeat()
-    assert not bench.client.loop.is_connected and not bench.cluster.has_coordinator("g")
+    assert not is_connected(bench.client) and not bench.cluster.has_coordinator("g")
     bench.heartbeat()
     assert bench.script.sent_apis() == ["Heartbeat", "FindCoordinator", "Heartbeat"]
     assert bench.poll() == before and bench.callbacks() == []

@@ -160,6 +160,13 @@ def group_client(client: ClusterClient, group: str, topic: str = "", **settings:
     return GroupClient(client, GroupSettings(group, **{**values, **settings}))
 
 
+def is_connected(client: GroupClient) -> bool:
+    """Returns whether the connection that the members share is open."""
+    # private: only tests need it
+    pipeline = client.loop.connections._pipeline
+    return pipeline is not None and not pipeline.is_closed
+
+
 @contextmanager
 def polling(*clients: GroupClient) -> Iterator[None]:
     """Other applications, each of which polls in a separate thread."""

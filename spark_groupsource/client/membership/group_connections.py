@@ -52,12 +52,6 @@ class GroupConnections:
         # the check in progress or the last one, and when it began
         self._check: tuple[Node, int, asyncio.Task[str]] | None = None
 
-    @property
-    def is_connected(self) -> bool:
-        """True while the shared connection is open; other threads may read it."""
-        pipeline = self._pipeline
-        return pipeline is not None and not pipeline.is_closed
-
     async def shared_connection(self) -> tuple[Node, RequestPipeline]:
         """Returns the coordinator and the connection that all members share; opens it if necessary.
 
@@ -92,7 +86,7 @@ class GroupConnections:
         if former is not None and node == self._node and not former.is_closed and not former.is_expired:
             return former
         try:
-            pipeline = self._started(await self._calls.run_now(self._open_pipeline, node))
+            pipeline = self._started(await self._calls.run_now(self._open_pipeline, node, self._open_ms()))
         except NetworkError as error:
             self._attempts += 1
             self.mark_unknown(node, str(error))
@@ -119,14 +113,16 @@ class GroupConnections:
         pipeline.start()
         return pipeline
 
-    def _open_pipeline(self, node: Node) -> RequestPipeline:
+    def _open_ms(self) -> int:
+        """Returns how long opening a connection may take: twice as long after each failure (KIP-601)."""
+        return self._cluster.settings.connect_timeout_ms << min(self._attempts, _MAX_DOUBLINGS)
+
+    def _open_pipeline(self, node: Node, open_ms: int) -> RequestPipeline:
         """Opens a connection to the coordinator, in a thread."""
         if self._cluster.cached_coordinator(self._group_id) != node:
             # it has failed for a member that tried before
             raise NetworkError(f"Connecting to {node} was canceled: the coordinator is looked up again.")
         settings = self._cluster.settings
-        # as Kafka's client (KIP-601), twice as long after each failure
-        open_ms = settings.connect_timeout_ms << min(self._attempts, _MAX_DOUBLINGS)
         timeout_ms = min(settings.request_timeout_ms, self._shared.settings.session_timeout_ms, open_ms)
         pipeline = self._cluster.open_pipeline(self._cluster.node_address(node), timeout_ms)
         with self._shared.changed:
@@ -154,7 +150,7 @@ class GroupConnections:
             pipeline.close()
         else:
             try:
-                pipeline = self._started(await self._calls.run(self._open_pipeline, node))
+                pipeline = self._started(await self._calls.run(self._open_pipeline, node, self._open_ms()))
             except NetworkError as error:
                 self.mark_unknown(node, str(error))
                 raise
@@ -233,11 +229,6 @@ class GroupConnections:
                     # what the coordinator has acknowledged may be lost with it
                     member.membership.repetition.start(now_ms)
         self._shared.wake()
-
-    @property
-    def node(self) -> Node | None:
-        """The coordinator that the shared connection leads to."""
-        return self._node
 
     def _restart_session_timers(self) -> None:
         now_ms = self._cluster.clock.now_ms()

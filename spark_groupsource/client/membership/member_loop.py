@@ -65,11 +65,6 @@ class MemberLoop:
         self._repeating: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name=f"members of {shared.settings.group_id}", daemon=True)
 
-    @property
-    def is_connected(self) -> bool:
-        """True while the connection that the members share is open."""
-        return self.connections.is_connected
-
     def start(self) -> None:
         """Starts the thread; may be called once."""
         self._thread.start()
