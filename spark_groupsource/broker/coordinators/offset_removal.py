@@ -1,6 +1,7 @@
-"""Removal of committed offsets: expired offsets, deleted partitions, deleted groups.
+"""Removal of committed offsets by the runtime, in parts with pauses.
 
-Some hundred offsets are removed between two pauses, because ten thousand tombstones take longer than a time slice.
+`broker/group/removed_offsets.py` has the tombstones of each part. Some hundred offsets are removed between two pauses,
+because ten thousand tombstones take longer than a time slice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Committed offsets: commit, fetch, delete, expiration.
 
 The functions read the stored offsets and return changes as records. Their cost is in the number of partitions named,
-except for expiration, which iterates over all offsets. C1 to C8 number the cases of a commit; the first match decides.
+except for expiration, which iterates over all offsets.
 
 Version notes. OffsetCommit: versions 2 to 4 have a retention time; version 1, which is not served, has a timestamp per
 partition; version 9 may return GROUP_ID_NOT_FOUND. TxnOffsetCommit: member and generation from version 3. OffsetFetch:
@@ -120,26 +120,30 @@ _ACCEPTED = CommitCheck(ErrorCode.NONE)
 
 
 def check_commit(group: ClassicGroup | None, request: OffsetCommitRequest, api_version: int) -> CommitCheck:
-    """Decides whether a member, or a client without group membership, may commit. Ignores the partitions."""
+    """Decides whether a member, or a client without group membership, may commit. Ignores the partitions.
+
+    The first case that matches decides.
+    """
     generation_id = request.generation_id_or_member_epoch
     if group is None:
         if generation_id < 0:
-            return _ACCEPTED  # C1: the first offset creates a simple group
-        is_not_found = api_version >= _GROUP_NOT_FOUND_VERSION  # C2
+            return _ACCEPTED  # the first offset creates a simple group
+        is_not_found = api_version >= _GROUP_NOT_FOUND_VERSION
         return CommitCheck(ErrorCode.GROUP_ID_NOT_FOUND if is_not_found else ErrorCode.ILLEGAL_GENERATION)
-    if group.state is DEAD:  # C3
+    if group.state is DEAD:
         return CommitCheck(group.rule(GroupOperation.COMMIT_MEMBER).error)
-    if generation_id < 0 and group.state is EMPTY:  # C4
+    # clients without membership: with `assign`, or administrators
+    if generation_id < 0 and group.state is EMPTY:
         return CommitCheck(group.rule(GroupOperation.COMMIT_SIMPLE).error)
-    if generation_id < 0 and not request.member_id and request.group_instance_id is None:  # C6
+    if generation_id < 0 and not request.member_id and request.group_instance_id is None:
         return CommitCheck(group.rule(GroupOperation.COMMIT_SIMPLE).error)
-    error = group.validate_member(request.member_id, request.group_instance_id)  # C5
+    error = group.validate_member(request.member_id, request.group_instance_id)
     if error is not ErrorCode.NONE:
         return CommitCheck(error)
     if generation_id != group.generation_id:
         return CommitCheck(ErrorCode.ILLEGAL_GENERATION)
     rule = group.rule(GroupOperation.COMMIT_MEMBER)
-    # C7 or NONE, and C8
+    # rejected while the group waits for the assignment of its leader; else the session of the member is renewed
     return new_tuple(CommitCheck, (rule.error, rule.action is GroupAction.ACCEPT and rule.renews_session))
 
 

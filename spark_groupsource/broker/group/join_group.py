@@ -1,7 +1,8 @@
 """JoinGroup: adds members and starts rebalances.
 
-The cases of a request are numbered: N without a member id, K with one; the first match decides. The shard has found the
-group and checked the session timeout.
+A request without a member id is of a new member, or of a static one that returns (`_join_new`). One with a member id
+is of a member, or of a client that was given the id (`_join_known`). The cases of each are checked in order; the first
+match decides. The shard has found the group and checked the session timeout.
 
 Version notes: from version 4 a new dynamic member first gets its id with MEMBER_ID_REQUIRED, so that a lost response
 leaves no unused member; version 5 has static members, version 8 the client's reason; from version 9 the response to a
@@ -97,19 +98,19 @@ def _reject(builder: OutcomeBuilder, context: RequestContext, error: ErrorCode, 
 
 def _join_new(builder: OutcomeBuilder, group: ClassicGroup, request: JoinGroupRequest, context: RequestContext) -> None:
     rule = group.rule(GroupOperation.JOIN_NEW)
-    if rule.action is GroupAction.REJECT:  # N1
+    if rule.action is GroupAction.REJECT:  # the group is Dead
         return _reject(builder, context, rule.error, UNKNOWN_MEMBER)
-    if not group.supports_protocols(request.protocol_type, [protocol.name for protocol in request.protocols]):  # N2
+    if not group.supports_protocols(request.protocol_type, [protocol.name for protocol in request.protocols]):
         return _reject(builder, context, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, UNKNOWN_MEMBER)
     instance_id = request.group_instance_id
     member_id = new_member_id(context.client_id, instance_id, context.new_uuid)
     if len(member_id.encode()) > MAX_STRING_BYTES:  # no response and no record could contain it
         return _reject(builder, context, ErrorCode.INVALID_REQUEST, UNKNOWN_MEMBER)
     if instance_id is None:
-        if context.api_version >= _MEMBER_ID_REQUIRED_VERSION:  # N3
+        if context.api_version >= _MEMBER_ID_REQUIRED_VERSION:
             return _require_member_id(builder, group, request, context, member_id)
-        return _add_member(builder, group, request, context, member_id)  # N4
-    if instance_id not in group.static_members:  # N5
+        return _add_member(builder, group, request, context, member_id)
+    if instance_id not in group.static_members:
         builder.log(
             "member_added",
             group.group_id,
@@ -117,7 +118,7 @@ def _join_new(builder: OutcomeBuilder, group: ClassicGroup, request: JoinGroupRe
             f"in {group.state.value} state. Created a new member id {member_id}",
         )
         return _add_member(builder, group, request, context, member_id)
-    return _replace_static(builder, group, request, context, instance_id, member_id)  # N6
+    return _replace_static(builder, group, request, context, instance_id, member_id)
 
 
 def _require_member_id(
@@ -139,33 +140,33 @@ def _join_known(
 ) -> None:
     rule = group.rule(GroupOperation.JOIN_KNOWN)
     member_id, instance_id = request.member_id, request.group_instance_id
-    if group.state is DEAD:  # K1
+    if group.state is DEAD:
         return _reject(builder, context, rule.error, member_id)
     protocols = protocols_of(request)
-    if not group.supports_protocols(request.protocol_type, [name for name, _ in protocols]):  # K2
+    if not group.supports_protocols(request.protocol_type, [name for name, _ in protocols]):
         return _reject(builder, context, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id)
-    if member_id in group.pending_joins:  # K3
+    if member_id in group.pending_joins:  # it was given this id with MEMBER_ID_REQUIRED
         if instance_id is not None:
             raise RuntimeError(
                 f"Pending member id '{member_id}' of group '{group.group_id}' has instance id '{instance_id}'."
             )
         return _add_member(builder, group, request, context, member_id)
     error = group.validate_member(member_id, instance_id)
-    if error is not ErrorCode.NONE:  # K4, K5, K6
+    if error is not ErrorCode.NONE:  # unknown, or fenced by another member with its instance id
         return _reject(builder, context, error, member_id)
-    if rule.action is GroupAction.REJECT:  # K13
+    if rule.action is GroupAction.REJECT:  # an Empty group has no members
         return _reject(builder, context, rule.error, member_id)
     member = group.members[member_id]
     unchanged = member.protocols == protocols
     is_retry = unchanged and (
-        rule.action is GroupAction.RETURN_IF_UNCHANGED  # K8: the response was lost
-        or (rule.action is GroupAction.RETURN_IF_UNCHANGED_FOLLOWER and group.leader_id != member_id)  # K12
+        rule.action is GroupAction.RETURN_IF_UNCHANGED  # CompletingRebalance: the response was lost
+        or (rule.action is GroupAction.RETURN_IF_UNCHANGED_FOLLOWER and group.leader_id != member_id)  # Stable
     )
     if is_retry:
         return builder.reply(context.token, join_success(group, member_id))
-    if rule.action is GroupAction.AWAIT_JOIN or not unchanged:  # K7, K9, K11
+    if rule.action is GroupAction.AWAIT_JOIN or not unchanged:
         reason = f"updating metadata for member {member_id} during {group.state.value}"
-    else:  # K10
+    else:  # the leader of a Stable group requests a rebalance
         reason = f"leader {member_id} re-joining group during {group.state.value}"
     starts = can_rebalance(group.state)
     cause = rebalance_events.rejoin_cause(group, member, protocols, request.reason) if starts else Cause.UNKNOWN
@@ -233,7 +234,7 @@ def _replace_static(
     instance_id: str,
     member_id: str,
 ) -> None:
-    """N6: a static member rejoins without its member id, usually after a restart."""
+    """A static member rejoins without its member id, usually after a restart."""
     rule = group.rule(GroupOperation.REPLACE_STATIC)
     if rule.action is GroupAction.BUG:
         raise RuntimeError(

@@ -1,6 +1,6 @@
-"""Removal of committed offsets: expiration, deleted partitions, deleted groups.
+"""Tombstones of committed offsets: expiration, deleted partitions, deleted groups.
 
-Each function adds tombstones to an outcome, which is not atomic: its records may be appended in several batches.
+Each function adds them to an outcome, which is not atomic: its records may be appended in several batches.
 
 Source: Kafka's OffsetMetadataManager (cleanupExpiredOffsets, onPartitionsDeleted).
 """

@@ -371,13 +371,13 @@ class Connection(asyncio.BufferedProtocol):
             _, api_key = _LENGTH_AND_API.unpack_from(data)
             if length > SMALLEST_LIMIT or authenticator is not None or self.is_in_handshake:
                 self._check_size(api_key, length)
-            if self._owner.responses.is_full and not self._has_small_response(api_key, data, length):
+            if self._owner.responses.is_full and not self._is_read_while_full(api_key, data, length):
                 self._waits_for_memory = True
                 self._owner.responses.wait(self)
                 return 0
         return _PREFIX_BYTES + length if _PREFIX_BYTES + length <= size else 0
 
-    def _has_small_response(self, api_key: int, data: bytearray | memoryview, length: int) -> bool:
+    def _is_read_while_full(self, api_key: int, data: bytearray | memoryview, length: int) -> bool:
         """Whether the first request is handled, or received, while clients have not read their responses."""
         if self.unsent_bytes:
             return False

@@ -1,6 +1,7 @@
 """Handling of coordinator error codes by a member: one table per request.
 
-Pure data for `state_machine` and `member_task`.
+Pure data for `state_machine` and `member_task`. Heartbeats of read tasks have rules of their own (`task_heartbeat`): a
+task neither rejoins nor resets a member.
 
 Source: the response handlers of Kafka's AbstractCoordinator.
 """
