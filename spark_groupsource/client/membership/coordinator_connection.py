@@ -11,7 +11,8 @@ from typing import Any, Collection, TypeVar
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.blocking_calls import BlockingCalls
-from spark_groupsource.client.membership.group_connections import GroupConnections
+from spark_groupsource.client.membership.group_connections import LOOKUP_MS, GroupConnections
+from spark_groupsource.client.membership.membership_values import lowest_version
 from spark_groupsource.client.membership.shared_membership import LocalMember
 from spark_groupsource.client.network.request_pipeline import RequestPipeline
 from spark_groupsource.errors import FENCING_ERRORS, NetworkError, RequestTimeoutError, error_name
@@ -22,7 +23,6 @@ from spark_groupsource.wire.messages import JoinGroupRequest, Request, Response
 _log = logging.getLogger(__name__)
 R = TypeVar("R", bound="Response")
 
-_LOOKUP_MS = 5_000
 # the check of a coordinator ends within session.timeout.ms, so that the member can join at the next one in time
 _CHECKS_PER_SESSION = 3
 # KIP-394: a JoinGroup without a member id gets one at once
@@ -44,18 +44,16 @@ class CoordinatorConnection:
         # the coordinators that have rejected this member since one accepted it
         self._rejected_by: set[Node] = set()
 
-    async def call(self, request: Request[R], timeout_ms: int, min_version: int) -> R:
+    async def call(self, request: Request[R], timeout_ms: int) -> R:
         """Sends one request to the coordinator, which becomes unknown if the connection is lost.
 
         Raises: NetworkError also if the coordinator has rejected the member and another one has the group since.
         """
         self._node, pipeline = await self._connections.shared_connection()
-        return await self._call(pipeline, self._node, request, timeout_ms, min_version)
+        return await self._call(pipeline, self._node, request, timeout_ms)
 
-    async def _call(
-        self, pipeline: RequestPipeline, node: Node, request: Request[R], timeout_ms: int, min_version: int
-    ) -> R:
-        client_id = self._member.client_id
+    async def _call(self, pipeline: RequestPipeline, node: Node, request: Request[R], timeout_ms: int) -> R:
+        client_id, min_version = self._member.client_id, lowest_version(request)
         try:
             response = await pipeline.call(request, timeout_ms, min_version=min_version, client_id=client_id)
         except NetworkError as error:
@@ -63,9 +61,7 @@ class CoordinatorConnection:
             raise
         return await self._checked(response, node)
 
-    async def call_delayed(
-        self, request: Request[R], timeout_ms: int, min_version: int, answered_in: Collection[str]
-    ) -> R:
+    async def call_delayed(self, request: Request[R], timeout_ms: int, answered_in: Collection[str]) -> R:
         """Sends a request whose response waits for other members; the coordinator is checked meanwhile.
 
         A coordinator that stops without closing the connection, for example a frozen process, never responds. Kafka's
@@ -79,10 +75,10 @@ class CoordinatorConnection:
         self._node, shared = await self._connections.shared_connection()
         if self._is_answered_at_once(request, shared):
             # as long as the check of a coordinator that delays its response takes
-            return await self._call(shared, self._node, request, 2 * self._interval_ms, min_version)
+            return await self._call(shared, self._node, request, 2 * self._interval_ms)
         self._node, pipeline = node, _ = await self._connections.acquire()
         try:
-            client_id = self._member.client_id
+            client_id, min_version = self._member.client_id, lowest_version(request)
             waiting = pipeline.call(request, timeout_ms, min_version=min_version, client_id=client_id)
             # a failed check ends the connection, and with it this future
             waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
@@ -151,7 +147,7 @@ class CoordinatorConnection:
             return response
         self._rejected_by.add(node)
         config = self._member.membership.config
-        lookup_ms = min(_LOOKUP_MS, config.session_timeout_ms // _CHECKS_PER_SESSION)
+        lookup_ms = min(LOOKUP_MS, config.session_timeout_ms // _CHECKS_PER_SESSION)
         find = self._cluster.find_other_coordinator
         if await self._calls.run(find, config.group_id, frozenset(self._rejected_by), lookup_ms):
             reason = f"{node} responded {error_name(code)}, but is no longer the coordinator."

@@ -22,7 +22,8 @@ from spark_groupsource.wire.messages import DescribeGroupsRequest
 
 _log = logging.getLogger(__name__)
 
-_LOOKUP_MS = 5_000
+LOOKUP_MS = 5_000
+"""Time limit of a lookup of the coordinator."""
 # the rebalances that follow a rebalance use its connections
 _MAX_IDLE_MS = 30_000
 # bounds the time to open a connection, which doubles with each failure
@@ -104,7 +105,7 @@ class GroupConnections:
         known = self._cluster.cached_coordinator(self._group_id)
         if known is not None:
             return known
-        lookup_ms = min(_LOOKUP_MS, self._shared.settings.session_timeout_ms)
+        lookup_ms = min(LOOKUP_MS, self._shared.settings.session_timeout_ms)
         return await self._calls.run_now(self._cluster.find_coordinator, self._group_id, lookup_ms)
 
     def _started(self, pipeline: RequestPipeline) -> RequestPipeline:

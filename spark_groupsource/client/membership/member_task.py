@@ -133,8 +133,7 @@ class MemberTask:
         started = self._clock.instant()
         with self._shared.changed:
             metrics.rebalance_started(self.member.client_id, started.now_ms)
-        is_static = membership.config.group_instance_id is not None
-        response = await self._call(request, 5 if is_static else 0, _JOIN_ANSWERED)
+        response = await self._call(request, _JOIN_ANSWERED)
         if response is None:
             return False
         with self._shared.changed:
@@ -208,8 +207,7 @@ class MemberTask:
                 # the member was removed, or left, while the assignor ran
                 return False
             request = membership.sync_request(computed.assignments if computed else {})
-        is_static = membership.config.group_instance_id is not None
-        response = await self._call(request, 3 if is_static else 0, _SYNC_ANSWERED)
+        response = await self._call(request, _SYNC_ANSWERED)
         if response is None:
             return False
         with shared.changed:
@@ -251,7 +249,7 @@ class MemberTask:
             return
         try:
             request = DescribeGroupsRequest(groups=[group_id], include_authorized_operations=False)
-            described = await self._coordinator.call(request, membership.config.heartbeat_interval_ms, 0)
+            described = await self._coordinator.call(request, membership.config.heartbeat_interval_ms)
             (group,) = described.groups
             if group.error_code or group.group_state != "Stable":
                 # a rebalance is in progress
@@ -324,7 +322,7 @@ class MemberTask:
                 self._fail(fatal_error(self.membership.config.group_id, request, code))
             self._notify()
 
-    async def _call(self, request: Request[R], min_version: int, answered_in: Collection[str]) -> R | None:
+    async def _call(self, request: Request[R], answered_in: Collection[str]) -> R | None:
         """Sends JoinGroup or SyncGroup; the coordinator may respond as late as after the rebalance timeout.
 
         Kafka's client limits SyncGroup to request.timeout.ms, so an assignor that takes longer never ends a rebalance
@@ -336,7 +334,7 @@ class MemberTask:
         rebalance_ms = self.membership.rebalance_timeout_ms + _JOIN_GRACE_MS
         timeout_ms = max(self._cluster.settings.request_timeout_ms, rebalance_ms)
         try:
-            return await self._coordinator.call_delayed(request, timeout_ms, min_version, answered_in)
+            return await self._coordinator.call_delayed(request, timeout_ms, answered_in)
         except (NetworkError, BrokerError) as error:
             if isinstance(error, BrokerError) and not error.retriable:
                 with self._shared.changed:
@@ -376,9 +374,8 @@ class MemberTask:
             sent = membership.generation
             # as in Kafka's client, a coordinator that does not respond is replaced when the session timer expires
             timeout_ms = min(self._cluster.settings.request_timeout_ms, membership.session_left_ms(now_ms))
-        min_version = 3 if membership.config.group_instance_id is not None else 0
         try:
-            code = (await self._coordinator.call(request, timeout_ms, min_version)).error_code
+            code = (await self._coordinator.call(request, timeout_ms)).error_code
             if code == ErrorCode.ILLEGAL_GENERATION and await self._calls.run(
                 follow_downgrade, self._cluster, shared, membership, sent, timeout_ms
             ):

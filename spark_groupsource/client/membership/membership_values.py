@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, Mapping, NamedTuple
 
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.wire.api_keys import ApiKey
+from spark_groupsource.wire.messages import Request
 
 NO_GENERATION = -1
+STATIC_MEMBERS_SINCE: Mapping[int, int] = {ApiKey.JOIN_GROUP: 5, ApiKey.SYNC_GROUP: 3, ApiKey.HEARTBEAT: 3}
+"""API -> first version that has the group instance id of a static member (KIP-345)."""
+
+
+def lowest_version(request: Request[Any]) -> int:
+    """Returns the lowest version in which a member can send a request; a static one needs its instance id in it."""
+    is_static = getattr(request, "group_instance_id", None) is not None
+    return STATIC_MEMBERS_SINCE[request.API_KEY] if is_static else 0
 
 
 class MemberState(Enum):

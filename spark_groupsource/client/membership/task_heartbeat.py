@@ -7,6 +7,7 @@ import threading
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.fencing import FIND_TIMEOUT_MS, GENERATIONS_AHEAD, generation_mismatch
+from spark_groupsource.client.membership.membership_values import lowest_version
 from spark_groupsource.client.network.outage import Outage
 from spark_groupsource.client.network.retry import retry_level
 from spark_groupsource.errors import (
@@ -188,9 +189,8 @@ class TaskHeartbeat:
             member_id=self._member_id,
             group_instance_id=self._group_instance_id,
         )
-        min_version = 3 if self._group_instance_id is not None else 0
-        response = self._cluster.call_coordinator(self._group_id, request, timeout_ms, min_version=min_version)
-        return response.error_code
+        cluster, min_version = self._cluster, lowest_version(request)
+        return cluster.call_coordinator(self._group_id, request, timeout_ms, min_version=min_version).error_code
 
     def _error(self, code: int) -> GroupSourceError:
         if code not in FENCING_ERRORS:
