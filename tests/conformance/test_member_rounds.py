@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.scripted_group import T0, T1, Bench, joined
 
-from spark_groupsource.client.membership.coordinator_connection import CoordinatorConnection
+from spark_groupsource.client.membership.member_requests import MemberRequests
 from spark_groupsource.client.membership.membership_values import Generation, Idle
 from spark_groupsource.errors import (
     AuthenticationError,
@@ -108,13 +108,13 @@ def test_timeout_of_join_includes_the_rebalance_timeout(
     interval_ms: int, request_timeout_ms: int, expected_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timeouts: list[int] = []
-    call_delayed = CoordinatorConnection.call_delayed
+    call_delayed = MemberRequests.call_delayed
 
-    def record(self: CoordinatorConnection, request: Any, timeout_ms: int, *arguments: Any) -> Any:
+    def record(self: MemberRequests, request: Any, timeout_ms: int, *arguments: Any) -> Any:
         timeouts.append(timeout_ms)
         return call_delayed(self, request, timeout_ms, *arguments)
 
-    monkeypatch.setattr(CoordinatorConnection, "call_delayed", record)
+    monkeypatch.setattr(MemberRequests, "call_delayed", record)
     bench = Bench(client={"request_timeout_ms": request_timeout_ms}, max_poll_interval_ms=interval_ms)
     bench.settle()
     assert set(timeouts) == {expected_ms}

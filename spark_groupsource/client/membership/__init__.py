@@ -52,9 +52,8 @@ Locks:
 
 Fields without a lock:
 
-* `MemberTask`, `CoordinatorConnection`, `GroupConnections` and `RequestPipeline` belong to the thread of the event
-  loop. Their methods that run as blocking calls read what never changes; the rest they get as
-  arguments, or use under `changed`.
+* `MemberTask`, `MemberRequests`, `GroupConnections` and `RequestPipeline` belong to the thread of the event loop. Their
+  methods that run as blocking calls read what never changes; the rest they get as arguments, or use under `changed`.
 * `Membership.owned` and `SharedMembership.topics` are written by the owner's thread only, which may read them without
   the lock. Log prefixes read the generation without it: a log line may show the previous one.
 * `LocalMember.last_assigned` and `last_generation_id` are written by the owner's thread between `Membership.complete`

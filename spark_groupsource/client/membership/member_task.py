@@ -14,9 +14,9 @@ from spark_groupsource.assign import is_built_in
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.assignment import GroupAssignment, compute_assignment, unassigned
 from spark_groupsource.client.membership.blocking_calls import BlockingCalls
-from spark_groupsource.client.membership.coordinator_connection import CoordinatorConnection
 from spark_groupsource.client.membership.fencing import follow_downgrade
 from spark_groupsource.client.membership.group_connections import GroupConnections
+from spark_groupsource.client.membership.member_requests import MemberRequests
 from spark_groupsource.client.membership.membership_values import (
     Action,
     Generation,
@@ -79,7 +79,7 @@ class MemberTask:
         self._calls = calls
         self._notify = notify
         self._await_member_ids = await_member_ids
-        self._coordinator = CoordinatorConnection(member, cluster, connections, calls)
+        self._requests = MemberRequests(member, cluster, connections, calls)
 
     def next_action(self, now_ms: int) -> Action:
         """As `Membership.next_action`; the caller holds `SharedMembership.changed`."""
@@ -100,7 +100,7 @@ class MemberTask:
         elif isinstance(action, SendHeartbeat):
             await self._send_heartbeat()
         elif isinstance(action, MarkCoordinatorUnknown):
-            self._coordinator.mark_unknown("session timed out without receiving a heartbeat response.")
+            self._requests.mark_unknown("session timed out without receiving a heartbeat response.")
             with self._shared.changed:
                 self.membership.restart_session_timer(self._clock.now_ms())
 
@@ -249,7 +249,7 @@ class MemberTask:
             return
         try:
             request = DescribeGroupsRequest(groups=[group_id], include_authorized_operations=False)
-            described = await self._coordinator.call(request, membership.config.heartbeat_interval_ms)
+            described = await self._requests.call(request, membership.config.heartbeat_interval_ms)
             (group,) = described.groups
             if group.error_code or group.group_state != "Stable":
                 # a rebalance is in progress
@@ -312,7 +312,7 @@ class MemberTask:
     def _apply_rule(self, rule: ResponseRule, code: int, request: str) -> None:
         """Applies the rule of a failed JoinGroup or SyncGroup; the state machine has applied its part."""
         if rule.mark_coordinator_unknown:
-            self._coordinator.mark_unknown(f"error response {error_name(code)} to {request}.")
+            self._requests.mark_unknown(f"error response {error_name(code)} to {request}.")
         with self._shared.changed:
             if rule.reaction is Reaction.REJOIN_AFTER_BACKOFF:
                 self._delay_rejoin()
@@ -334,7 +334,7 @@ class MemberTask:
         rebalance_ms = self.membership.rebalance_timeout_ms + _JOIN_GRACE_MS
         timeout_ms = max(self._cluster.settings.request_timeout_ms, rebalance_ms)
         try:
-            return await self._coordinator.call_delayed(request, timeout_ms, answered_in)
+            return await self._requests.call_delayed(request, timeout_ms, answered_in)
         except (NetworkError, BrokerError) as error:
             if isinstance(error, BrokerError) and not error.retriable:
                 with self._shared.changed:
@@ -375,7 +375,7 @@ class MemberTask:
             # as in Kafka's client, a coordinator that does not respond is replaced when the session timer expires
             timeout_ms = min(self._cluster.settings.request_timeout_ms, membership.session_left_ms(now_ms))
         try:
-            code = (await self._coordinator.call(request, timeout_ms)).error_code
+            code = (await self._requests.call(request, timeout_ms)).error_code
             if code == ErrorCode.ILLEGAL_GENERATION and await self._calls.run(
                 follow_downgrade, self._cluster, shared, membership, sent, timeout_ms
             ):
@@ -401,7 +401,7 @@ class MemberTask:
         if code:
             _log.info("%s Heartbeat response: %s.", self.member.log_prefix, error_name(code))
         if rule.mark_coordinator_unknown:
-            self._coordinator.mark_unknown(f"error response {error_name(code)} to Heartbeat.")
+            self._requests.mark_unknown(f"error response {error_name(code)} to Heartbeat.")
 
     def _record_heartbeat(self, rule: ResponseRule, code: int, generation: Generation, now: Instant) -> None:
         """Records what a heartbeat response says; `generation` is that before the response was applied."""

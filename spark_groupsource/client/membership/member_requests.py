@@ -29,7 +29,7 @@ _CHECKS_PER_SESSION = 3
 _MEMBER_ID_REQUIRED_SINCE = 4
 
 
-class CoordinatorConnection:
+class MemberRequests:
     """Belongs to the event loop of the members."""
 
     def __init__(
