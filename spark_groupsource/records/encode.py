@@ -65,6 +65,7 @@ def encode_batch(
     *,
     base_offset: int = 0,
     codec: int = 0,
+    level: int | None = None,
     timestamp_type: int = CREATE_TIME,
     producer_id: int = -1,
     producer_epoch: int = -1,
@@ -77,6 +78,7 @@ def encode_batch(
 
     Args:
         codec: 0 to 4, an index of `compression.CODECS`.
+        level: of the codec, None for its default.
         timestamp_type: with `LOG_APPEND_TIME` every record has the largest timestamp; `NO_TIMESTAMP_TYPE` is for
             converted messages only.
 
@@ -98,7 +100,7 @@ def encode_batch(
         | (TRANSACTIONAL_FLAG if transactional else 0)
         | (CONTROL_FLAG if control else 0)
     )
-    body = compress(codec, bytes(payload)) if codec else payload
+    body = compress(codec, bytes(payload), level) if codec else payload
     max_timestamp = max(record.timestamp_ms for record in records)
     return _assemble(
         body, base_offset, leader_epoch, attributes, delta, base_timestamp, max_timestamp, producer_id, producer_epoch,

@@ -19,11 +19,13 @@ from spark_groupsource.client.network.broker_connection import BrokerConnection
 from spark_groupsource.client.records import producer as producer_module
 from spark_groupsource.client.records.producer import BatchProducer, encoded
 from spark_groupsource.client.records.producer_settings import ProducerSettings
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError
 from spark_groupsource.model import TopicPartition
+from spark_groupsource.records.compression import CODECS
 from spark_groupsource.records.encode import Record, encode_batch
 from spark_groupsource.records.encoded_batch import EncodedBatch
-from spark_groupsource.records.header import iter_batches
+from spark_groupsource.records.header import HEADER_BYTES, iter_batches
 
 FAST = {"retry_backoff_ms": "1", "retry_backoff_max_ms": "5"}
 
@@ -208,6 +210,48 @@ def test_a_batch_above_the_limit_of_the_topic_is_split(cluster: Any, topic: str)
     found = read_back(cluster.bootstrap_servers, topic, 2)
     expected = [(each.key, each.value, list(each.headers)) for each in records]
     assert found == {0: [*expected, expected[0]], 1: expected}
+
+
+def test_a_split_batch_is_no_retry(embedded: EmbeddedBroker, topic: str) -> None:
+    create_topic(embedded.bootstrap_servers, topic, 1, {"max.message.bytes": "1000"})
+    with open_cluster(embedded.bootstrap_servers, **FAST) as client:
+        BatchProducer(client, ProducerSettings(retries=0, idempotence=False)).send(batches(topic, 1, 1, size=900))
+    check_each_once(embedded.bootstrap_servers, topic, 1, 1)
+
+
+def test_the_parts_of_a_batch_are_compressed_with_the_level_of_the_producer(
+    embedded: EmbeddedBroker, topic: str
+) -> None:
+    create_topic(embedded.bootstrap_servers, topic, 1)
+    rng, tp = random.Random(1), TopicPartition(topic, 0)
+    records = [Record(None, b"%d" % n + rng.choice([b"carrier", b"delay"]) * n, 1) for n in range(100)]
+    zstd = CODECS.index("zstd")
+    faults: Iterator[Fault] = iter([ErrorCode.MESSAGE_TOO_LARGE])
+    with (
+        faulty_broker(embedded.bootstrap_servers, lambda: next(faults, None)) as proxy,
+        open_cluster(str(proxy.address), **FAST) as client,
+    ):
+        BatchProducer(client, ProducerSettings(codec=zstd, zstd_level=19)).send(encoded(tp, records, zstd))
+        sent = [request.topic_data[0].partition_data[0] for name, _, request in proxy.requests if name == "Produce"]
+    halves = [encode_batch(half, codec=zstd, level=19) for half in (records[:50], records[50:])]
+    assert halves != [encode_batch(half, codec=zstd) for half in (records[:50], records[50:])]
+    assert [bytes(p.records)[HEADER_BYTES:] for p in sent[1:]] == [half[HEADER_BYTES:] for half in halves]
+
+
+def test_a_batch_above_the_segment_size_of_the_topic_is_split(cluster: Any, topic: str) -> None:
+    settings = {"segment.bytes": str(1 << 20), "max.message.bytes": str(1 << 22)}
+    create_topic(cluster.bootstrap_servers, topic, 1, settings)
+    with open_cluster(cluster.bootstrap_servers, **FAST) as client:
+        BatchProducer(client).send(batches(topic, 1, 1, size=500_000))
+    check_each_once(cluster.bootstrap_servers, topic, 1, 1)
+
+
+def test_a_record_above_the_segment_size_of_the_topic_is_an_error(embedded: EmbeddedBroker, topic: str) -> None:
+    settings = {"segment.bytes": str(1 << 20), "max.message.bytes": str(1 << 22)}
+    create_topic(embedded.bootstrap_servers, topic, 1, settings)
+    with open_cluster(embedded.bootstrap_servers) as client:
+        with pytest.raises(BrokerError, match="RECORD_LIST_TOO_LARGE.* Increase segment.bytes of the topic"):
+            BatchProducer(client).send(encoded(TopicPartition(topic, 0), [Record(None, bytes(1 << 20), 1)]))
 
 
 def test_a_record_above_the_limit_of_the_topic_is_an_error(embedded: EmbeddedBroker, topic: str) -> None:

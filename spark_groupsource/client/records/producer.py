@@ -39,6 +39,8 @@ _MAX_EPOCH = 2**15 - 1
 _TRANSACTIONAL_VERSION = 11
 # the broker has no state of the producer, or not of the batch before this one
 _LOST_STATE = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
+# Kafka's producer splits after the first one alone: its batches are 16 KiB by default, far below segment.bytes
+_TOO_LARGE = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 _ACKNOWLEDGED = frozenset(
     {
         ErrorCode.NONE,
@@ -461,9 +463,12 @@ class _Delivery:
                     self._has_state.discard(tp)
                 if isinstance(error, BrokerError):
                     code = error.code
-                    if code == ErrorCode.MESSAGE_TOO_LARGE and pending.batch.record_count > 1:
+                    if code in _TOO_LARGE and pending.batch.record_count > 1:
                         self._split(queue, pending)
-                    elif code == ErrorCode.MESSAGE_TOO_LARGE:
+                        is_first = False
+                        # the parts have not been sent, whatever `retries` is
+                        continue
+                    if code == ErrorCode.MESSAGE_TOO_LARGE:
                         raise _too_large(self._cluster, pending)
                     elif code in _LOST_STATE and is_first:
                         if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and _mark_unknown(queue, pending):
@@ -491,16 +496,17 @@ class _Delivery:
 
         Source: RecordAccumulator.splitAndReenqueue.
         """
-        tp, data, count = pending.batch
-        header = first_header(data)
+        tp, whole, count = pending.batch
+        header = first_header(whole)
         assert header is not None
         records = [
-            Record(each.key, each.value, each.timestamp_ms, each.headers) for each in decode_records(data, header)
+            Record(each.key, each.value, each.timestamp_ms, each.headers) for each in decode_records(whole, header)
         ]
         half = count // 2
         parts = []
         for begin, end in ((0, half), (half, count)):
-            part = EncodedBatch(tp, encode_batch(records[begin:end], codec=header.codec), end - begin)
+            data = encode_batch(records[begin:end], codec=header.codec, level=self._settings.level)
+            part = EncodedBatch(tp, data, end - begin)
             sequence = (pending.sequence + begin) % _SEQUENCE_MODULUS if pending.sequence >= 0 else -1
             parts.append(_Pending(part, sequence))
         position = queue.index(pending)
