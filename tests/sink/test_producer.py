@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -296,6 +297,31 @@ def test_errors_that_end_the_retries(
         producer.send(batches(topic, 1, 3))
         assert sum(name == "InitProducerId" for name, _, _ in proxy.requests) == 2
     check_each_once(embedded.bootstrap_servers, topic, 1, 3)
+
+
+def test_a_leader_that_cannot_be_reached_uses_up_no_retries(embedded: EmbeddedBroker, topic: str) -> None:
+    create_topic(embedded.bootstrap_servers, topic, 1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = listener.getsockname()[1]
+    left = 6
+    with (
+        faulty_broker(embedded.bootstrap_servers, lambda: None) as proxy,
+        open_cluster(str(proxy.address), **FAST) as client,
+    ):
+        forward = proxy.responses["Metadata"]
+
+        def former_address(request: Any, version: int) -> Any:
+            nonlocal left
+            response = forward(request, version)
+            left -= 1
+            if left >= 0:
+                response.brokers[0].port = closed
+            return response
+
+        proxy.responses["Metadata"] = former_address
+        BatchProducer(client, ProducerSettings(retries=1)).send(batches(topic, 1, 1))
+    assert left < 0
+    check_each_once(embedded.bootstrap_servers, topic, 1, 1)
 
 
 def test_acks_of_the_leader_alone_have_no_sequences(embedded: EmbeddedBroker, topic: str) -> None:

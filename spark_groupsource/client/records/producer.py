@@ -72,6 +72,7 @@ def encoded(tp: TopicPartition, records: Sequence[Record], codec: int = 0) -> It
 class _Pending:
     """A batch that is not acknowledged; `sequence` is that of its first record.
 
+    `attempts` is the number of requests that were sent with it.
     `is_unknown` is True if the leader has rejected the sequence of a batch that was sent before: it has a later batch,
     or has lost an earlier one.
     """
@@ -329,13 +330,16 @@ class _Delivery:
             return
         for pending in taken:
             self._in_flight[pending.batch.topic_partition] += 1
-            pending.attempts += 1
             pending.error = None
         request = self._request(taken)
         is_transactional = self._producer.transactional_id is not None
         try:
             if leader.connection is None:
                 leader.connection = self._connect(leader.node_id)
+            # a leader that cannot be reached has not received a batch, as in Kafka's producer
+            leader.connection.open()
+            for pending in taken:
+                pending.attempts += 1
             max_version = _TRANSACTIONAL_VERSION if is_transactional else None
             leader.in_flight.append((leader.connection.send(request, max_version=max_version), taken))
         except NetworkError as error:
