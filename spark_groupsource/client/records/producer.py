@@ -292,12 +292,19 @@ class _Delivery:
     def _is_full(self, leader: _Leader, tp: TopicPartition) -> bool:
         return leader.queued_bytes >= self._settings.max_request_bytes or len(leader.queues.get(tp, ())) > 1
 
+    @property
+    def _lookup_ms(self) -> int | None:
+        """How long a leader may be looked up: at most delivery.timeout.ms after a failure, None for max.block.ms."""
+        if self._retry is None:
+            return None
+        return min(self._retry.remaining_ms, self._cluster.settings.default_api_timeout_ms)
+
     def _queue(self, pending: _Pending) -> None:
         tp = pending.batch.topic_partition
         leader = self._leader_of.get(tp)
         if leader is None:
             try:
-                node_id = self._cluster.metadata([tp.topic]).leader(tp).node_id
+                node_id = self._cluster.metadata([tp.topic], timeout_ms=self._lookup_ms).leader(tp).node_id
             except (BrokerError, NetworkError) as error:
                 self._fail(error)
                 return
@@ -437,7 +444,8 @@ class _Delivery:
         if has_to_wait:
             with suppress(NetworkError):
                 # a failure appears at the partitions again
-                self._cluster.metadata({tp.topic for tp, pending in self._pending.items() if pending}, refresh=True)
+                topics = {tp.topic for tp, pending in self._pending.items() if pending}
+                self._cluster.metadata(topics, refresh=True, timeout_ms=self._lookup_ms)
         for pending in [each for queue in self._pending.values() for each in queue if not each.is_unknown]:
             self._queue(pending)
             if isinstance(self._failure, NetworkError):
