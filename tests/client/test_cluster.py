@@ -12,6 +12,7 @@ from support.clients import FakeBroker, advertise, client_settings, fake_broker,
 from support.topics import create_topic, produce
 
 from spark_groupsource.client.cluster.cluster_client import EARLIEST, LATEST, MAX_TIMESTAMP, ClusterClient
+from spark_groupsource.client.cluster.error_rules import UNKNOWN_TOPIC_TIMEOUT_MS, is_missing
 from spark_groupsource.client.cluster.group_offsets import CommittingMember
 from spark_groupsource.client.network.connection_pool import ClientClosedError
 from spark_groupsource.client.network.retry import Retry, backoff_ms
@@ -262,6 +263,21 @@ def test_retry_ends_at_its_deadline() -> None:
         for _ in range(100):
             retry.backoff_or_raise(error)
     assert 1_000 < clock.now_ms() < 2_000 and retry.attempt < 20
+
+
+def test_the_time_of_an_error_begins_with_its_first_response() -> None:
+    clock = ManualClock()
+    retry = Retry(base_ms=1, max_ms=1, timeout_ms=60_000, clock=clock, rng=Random(1))
+    unknown = BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "x")
+    other = BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, "x")
+    # an outage before it
+    clock.advance_ms(10_000)
+    assert retry.repeated_ms(unknown) == 0 and not is_missing(unknown, retry)
+    clock.advance_ms(UNKNOWN_TOPIC_TIMEOUT_MS)
+    assert retry.repeated_ms(other) == 0 and not is_missing(unknown, retry)
+    clock.advance_ms(1)
+    assert is_missing(unknown, retry) and not is_missing(other, retry)
+    assert not is_missing(NetworkError("Refused."), retry)
 
 
 def test_deadline_does_not_hide_the_failure_before_it() -> None:

@@ -10,12 +10,13 @@ from typing import Any
 import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient, OffsetSpec
-from support.clients import fake_broker, open_cluster
-from support.faulty_broker import LOSE_REQUEST, LOSE_RESPONSE, NO_RESPONSE, Fault, faulty_broker
+from support.clients import ConnectionLostError, fake_broker, open_cluster, open_cluster_at
+from support.faulty_broker import LOSE_REQUEST, LOSE_RESPONSE, NO_RESPONSE, Fault, fail_metadata, faulty_broker
 from support.read_back import read_back
 from support.topics import create_topic
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.client.cluster.error_rules import UNKNOWN_TOPIC_TIMEOUT_MS
 from spark_groupsource.client.network.broker_connection import BrokerConnection
 from spark_groupsource.client.records import producer as producer_module
 from spark_groupsource.client.records.producer import BatchProducer, encoded
@@ -40,6 +41,11 @@ def batches(topic: str, partitions: int, count: int, size: int = 100) -> Iterato
         numbers[partition] += 3
         records = [Record(None, value, 1, (("fill", b"x" * size),)) for value in values]
         yield EncodedBatch(TopicPartition(topic, partition), encode_batch(records), 3)
+
+
+def lost(request: object, version: int) -> object:
+    """Closes the connection."""
+    raise ConnectionLostError
 
 
 def check_each_once(bootstrap_servers: str, topic: str, partitions: int, count: int) -> None:
@@ -354,6 +360,35 @@ def test_an_unreachable_cluster_is_an_error(topic: str) -> None:
     with fake_broker() as broker, open_cluster(str(broker.address), default_api_timeout_ms="100") as client:
         with pytest.raises(NetworkError, match="No Kafka broker"):
             BatchProducer(client, ProducerSettings(delivery_timeout_ms=100)).send(batches(topic, 1, 1))
+
+
+def test_a_topic_that_is_unknown_after_an_outage_is_looked_up_again(embedded: EmbeddedBroker, topic: str) -> None:
+    create_topic(embedded.bootstrap_servers, topic, 1)
+    clock = ManualClock(1)
+    with (
+        faulty_broker(embedded.bootstrap_servers, lambda: None) as proxy,
+        open_cluster_at(clock, str(proxy.address)) as client,
+    ):
+        # each is requested twice, for all topics and for that of the batch
+        fail_metadata(proxy, [*[ErrorCode.LEADER_NOT_AVAILABLE] * 19, *[ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 2])
+        BatchProducer(client).send(batches(topic, 1, 1))
+    assert clock.now_ms() > UNKNOWN_TOPIC_TIMEOUT_MS
+    check_each_once(embedded.bootstrap_servers, topic, 1, 1)
+
+
+def test_lookups_of_a_leader_end_with_the_delivery_timeout(embedded: EmbeddedBroker, topic: str) -> None:
+    create_topic(embedded.bootstrap_servers, topic, 1)
+    clock = ManualClock(1)
+    with (
+        faulty_broker(embedded.bootstrap_servers, lambda: None) as proxy,
+        open_cluster_at(clock, str(proxy.address), default_api_timeout_ms="600000") as client,
+    ):
+        producer = BatchProducer(client, ProducerSettings(delivery_timeout_ms=10_000))
+        producer.send(batches(topic, 1, 1))
+        proxy.responses["Produce"] = proxy.responses["Metadata"] = lost
+        with pytest.raises(NetworkError):
+            producer.send(batches(topic, 1, 1))
+        assert clock.now_ms() < 20_000
 
 
 def test_a_topic_that_does_not_exist_is_an_error(

@@ -13,16 +13,17 @@ from typing import Any, NamedTuple, cast
 from uuid import uuid4
 
 import pytest
-from support.clients import FakeBroker, open_cluster
+from support.clients import FakeBroker, open_cluster, open_cluster_at
 from support.faulty_broker import LOSE_REQUEST, LOSE_RESPONSE, Fault, faulty_broker
 from support.read_back import read_back
 from support.topics import create_topic
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
-from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.client.cluster.cluster_client import UNKNOWN_TOPIC_TIMEOUT_MS, ClusterClient
 from spark_groupsource.client.cluster.group_offsets import NO_MEMBER
 from spark_groupsource.client.records.producer_settings import ProducerSettings
 from spark_groupsource.client.records.transactions import Transactions
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import (
     RETRIABLE,
     BrokerError,
@@ -256,6 +257,21 @@ def test_a_lost_connection_at_any_step_writes_each_record_once(
             tried.fault = fault
             tried.publish(value)
     assert [value for _, value, _ in read_back(embedded.bootstrap_servers, topic, 1)[0]] == [b"0", b"1"]
+
+
+def test_a_topic_that_is_unknown_after_an_outage_is_looked_up_again(embedded: EmbeddedBroker, topic: str) -> None:
+    """A coordinator that has just started may not have the metadata of the topic yet."""
+    create_topic(embedded.bootstrap_servers, topic, 1)
+    faults: Iterator[Fault] = iter([*[E.COORDINATOR_LOAD_IN_PROGRESS] * 10, E.UNKNOWN_TOPIC_OR_PARTITION])
+    clock = ManualClock(1)
+    with faulty_broker(
+        embedded.bootstrap_servers, lambda: next(faults, None), "AddPartitionsToTxn"
+    ) as proxy, open_cluster_at(clock, str(proxy.address)) as cluster:
+        transactions = Transactions(cluster, f"T-{topic}")
+        transactions.init(60_000)
+        transactions.add_partitions([TopicPartition(topic, 0)])
+        assert clock.now_ms() > UNKNOWN_TOPIC_TIMEOUT_MS
+        transactions.end(is_committed=False)
 
 
 def test_a_leader_that_only_rejects_this_transaction_gets_another_one(embedded: EmbeddedBroker, topic: str) -> None:

@@ -15,6 +15,7 @@ from support.waiting import wait_until
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.membership.group_client import GroupClient, GroupView
 from spark_groupsource.client.settings import ClientSettings, GroupSettings
+from spark_groupsource.common.clock import Clock, SystemClock
 from spark_groupsource.common.net import Address
 from spark_groupsource.wire.apis import APIS
 from spark_groupsource.wire.frames import decode_request, encode_response, read_request_header
@@ -34,8 +35,13 @@ def client_settings(bootstrap_servers: str, **settings: str) -> ClientSettings:
 
 def open_cluster(bootstrap_servers: str, **settings: str) -> ClusterClient:
     """A client of a cluster; use it as a context manager."""
+    return open_cluster_at(SystemClock(), bootstrap_servers, **settings)
+
+
+def open_cluster_at(clock: Clock, bootstrap_servers: str, **settings: str) -> ClusterClient:
+    """As `open_cluster`, with a clock."""
     parsed = client_settings(bootstrap_servers, **settings)
-    return ClusterClient(parsed.bootstrap, parsed)
+    return ClusterClient(parsed.bootstrap, parsed, clock)
 
 
 def advertise(**ranges: tuple[int, int]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -67,6 +67,20 @@ def faulty_broker(bootstrap_servers: str, fault: Callable[[], Fault], api: str =
         proxy.responses.update(dict.fromkeys(served, forward))
         proxy.responses["ApiVersions"] = lambda request, version: advertise(ApiVersions=(0, 3), **served)
         yield proxy
+
+
+def fail_metadata(proxy: FakeBroker, codes: Iterable[ErrorCode]) -> None:
+    """Gives each topic in the next responses to Metadata an error, one response after the other."""
+    forward, coming = proxy.responses["Metadata"], iter(codes)
+
+    def respond(request: Any, version: int) -> Any:
+        response = forward(request, version)
+        code = next(coming, ErrorCode.NONE) if response.topics else ErrorCode.NONE
+        for topic in response.topics if code else ():
+            topic.error_code, topic.partitions = int(code), []
+        return response
+
+    proxy.responses["Metadata"] = respond
 
 
 def failed(request: Any, code: ErrorCode) -> Any:

@@ -435,6 +435,6 @@ def _topics_error(names: Sequence[str], code: int) -> BrokerError:
 
 def _backoff_or_raise(retry: Retry, error: GroupSourceError) -> None:
     """As `Retry.backoff_or_raise`, with the shorter timeout of unknown topics."""
-    if is_missing(error, retry.elapsed_ms):
+    if is_missing(error, retry):
         raise error
     retry.backoff_or_raise(error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Mapping, NamedTuple
 
+from spark_groupsource.client.network.retry import Retry
 from spark_groupsource.errors import RETRIABLE, BrokerError, ErrorCode, GroupSourceError, NetworkError
 
 UNKNOWN_TOPIC_TIMEOUT_MS = 3_000
@@ -76,10 +77,11 @@ def is_outage(error: GroupSourceError) -> bool:
     return isinstance(error, NetworkError) or (isinstance(error, BrokerError) and error.code in _WITHOUT_LEADER)
 
 
-def is_missing(error: GroupSourceError, elapsed_ms: int) -> bool:
+def is_missing(error: GroupSourceError, retry: Retry) -> bool:
     """Returns whether a topic has been unknown for so long that it does not exist."""
-    is_unknown = isinstance(error, BrokerError) and error.code in _UNKNOWN_TOPIC
-    return is_unknown and elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS
+    if not isinstance(error, BrokerError) or error.code not in _UNKNOWN_TOPIC:
+        return False
+    return retry.repeated_ms(error) > UNKNOWN_TOPIC_TIMEOUT_MS
 
 
 DELETE_RECORDS = ErrorRules({})

@@ -507,7 +507,7 @@ class Router:
                         self._loaded[key] = node
                 problem = error_of(index, response)
                 is_retried = problem is not None and rules.action(problem.code) is Action.RETRY
-                if problem is not None and is_retried and not is_missing(problem, retry.elapsed_ms):
+                if problem is not None and is_retried and not is_missing(problem, retry):
                     failure = failure or problem
                     continue
                 found[index] = response if problem is None else problem

@@ -9,7 +9,7 @@ import logging
 from random import Random
 
 from spark_groupsource.common.clock import Clock
-from spark_groupsource.errors import GroupSourceError, NetworkError, RequestTimeoutError
+from spark_groupsource.errors import BrokerError, GroupSourceError, NetworkError, RequestTimeoutError
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +38,8 @@ class Retry:
         self._deadline_ms = self.started_ms + timeout_ms
         self.attempt = 0
         self._failure: GroupSourceError | None = None
+        # error code -> when an attempt first failed with it
+        self._first_ms: dict[int, int] = {}
 
     @property
     def remaining_ms(self) -> int:
@@ -52,6 +54,14 @@ class Retry:
     @property
     def elapsed_ms(self) -> int:
         return self._clock.now_ms() - self.started_ms
+
+    def repeated_ms(self, error: BrokerError) -> int:
+        """Returns for how long attempts have failed with the code of an error, 0 for the first one.
+
+        An outage before the first response does not count.
+        """
+        now_ms = self._clock.now_ms()
+        return now_ms - self._first_ms.setdefault(error.code, now_ms)
 
     def extend(self, ms: int) -> None:
         """Moves the deadline by a time that does not count, because the peer requires it."""

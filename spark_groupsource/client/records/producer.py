@@ -457,7 +457,7 @@ class _Delivery:
         """Raises the error of a lookup of the leader if it is not retriable, or the topic remains unknown."""
         if isinstance(failure, BrokerError):
             is_unknown = failure.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            if not failure.retriable or is_unknown and retry.elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS:
+            if not failure.retriable or is_unknown and retry.repeated_ms(failure) > UNKNOWN_TOPIC_TIMEOUT_MS:
                 raise failure
 
     def _resolve(self) -> bool:

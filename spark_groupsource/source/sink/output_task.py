@@ -12,7 +12,12 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from spark_groupsource.client.cluster.cluster_client import UNKNOWN_TOPIC_TIMEOUT_MS, ClusterClient
+from spark_groupsource.client.cluster.cluster_client import (
+    UNKNOWN_TOPIC_TIMEOUT_MS,
+    ClusterClient,
+    ClusterMetadata,
+    TopicInfo,
+)
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.client.records.producer_settings import ProducerSettings
 from spark_groupsource.client.settings import ClientSettings
@@ -123,9 +128,8 @@ def topic_partitions(cluster: ClusterClient, topic: str, options: SinkOptions, n
     while True:
         view = cluster.metadata([topic], refresh=not is_cached, timeout_ms=retry.remaining_ms)
         found = view.topics.get(topic)
-        if found is not None and (len(found.partitions) >= needed or retry.elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS):
-            leaderless = {number for number, each in found.partitions.items() if each.leader_id not in view.nodes}
-            return TopicPartitions(len(found.partitions), leaderless)
+        if found is not None and len(found.partitions) >= needed:
+            return _partitions_of(found, view)
         if found is not None and is_cached:
             is_cached = False
             continue
@@ -138,10 +142,17 @@ def topic_partitions(cluster: ClusterClient, topic: str, options: SinkOptions, n
         error = BrokerError(code, f"Describing {missing}", hint)
         if not error.retriable:
             raise error
-        if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and retry.elapsed_ms > UNKNOWN_TOPIC_TIMEOUT_MS:
+        if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and retry.repeated_ms(error) > UNKNOWN_TOPIC_TIMEOUT_MS:
+            if found is not None:
+                return _partitions_of(found, view)
             named = "option topic" if options.topic is not None else "column topic"
             raise ConfigurationError(f"Topic {topic} does not exist. Create it, or correct {named}.")
         retry.backoff_or_raise(error)
+
+
+def _partitions_of(topic: TopicInfo, view: ClusterMetadata) -> TopicPartitions:
+    leaderless = {number for number, each in topic.partitions.items() if each.leader_id not in view.nodes}
+    return TopicPartitions(len(topic.partitions), leaderless)
 
 
 def _producer(options: SinkOptions) -> BatchProducer:
