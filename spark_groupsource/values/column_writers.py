@@ -236,7 +236,7 @@ class ColumnWriters:
         parts = [pa.nulls(0, pa.binary())]
         for number, name in enumerate(names.dictionary.to_pylist()):
             rows = column.take(integers(order[bounds[number] : bounds[number + 1]]))
-            parts.append(self._writer(given, column.type, name.decode())(rows))
+            parts.append(self._writer(given, column.type, name.decode("utf-8", "replace"))(rows))
         parts.append(pa.nulls(len(column) - int(bounds[-1]), pa.binary()))
         places = np.empty(len(order), np.int64)
         places[order] = np.arange(len(order))

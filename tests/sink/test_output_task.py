@@ -10,12 +10,14 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 from real_kafka import RealKafka
-from support.clients import open_cluster
-from support.faulty_broker import faulty_broker
+from support.clients import open_cluster, open_cluster_at
+from support.faulty_broker import fail_metadata, faulty_broker
 from support.read_back import read_back
 from support.topics import create_topic, delete_topic
 
+from spark_groupsource.client.cluster.error_rules import UNKNOWN_TOPIC_TIMEOUT_MS
 from spark_groupsource.client.records.producer import BatchProducer
+from spark_groupsource.common.clock import ManualClock
 from spark_groupsource.errors import BrokerError, ConfigurationError, ErrorCode
 from spark_groupsource.model import TopicPartition
 from spark_groupsource.records.encode import Record, encode_batch
@@ -179,6 +181,28 @@ def test_a_missing_topic_is_an_error_after_three_seconds(
     parsed = parse_sink_options({"kafka.bootstrap.servers": embedded.bootstrap_servers, **chosen}, "batch")
     batch = pa.RecordBatch.from_pydict({"value": ["a"], "topic": [topic]})
     with pytest.raises(ConfigurationError, match=f"Topic {topic} does not exist. {message}"):
+        write_records(parsed, [batch])
+
+
+def test_a_topic_that_is_unknown_after_an_outage_is_looked_up_again(embedded: Any, topic: str) -> None:
+    create_topic(embedded.bootstrap_servers, topic, 2)
+    clock = ManualClock(1)
+    with (
+        faulty_broker(embedded.bootstrap_servers, lambda: None) as proxy,
+        open_cluster_at(clock, str(proxy.address)) as client,
+    ):
+        fail_metadata(proxy, [*[ErrorCode.LEADER_NOT_AVAILABLE] * 10, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
+        found = output_task.topic_partitions(client, topic, options(proxy.address, topic), 1)
+    assert found.total == 2 and clock.now_ms() > UNKNOWN_TOPIC_TIMEOUT_MS
+
+
+@pytest.mark.parametrize("topics", [["\xff"], ["\xff", "\xfe"]])
+def test_a_topic_that_is_no_text_is_an_invalid_name(embedded: Any, topics: list[str]) -> None:
+    # a binary column that was cast to a string
+    column = pa.array([name.encode("latin-1") for name in topics], pa.binary()).view(pa.string())
+    batch = pa.RecordBatch.from_arrays([pa.array(["a"] * len(topics)), column], ["value", "topic"])
+    parsed = parse_sink_options({"kafka.bootstrap.servers": embedded.bootstrap_servers}, "batch")
+    with pytest.raises(BrokerError, match="INVALID_TOPIC_EXCEPTION.* A topic name has 1 to 249 letters"):
         write_records(parsed, [batch])
 
 

@@ -383,7 +383,7 @@ class _Targets:
         order = np.argsort(indices, kind="stable")
         bounds = np.searchsorted(indices[order], np.arange(len(names.dictionary) + 1))
         for number, name in enumerate(names.dictionary.to_pylist()):
-            yield self._known(name.decode()), order[bounds[number] : bounds[number + 1]]
+            yield self._known(name.decode("utf-8", "replace")), order[bounds[number] : bounds[number + 1]]
 
     def _known(self, name: str) -> _Topic:
         topic = self._topics.get(name)
