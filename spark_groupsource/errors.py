@@ -210,6 +210,10 @@ REMEDIES: Mapping[int, str] = {
     ErrorCode.GROUP_MAX_SIZE_REACHED: "Increase group.max.size of the broker, or start fewer members.",
     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "Choose another compression, or upgrade the broker.",
     ErrorCode.INVALID_RECORD: "A compacted topic requires a key for each record; other rules are those of the topic.",
+    ErrorCode.INVALID_TIMESTAMP: (
+        "Compare the clocks of the producer and the broker, and see message.timestamp.before.max.ms and "
+        "message.timestamp.after.max.ms of the topic."
+    ),
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "The topic or partition does not exist. Create it, or correct the name.",
     ErrorCode.KAFKA_STORAGE_ERROR: "Check the disks and the log of the broker.",
 }

@@ -281,6 +281,7 @@ def test_a_record_above_the_limit_of_the_topic_is_an_error(embedded: EmbeddedBro
         ({"retries": 2}, ErrorCode.NOT_ENOUGH_REPLICAS, "NOT_ENOUGH_REPLICAS"),
         ({}, ErrorCode.TOPIC_AUTHORIZATION_FAILED, "TOPIC_AUTHORIZATION_FAILED"),
         ({}, ErrorCode.INVALID_RECORD, "INVALID_RECORD"),
+        ({}, ErrorCode.INVALID_TIMESTAMP, "INVALID_TIMESTAMP.* Compare the clocks of the producer and the broker"),
     ],
 )
 def test_errors_that_end_the_retries(
