@@ -250,6 +250,33 @@ def test_a_write_without_writer_is_published_each_time(client, output, transacti
     assert (end(client, output), progress(client, transactional_id)) == (4, [])
 
 
+@pytest.mark.parametrize("lost", [3, 10_000])
+def test_a_write_without_writer_whose_end_is_unknown_is_not_published_again(
+    client, output, transactional_id, monkeypatch, lost
+):
+    """Its records have no progress, which would show that they are visible."""
+    ends: list[bool] = []
+
+    class Lost(Transactions):
+        def end(self, *, is_committed: bool) -> None:
+            super().end(is_committed=is_committed)
+            ends.append(is_committed)
+            if len(ends) <= lost:
+                raise NetworkError("No response from the coordinator.")
+
+    monkeypatch.setattr(publisher, "Transactions", Lost)
+    settings = ProducerSettings() if lost == 3 else ProducerSettings(delivery_timeout_ms=100)
+    given = replace(batch(output, transactional_id, -1, writer=None), settings=settings)
+    if lost == 3:
+        assert publish(client, given, FakeSources())
+        assert len(ends) == lost + 1
+    else:
+        with pytest.raises(NetworkError, match=f"transactional.id={transactional_id} is committed is unknown: No resp"):
+            publish(client, given, FakeSources())
+    # one record, and one marker
+    assert all(ends) and end(client, output) == 2
+
+
 def test_an_error_without_a_known_effect_begins_another_transaction(client, output, transactional_id):
     sources = FakeSources(failures=[NetworkError("No response from the reader.")])
     assert publish(client, batch(output, transactional_id, 1), sources)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Mapping, NamedTuple, Protocol, Sequence
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
+from spark_groupsource.client.network.retry import Retry
 from spark_groupsource.client.records.producer_settings import ProducerSettings
 from spark_groupsource.client.records.transactions import (
     Transactions,
@@ -136,7 +137,8 @@ def publish(cluster: ClusterClient, batch: Publication, sources: Sources) -> boo
             joined = sources.join(transactions.producer, known)
             # a source without data has not joined
             ends = {**(known.ends if known is not None else {}), **joined.ends}
-            _commit(cluster, batch, transactions, joined.partition, ends, found)
+            if _add_progress(cluster, batch, transactions, joined.partition, ends, found):
+                _end(batch, transactions, retry)
             return True
         except GroupSourceError as error:
             fenced += is_producer_fenced(error)
@@ -223,17 +225,19 @@ def _send(cluster: ClusterClient, batch: Publication, transactions: Transactions
         transactions.send(batch.batches, batch.settings)
 
 
-def _commit(
+def _add_progress(
     cluster: ClusterClient,
     batch: Publication,
     transactions: Transactions,
     joined: TopicPartition | None,
     ends: Mapping[str, str],
     known: Mapping[str, WriterProgress],
-) -> None:
-    """Commits the transaction with the progress, at a partition of a source, of the output, or of the sink's topic.
+) -> bool:
+    """Adds the progress, at a partition of a source, of the output, or of the sink's topic.
 
     An offset needs READ on its topic, which the user of a source has, and a user that only writes has not.
+
+    Returns: whether anything was added to the transaction, which has not begun otherwise.
     """
     added = topic_partition = min(batch.partitions, default=None) if joined is None else joined
     if topic_partition is None and batch.topic is not None:
@@ -250,9 +254,30 @@ def _commit(
             raise BrokerError(error.code, error.operation, hint) from error
         _check_progress(cluster, batch, known)
         added = topic_partition
-    if added is not None:
-        # a transaction to which nothing was added has not begun
-        transactions.end(is_committed=True)
+    return added is not None
+
+
+def _end(batch: Publication, transactions: Transactions, retry: Retry) -> None:
+    """Commits the transaction.
+
+    Without progress, which shows whether it is committed, the request is repeated while that is unknown.
+
+    Raises: NetworkError if it remains unknown for delivery.timeout.ms.
+    """
+    while True:
+        try:
+            transactions.end(is_committed=True)
+            return
+        except (BrokerError, NetworkError) as error:
+            if batch.writer is not None or isinstance(error, BrokerError) and not error.retriable:
+                raise
+            unknown = NetworkError(
+                f"Whether the transaction of kafka.transactional.id={batch.transactional_id} is committed is unknown: "
+                f"{error} Read the topic before you write the batch again, or set txnAppId and txnVersion, with which "
+                "it is written once."
+            )
+            unknown.__cause__ = error
+        retry.backoff_or_raise(unknown)
 
 
 def _fenced_error(batch: Publication, elapsed_ms: int, timeout_ms: int) -> TransactionAbortedError:
