@@ -210,6 +210,34 @@ def test_another_writer_with_the_same_id_has_its_own_progress(client, output, tr
     assert progress(client, transactional_id) == [WriterProgress("p", 1), WriterProgress("q", 9)]
 
 
+def test_each_of_many_applications_writes_its_version_once(client, output, transactional_id):
+    count = 25
+    for writer in [f"app-{number}/{output.topic}" for number in range(count)] * 2:
+        publish(client, replace(batch(output, transactional_id, 1, writer=writer), skips_earlier=True), FakeSources())
+    assert end(client, output) == 2 * count
+
+
+def test_applications_without_room_for_their_progress_are_reported(client, output, transactional_id, caplog):
+    for number in range(4):
+        writer = f"{number}{'x' * 1_000}/{output.topic}"
+        publish(client, batch(output, transactional_id, 1, writer=writer), FakeSources())
+    (line,) = caplog.records
+    assert line.levelname == "WARNING" and "The progress of 1 applications (txnAppId) has no room" in line.getMessage()
+
+
+def test_the_progress_of_applications_is_kept_before_that_of_former_queries():
+    queries = [WriterProgress(f"{number:032x}", number, {"r" * 8: "d" * 16}) for number in range(100)]
+    applications = [WriterProgress(f"app/{number:050}", number) for number in range(80)]
+    own = WriterProgress("q", 1)
+    assert read_progress([offset_of_progress(own, [*queries, *applications[:30]])]) == [
+        own, *applications[:30], *queries[:15]
+    ]  # fmt: skip
+    # what no other offset has is kept first
+    elsewhere = [each.writer for each in applications[:40]]
+    kept = read_progress([offset_of_progress(own, applications, elsewhere)])
+    assert 41 < len(kept) < 81 and kept == [own, *applications[40:], *applications[: len(kept) - 41]]
+
+
 def test_the_progress_of_the_last_writers_is_kept_within_the_metadata_of_an_offset():
     others = [WriterProgress(f"{number:032x}", number, {"r" * 8: "d" * 16}) for number in range(100)]
     offset = offset_of_progress(WriterProgress("q", 1), others)

@@ -33,6 +33,7 @@ from spark_groupsource.source.options.secret_options import resolve_references
 from spark_groupsource.source.options.source_options import OPTIONS
 from spark_groupsource.source.options.table_options import TABLE_OPTIONS
 from spark_groupsource.source.options.value_options import WRITTEN_VALUE_OPTIONS, parse_given_options, written_formats
+from spark_groupsource.source.positions.published_progress import batch_writer
 from spark_groupsource.values.format_options import ColumnFormat
 
 _GROUP_ID = ACCEPTED_SETTINGS["group.id"]
@@ -102,8 +103,7 @@ class SinkOptions(ClusterOptions):
 
         Without option topic, all writes with a txnAppId are of one writer.
         """
-        # a topic has no slash
-        return None if self.txn_app_id is None else f"{self.txn_app_id}/{self.topic or ''}"
+        return None if self.txn_app_id is None else batch_writer(self.txn_app_id, self.topic)
 
     def with_address(self, bootstrap_servers: str) -> SinkOptions:
         """Returns the options with the address that `bootstrap_servers` was resolved to."""

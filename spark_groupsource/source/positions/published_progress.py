@@ -3,7 +3,7 @@
 The progress is the last batch that the query has published. It is the metadata of an offset that the transaction of the
 batch commits for a group without members, whose name is the transactional id with the suffix ``-progress``. The offset
 is the number of the batch. So the output and its progress are visible together or not at all, and nothing but Kafka
-stores them. The metadata keeps the progress of the last writers with the transactional id.
+stores them. The metadata keeps the progress of the other writers with the transactional id, as far as there is room.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Mapping
+from typing import Any, Collection, Iterable, Mapping
 
 from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.model import OffsetAndMetadata
@@ -22,7 +22,11 @@ _DIGEST_BYTES = 8
 _NAME_LENGTH = 8
 _LEFT_OUT = "-"
 # offset.metadata.max.bytes is 4,096 by default
-_MAX_WRITERS, _MAX_METADATA_BYTES = 16, 4_000
+_MAX_METADATA_BYTES = 4_000
+# a query whose checkpoint was deleted has another id since
+_MAX_QUERIES = 16
+# of a batch query, between txnAppId and topic; the id of a streaming query has none
+_SEPARATOR = "/"
 
 
 @dataclass(frozen=True)
@@ -40,15 +44,42 @@ class WriterProgress:
     batch: int
     ends: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def is_of_batches(self) -> bool:
+        """True for the writer of batch queries."""
+        return _SEPARATOR in self.writer
 
-def offset_of_progress(progress: WriterProgress, others: Iterable[WriterProgress] = ()) -> OffsetAndMetadata:
-    """Returns the offset to commit; the progress of other writers is kept as far as there is room."""
-    kept = [progress, *(each for each in others if each.writer != progress.writer)][:_MAX_WRITERS]
-    while len(text := json.dumps([[p.writer, p.batch, dict(sorted(p.ends.items()))] for p in kept])) > (
-        _MAX_METADATA_BYTES
-    ) and len(kept) > 1:
-        kept.pop()
-    return OffsetAndMetadata(progress.batch, text, -1)
+
+def offset_of_progress(
+    progress: WriterProgress, others: Iterable[WriterProgress] = (), elsewhere: Collection[str] = ()
+) -> OffsetAndMetadata:
+    """Returns the offset to commit.
+
+    The progress of other writers is kept as far as there is room: first what no other offset has, and that of batch
+    queries before that of streaming queries, of which most are former ones.
+
+    Args:
+        elsewhere: writers whose progress other offsets have.
+    """
+    rest = [each for each in others if each.writer != progress.writer]
+    rest.sort(key=lambda each: (each.writer in elsewhere, not each.is_of_batches))
+    kept: list[str] = []
+    room, queries = _MAX_METADATA_BYTES - len("[]"), _MAX_QUERIES
+    for each in (progress, *rest):
+        queries -= not each.is_of_batches
+        if queries < 0:
+            continue
+        text = json.dumps([each.writer, each.batch, dict(sorted(each.ends.items()))])
+        room -= len(text) + len(", ")
+        if kept and room < 0:
+            break
+        kept.append(text)
+    return OffsetAndMetadata(progress.batch, f"[{', '.join(kept)}]", -1)
+
+
+def batch_writer(app_id: str, topic: str | None) -> str:
+    """Returns the writer of a batch query whose versions are written once: txnAppId in a topic, or without one."""
+    return f"{app_id}{_SEPARATOR}{topic or ''}"
 
 
 def progress_group(transactional_id: str) -> str:
@@ -73,7 +104,7 @@ def read_progress(commits: Iterable[OffsetAndMetadata | None]) -> list[WriterPro
 def _parse(metadata: str) -> list[WriterProgress]:
     try:
         # a list: an object has no slice
-        writers: list[Any] = json.loads(metadata)[:_MAX_WRITERS]
+        writers: list[Any] = json.loads(metadata)[:_MAX_METADATA_BYTES]
         return [
             WriterProgress(str(writer), int(batch), {str(reader): str(end) for reader, end in ends.items()})
             for writer, batch, ends in writers

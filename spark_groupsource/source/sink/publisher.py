@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Mapping, NamedTuple, Protocol, Sequence
+from typing import Mapping, NamedTuple, Optional, Protocol, Sequence
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.network.retry import Retry
@@ -56,6 +56,9 @@ _SLOWEST_PARTITIONS_PER_S = 100
 _MAX_FENCED = 3
 # coordinators and leaders that move agree again within seconds
 _MAX_ABORTED = 10
+
+# of the group of the progress
+_Commits = Mapping[TopicPartition, Optional[OffsetAndMetadata]]
 
 
 class JoinedOffsets(NamedTuple):
@@ -129,15 +132,15 @@ def publish(cluster: ClusterClient, batch: Publication, sources: Sources) -> boo
         started_ms = cluster.clock.now_ms()
         try:
             transactions.init(timeout_ms)
-            found = _progress(cluster, batch)
-            known = found.get(batch.writer or "")
+            commits = _progress(cluster, batch)
+            known = _by_writer(commits).get(batch.writer or "")
             if known is not None and _is_published(known, batch, sources):
                 return False
             _send(cluster, batch, transactions)
             joined = sources.join(transactions.producer, known)
             # a source without data has not joined
             ends = {**(known.ends if known is not None else {}), **joined.ends}
-            if _add_progress(cluster, batch, transactions, joined.partition, ends, found):
+            if _add_progress(cluster, batch, transactions, joined.partition, ends, commits):
                 _end(batch, transactions, retry)
             return True
         except GroupSourceError as error:
@@ -161,14 +164,14 @@ def publish(cluster: ClusterClient, batch: Publication, sources: Sources) -> boo
                 raise
 
 
-def _progress(cluster: ClusterClient, batch: Publication) -> dict[str, WriterProgress]:
-    """Returns the progress by writer; nothing for a write without one."""
+def _progress(cluster: ClusterClient, batch: Publication) -> _Commits:
+    """Returns the offsets that are the progress; none for a write without progress."""
     if batch.writer is None:
         return {}
-    return _by_writer(cluster.fetch_committed(progress_group(batch.transactional_id)))
+    return cluster.fetch_committed(progress_group(batch.transactional_id))
 
 
-def _by_writer(commits: Mapping[TopicPartition, OffsetAndMetadata | None]) -> dict[str, WriterProgress]:
+def _by_writer(commits: _Commits) -> dict[str, WriterProgress]:
     return {progress.writer: progress for progress in read_progress(commits.values())}
 
 
@@ -231,7 +234,7 @@ def _add_progress(
     transactions: Transactions,
     joined: TopicPartition | None,
     ends: Mapping[str, str],
-    known: Mapping[str, WriterProgress],
+    commits: _Commits,
 ) -> bool:
     """Adds the progress, at a partition of a source, of the output, or of the sink's topic.
 
@@ -243,7 +246,14 @@ def _add_progress(
     if topic_partition is None and batch.topic is not None:
         topic_partition = TopicPartition(batch.topic, 0)
     if batch.writer is not None and topic_partition is not None:
-        progress = offset_of_progress(WriterProgress(batch.writer, batch.number, ends), known.values())
+        known = _by_writer(commits)
+        elsewhere = _by_writer({tp: each for tp, each in commits.items() if tp != topic_partition})
+        progress = offset_of_progress(
+            WriterProgress(batch.writer, batch.number, ends),
+            known.values(),
+            {writer for writer, each in elsewhere.items() if each == known[writer]},
+        )
+        _warn_of_lost(batch, known, {**commits, topic_partition: progress})
         try:
             transactions.commit_offsets(progress_group(batch.transactional_id), {topic_partition: progress})
         except BrokerError as error:
@@ -255,6 +265,19 @@ def _add_progress(
         _check_progress(cluster, batch, known)
         added = topic_partition
     return added is not None
+
+
+def _warn_of_lost(batch: Publication, known: Mapping[str, WriterProgress], commits: _Commits) -> None:
+    """Logs how many batch queries have lost their progress: the next offsets have no room for it."""
+    left = _by_writer(commits)
+    lost = sum(each.is_of_batches for writer, each in known.items() if writer not in left)
+    if lost:
+        _log.warning(
+            "[transactional_id=%s] The progress of %d applications (txnAppId) has no room in the metadata of an "
+            "offset: a version that is repeated is written again. Use another kafka.transactional.id for some of them.",
+            batch.transactional_id,
+            lost,
+        )
 
 
 def _end(batch: Publication, transactions: Transactions, retry: Retry) -> None:
