@@ -12,13 +12,54 @@ from support.waiting import wait_until
 
 from spark_groupsource import run_available_now
 from spark_groupsource.errors import ConfigurationError
-from spark_groupsource.source.spark import admission_control
+from spark_groupsource.source.spark import admission_control, available_now
+
+END = '{"t": {"0": 1}, "@group": {"acquired": {}, "generation": 1, "reader": "r"}}'
 
 
 @pytest.mark.parametrize("value", [None, "query", 5])
 def test_other_argument_than_a_writer_is_named(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="Argument writer must be the writer of a stream"):
         run_available_now(value)
+
+
+class StartingQuery:
+    """A query with these statuses, one after the other; the first batch has ended when the last one is read."""
+
+    isActive = True
+
+    def __init__(self, *statuses: tuple[str, bool]) -> None:
+        self._statuses = list(statuses)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        message, is_active = self._statuses.pop(0)
+        return {"message": message, "isDataAvailable": False, "isTriggerActive": is_active}
+
+    @property
+    def lastProgress(self) -> dict[str, Any] | None:
+        return None if self._statuses else {"sources": [{"endOffset": END}]}
+
+    recentProgress: tuple[Any, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        ([("Initializing StreamExecution", False), ("Initializing sources", False), ("Getting offsets", True)], ["r"]),
+        ([("Initializing sources", False), ("Waiting for data to arrive", False), ("Getting offsets", True)], []),
+    ],
+)
+def test_the_ends_of_a_query_are_fixed_that_is_not_initialized_yet(
+    statuses: list[tuple[str, bool]], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without records in the first trigger there is nothing to fix."""
+    fixed: list[str] = []
+    monkeypatch.setattr(available_now, "_POLL_MS", 1)
+    monkeypatch.setattr(available_now, "driver_jvm_pid", lambda: 7)
+    monkeypatch.setattr(available_now, "control_sockets", lambda driver, name: fixed.append(name) or [])
+    available_now._fix_ends(StartingQuery(*statuses))
+    assert fixed == expected
 
 
 @pytest.fixture

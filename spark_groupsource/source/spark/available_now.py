@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _POLL_MS = 50
+# status of a query that has not reached its first trigger, from StreamExecution.runStream and ProgressContext of Spark
+_INITIALIZING = "Initializing"
 
 
 def run_available_now(writer: DataStreamWriter) -> StreamingQuery:
@@ -59,7 +61,9 @@ def _fix_ends(query: StreamingQuery) -> None:
     clock = SystemClock()
     while (ends := last_ends(query)) is None:
         status = query.status
-        if not query.isActive or not (status["isTriggerActive"] or status["isDataAvailable"]):
+        is_busy = status["isTriggerActive"] or status["isDataAvailable"]
+        # Spark returns from the start of a query before it has created the sources
+        if not query.isActive or not (is_busy or status["message"].startswith(_INITIALIZING)):
             return
         clock.sleep_ms(_POLL_MS)
     for name in ends:
