@@ -384,7 +384,8 @@ class GroupClient:
         """
         with self.shared.changed:
             waiting = [m for m in self.shared.members if m.membership.needs_complete]
-            changes = [m.membership.assignment_change(self._is_subscribed) for m in waiting]
+            is_subscribed = self._subscription()
+            changes = [m.membership.assignment_change(is_subscribed) for m in waiting]
         if not waiting:
             return
         revoked = [ReleasedPartitions(revoked=change.revoked) for change in changes if change is not None]
@@ -394,9 +395,10 @@ class GroupClient:
         steps: list[Callable[[], object]] = []
         gained: list[TopicPartition] = []
         with self.shared.changed:
+            is_subscribed = self._subscription()
             for member in waiting:
                 assignment, generation = member.membership.assignment, member.membership.generation
-                change = member.membership.complete(self._is_subscribed)
+                change = member.membership.complete(is_subscribed)
                 if change is None or assignment is None:
                     continue
                 gained += change.gained
@@ -445,9 +447,10 @@ class GroupClient:
 
     # -- subscription and metadata -----------------------------------------------------------------------------------
 
-    def _is_subscribed(self, topic: str) -> bool:
-        pattern = self._settings.pattern
-        return topic in self.shared.topics or (pattern is not None and topic_matches(pattern, topic))
+    def _subscription(self) -> Callable[[str], bool]:
+        """Returns whether a topic is subscribed to now; it is asked for the topic of each assigned partition."""
+        topics, pattern = frozenset(self.shared.topics), self._settings.pattern
+        return lambda topic: topic in topics or (pattern is not None and topic_matches(pattern, topic))
 
     def _check_metadata(self) -> None:
         """Finds topics that match the pattern; requests a rebalance if the leader's metadata have changed.

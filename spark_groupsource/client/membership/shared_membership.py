@@ -106,7 +106,8 @@ class LocalMember:
 
         Until then they may be repeated, because no other member can own the partitions.
         """
-        self.commits = {tp: offset for tp, offset in self.commits.items() if tp in self.membership.owned}
+        owned = frozenset(self.membership.owned)
+        self.commits = {tp: offset for tp, offset in self.commits.items() if tp in owned}
 
     def keep_commits_of(self, topic_ids: TopicIds) -> None:
         """Removes the last offsets of topics that were recreated since; those of the others have the given ids."""

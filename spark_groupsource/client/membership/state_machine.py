@@ -192,7 +192,8 @@ class Membership:
             return ReleasedPartitions(lost=self.owned)
         if not self.config.cooperative:
             return ReleasedPartitions(revoked=self.owned)
-        return ReleasedPartitions(revoked=tuple(tp for tp in self.owned if tp.topic not in topics))
+        subscribed = frozenset(topics)
+        return ReleasedPartitions(revoked=tuple(tp for tp in self.owned if tp.topic not in subscribed))
 
     def prepare(self, topics: Sequence[str]) -> ReleasedPartitions:
         """Releases the partitions that the member must not own during a JoinGroup; then the member may join."""
