@@ -257,6 +257,26 @@ def test_rebalances_of_the_log_are_those_in_which_a_member_got_an_assignment() -
     assert log.record(events.ended(4), [p0]) == [] and log.rebalances == [first, third, fourth]
 
 
+def test_rebalance_of_many_members_is_complete() -> None:
+    """Only the leader, which is the first one here, knows the members of the group."""
+    count = 1_000
+    events, log = MemberEvents("g", count), RebalanceLog()
+    ids = [f"app-{n}-{MEMBER[6:]}" for n in range(count)]
+    for n, member_id in enumerate(ids):
+        listed = [(each, None, b"") for each in (*ids, "other")] if n == 0 else []
+        events.joined(
+            f"app-{n}", member_id, reason="", is_new=True, sent_ms=n, at_ms=2_000, members=listed, generation_id=1
+        )
+    for n, member_id in enumerate(ids):
+        owned = [TopicPartition("t", n)]
+        events.synced(
+            f"app-{n}", member_id, assignment_ms=None, partitions=owned, sent_ms=2_000, at_ms=2_100, generation_id=1
+        )
+    (rebalance,) = log.record(events.ended(1), [])
+    assert (rebalance.members, rebalance.started_ms, rebalance.join_ms) == (count + 1, 0, 2_000)
+    assert {event.client_id for event in events.since(0)[0]} == {f"app-{n}" for n in range(count)}
+
+
 def test_rebalance_that_ends_a_storm_is_in_the_log() -> None:
     events, log, owned = MemberEvents("g"), RebalanceLog(), TopicPartition("t", 0)
     for generation in range(1, 1_001):

@@ -9,7 +9,7 @@ generation in which they are settled.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from typing import Any, Mapping, Sequence
 
 from spark_groupsource.model import TopicPartition
@@ -19,10 +19,24 @@ from spark_groupsource.wire.member_reasons import bounded_reason, cause_of_join
 
 _MAX_EVENTS = 5_000
 _MAX_PENDING = 2_000
+# of one member in one rebalance
+_EVENTS_OF_A_REBALANCE = 8
+
+
+class _Pending:
+    """An event that waits for its generation, or for the end of its rebalance."""
+
+    __slots__ = ("event",)
+
+    def __init__(self, event: GroupEvent) -> None:
+        self.event = event
 
 
 class MemberEvents:
     """Collects the events of all members of one process and group.
+
+    Args:
+        members: number of the members; the events of a rebalance of all of them are kept.
 
     Attributes:
         recorded: the events of ended rebalances, oldest first, a bounded number.
@@ -30,13 +44,16 @@ class MemberEvents:
         recorded_count: number of events so far, for callers that read the new ones.
     """
 
-    def __init__(self, group_id: str) -> None:
+    def __init__(self, group_id: str, members: int = 1) -> None:
         self._group_id = group_id
+        in_rebalance = _EVENTS_OF_A_REBALANCE * members
         # the oldest are dropped: the last rebalance of a storm is that in which the members are settled
-        self._pending: deque[GroupEvent] = deque(maxlen=_MAX_PENDING)
+        self._pending: deque[_Pending] = deque(maxlen=max(_MAX_PENDING, in_rebalance))
+        # client id -> its pending events without a generation
+        self._unassigned: dict[str | None, list[_Pending]] = defaultdict(list)
         self._noticed: set[str] = set()
         self._last_contact_ms: dict[str, int] = {}
-        self.recorded: deque[GroupEvent] = deque(maxlen=_MAX_EVENTS)
+        self.recorded: deque[GroupEvent] = deque(maxlen=max(_MAX_EVENTS, 2 * in_rebalance))
         self.recorded_count = 0
         self.generation = -1
 
@@ -133,13 +150,14 @@ class MemberEvents:
 
     def ended(self, generation_id: int) -> list[GroupEvent]:
         """Records the pending events as those of a generation, in which all members are settled; returns them."""
-        pending = list(self._pending)
+        pending = [each.event for each in self._pending]
         self._pending.clear()
+        self._unassigned.clear()
         recorded = []
         # a notice of the next rebalance stays pending
         for event in pending:
             if event.kind is EventKind.BATCH_WAIT_STARTED and event.client_id in self._noticed:
-                self._pending.append(event)
+                self._append(event)
             else:
                 own = event.generation
                 event = event._replace(generation=generation_id if own is None else min(own, generation_id))
@@ -155,16 +173,22 @@ class MemberEvents:
         return list(self.recorded)[len(self.recorded) - new :], self.recorded_count
 
     def _assign_generation(self, client_id: str, generation_id: int | None) -> None:
-        for at, event in enumerate(self._pending):
-            if event.client_id == client_id and event.generation is None:
-                self._pending[at] = event._replace(generation=generation_id)
+        if generation_id is not None:
+            for each in self._unassigned.pop(client_id, ()):
+                each.event = each.event._replace(generation=generation_id)
 
     def _record(self, event: GroupEvent) -> None:
         self.recorded.append(event)
         self.recorded_count += 1
 
     def _add(self, kind: EventKind, at_ms: int, client_id: str | None, member_id: str | None, **detail: Any) -> None:
-        self._pending.append(self._event(kind, at_ms, client_id, member_id, detail, None))
+        self._append(self._event(kind, at_ms, client_id, member_id, detail, None))
+
+    def _append(self, event: GroupEvent) -> None:
+        pending = _Pending(event)
+        self._pending.append(pending)
+        if event.generation is None:
+            self._unassigned[event.client_id].append(pending)
 
     def _event(
         self,

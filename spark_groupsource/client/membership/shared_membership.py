@@ -141,7 +141,7 @@ class SharedMembership:
         self.changed = threading.Condition()
         self.topics: tuple[str, ...] = settings.topics
         self.members: list[LocalMember] = []
-        self.events = MemberEvents(settings.group_id)
+        self.events = MemberEvents(settings.group_id, settings.members)
         self.rebalance_log = RebalanceLog()
         self.metrics = CoordinatorMetrics()
         self.group_topics: frozenset[str] = frozenset()
