@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from spark_groupsource.broker.storage.files import FileCache
-from spark_groupsource.common.descriptors import describe_os_error
-from spark_groupsource.common.net import Address, LocalListener, dial
+from spark_groupsource.common.descriptors import describe_os_error, raise_descriptor_limit
+from spark_groupsource.common.net import Address, LocalListener, dial, dial_local
 from spark_groupsource.errors import NetworkError
 
 LIMIT = r"the process has no file descriptor left \(limit [\d,]+\)\. Raise the limit: ulimit -n, LimitNOFILE"
@@ -43,6 +43,8 @@ def test_a_control_socket_without_descriptors(tmp_path: Path) -> None:
     listener = LocalListener(str(tmp_path / "s"))
     with no_descriptors(), pytest.raises(NetworkError, match=f"Listening on .*/t failed: {LIMIT}"):
         LocalListener(str(tmp_path / "t"))
+    with no_descriptors(), pytest.raises(NetworkError, match=f"Connecting to .*/s failed: {LIMIT}"):
+        dial_local(listener.path, 1_000)
     listener.close()
 
 
@@ -74,3 +76,29 @@ print(descriptor_limit())
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "128"
+
+
+@pytest.mark.parametrize(
+    ("soft", "highest", "expected"),
+    [
+        # macOS: the hard limit is unlimited, but no soft limit may be above OPEN_MAX
+        (256, 10_240, 10_240),
+        (20_480, 10_240, 20_480),
+        # nothing may be raised
+        (256, 256, 256),
+    ],
+)
+def test_a_limit_that_the_system_rejects_is_kept(
+    soft: int, highest: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = [soft]
+
+    def set_limit(kind: int, given: tuple[int, int]) -> None:
+        if given[0] == resource.RLIM_INFINITY or given[0] > highest:
+            raise ValueError("current limit exceeds maximum limit")
+        limits.append(given[0])
+
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    raise_descriptor_limit()
+    assert limits[-1] == expected

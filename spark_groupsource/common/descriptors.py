@@ -5,6 +5,10 @@ from __future__ import annotations
 import errno
 import resource
 import sys
+from contextlib import suppress
+
+# OPEN_MAX of macOS, which rejects a higher soft limit where the hard limit is unlimited; see setrlimit(2)
+_OPEN_MAX = 10_240
 
 
 def descriptor_limit() -> int:
@@ -14,12 +18,18 @@ def descriptor_limit() -> int:
 
 
 def raise_descriptor_limit() -> None:
-    """Sets the soft limit to the hard limit, as Java does (-XX:+MaxFDLimit).
+    """Sets the soft limit to the hard limit, as Java does (-XX:+MaxFDLimit); keeps it where the system rejects that.
 
     The usual soft limit of 1024 exists for programs that use select. A process that a JVM starts inherits its limit.
+
+    Source: HotSpot's os::init_2.
     """
-    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = [hard_limit, _OPEN_MAX] if soft_limit in range(_OPEN_MAX) else [hard_limit]
+    for limit in limits:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard_limit))
+            return
 
 
 def is_out_of_descriptors(error: OSError) -> bool:

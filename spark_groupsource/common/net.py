@@ -490,9 +490,13 @@ class LocalListener:
 def dial_local(path: str, timeout_ms: int) -> LocalChannel:
     """Connects to a `LocalListener`.
 
-    Raises: NetworkError if no process listens there.
+    Raises: NetworkError if no process listens there, or without a file descriptor.
     """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        reason = describe_os_error(error, "Check the system.")
+        raise NetworkError(f"Connecting to {path} failed: {reason}") from error
     try:
         connection.settimeout(max(timeout_ms, 1) / 1000)
         with _socket_address(path) as address:
