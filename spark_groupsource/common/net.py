@@ -10,7 +10,7 @@ import re
 import socket
 import stat
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Iterator, NamedTuple, Sequence
 
 from spark_groupsource.common.clock import SystemClock
@@ -179,10 +179,17 @@ def dial(address: Address, timeout_ms: int, tls: TlsSettings | None = None) -> s
     except OSError as error:
         reason = describe_os_error(error, "Check that a broker listens there.")
         raise NetworkError(f"Connecting to {address} failed: {reason}") from error
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except OSError as error:
+        # macOS, if the peer has closed the connection already
+        connection.close()
+        raise NetworkError(f"Connecting to {address} failed: the connection was lost ({error}).") from error
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # on Linux: a path that no longer delivers is noticed, also where the response to a JoinGroup may take an hour
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
+        # on Linux: a path that no longer delivers is noticed, also where the response to a JoinGroup may take an hour.
+        # A sandbox may lack it
+        with suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
     if context is None:
         return connection
     import ssl
@@ -226,10 +233,17 @@ def _connect(address: Address, timeout_ms: int) -> socket.socket:
     """
     deadline_ms = _CLOCK.now_ms() + timeout_ms
     found = _look_up(address, timeout_ms)
-    failure = OSError("the host name has no address")
+    failure: OSError | None = None
     for index, (family, kind, protocol, _, target) in enumerate(found):
         share_ms = max((deadline_ms - _CLOCK.now_ms()) // (len(found) - index), 1)
-        connection = socket.socket(family, kind, protocol)
+        try:
+            connection = socket.socket(family, kind, protocol)
+        except OSError as error:
+            if error.errno != errno.EAFNOSUPPORT:
+                raise
+            # a kernel without IPv6 resolves names to IPv6 addresses, too; the error of another address is the cause
+            failure = failure or error
+            continue
         try:
             connection.settimeout(share_ms / 1000)
             connection.connect(target)
@@ -238,7 +252,7 @@ def _connect(address: Address, timeout_ms: int) -> socket.socket:
         except OSError as error:
             connection.close()
             failure = error
-    raise failure
+    raise failure or OSError("the host name has no address")
 
 
 def certificate_rejection(connection: socket.socket, error: NetworkError) -> str | None:

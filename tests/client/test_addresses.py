@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from real_kafka import free_address
 from spark_groupsource.broker.embedded import EmbeddedBroker
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.settings import ClientSettings
-from spark_groupsource.common.net import parse_listen_address
+from spark_groupsource.common.net import Address, dial, parse_listen_address
 from spark_groupsource.errors import ConfigurationError, NetworkError
 from spark_groupsource.model import TopicPartition
 
@@ -175,6 +177,58 @@ def test_name_with_several_addresses(broker: EmbeddedBroker, monkeypatch: pytest
 
     monkeypatch.setattr(socket, "getaddrinfo", several)
     assert end_offset(settings(f"kafka.example:{port}")) == 1
+
+
+class Ipv4Socket(socket.socket):
+    """A socket of a kernel without IPv6."""
+
+    def __init__(self, family: int = socket.AF_INET, *arguments: Any, **more: Any) -> None:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        super().__init__(family, *arguments, **more)
+
+
+def socket_without(option: str, code: int) -> type[socket.socket]:
+    """Returns a class of sockets that cannot set an option of TCP."""
+
+    class Limited(socket.socket):
+        def setsockopt(self, level: int, name: int, *value: Any) -> None:
+            if (level, name) == (socket.IPPROTO_TCP, getattr(socket, option)):
+                raise OSError(code, os.strerror(code))
+            super().setsockopt(level, name, *value)
+
+    return Limited
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")
+def test_a_sandbox_without_the_timeout_of_unacknowledged_bytes_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr(socket, "socket", socket_without("TCP_USER_TIMEOUT", errno.ENOPROTOOPT))
+        dial(Address("127.0.0.1", listener.getsockname()[1]), 1_000).close()
+
+
+def test_a_peer_that_has_closed_the_connection_at_once_is_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As macOS reports it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        monkeypatch.setattr(socket, "socket", socket_without("TCP_NODELAY", errno.EINVAL))
+        with pytest.raises(NetworkError, match=f"Connecting to 127.0.0.1:{port} failed: the connection was lost"):
+            dial(Address("127.0.0.1", port), 1_000)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_kernel_without_ipv6_uses_the_other_addresses(is_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = (socket.SOCK_STREAM, 6, "")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        found = [(socket.AF_INET6, *stream, ("::1", port, 0, 0)), (socket.AF_INET, *stream, ("127.0.0.1", port))]
+        found = found if is_first else found[::-1]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **more: found)
+        monkeypatch.setattr(socket, "socket", Ipv4Socket)
+        dial(Address("kafka.example", port), 1_000).close()
+    # the cause is that nothing listens, not that an address cannot be used
+    with pytest.raises(NetworkError, match=f"Connecting to kafka.example:{port} failed: Connection refused"):
+        dial(Address("kafka.example", port), 1_000)
 
 
 @pytest.mark.slow
