@@ -12,7 +12,7 @@ import pyspark.sql.datasource as spark_datasource
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
 from spark_groupsource.source.options.sink_options import SinkOptions
-from spark_groupsource.source.spark.worker_connection import acknowledge_task
+from spark_groupsource.source.spark.worker_connection import Pickled, acknowledge_task
 from spark_groupsource.source.tracebacks import without_traceback
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from spark_groupsource.source.sink.output_task import TaskOutput
 
 
-class _Writer:
+class _Writer(Pickled):
     """What both kinds of writer do."""
 
     def __init__(self, options: SinkOptions, driver: int) -> None:

@@ -15,6 +15,7 @@ from spark_groupsource.monitor.offsets.offsets_log import log_partitions
 from spark_groupsource.monitor.tables.arrow_tables import arrow_schema, record_batches
 from spark_groupsource.monitor.tables.table_rows import Row, TableQuery, offsets_log_rows, read_rows
 from spark_groupsource.source.options.table_options import TableOptions
+from spark_groupsource.source.spark.worker_connection import Pickled
 from spark_groupsource.source.tracebacks import strip_traceback, without_traceback
 from spark_groupsource.wire.group_records import OFFSETS_TOPIC
 
@@ -33,7 +34,7 @@ class TablePartition(InputPartition):
         self.ranges = ranges
 
 
-class TableReader(DataSourceReader):
+class TableReader(Pickled, DataSourceReader):
     """Reader of one batch query; Spark pickles it to the executors."""
 
     def __init__(self, options: TableOptions, columns: Sequence[str], driver: int) -> None:
@@ -61,7 +62,7 @@ class TableReader(DataSourceReader):
         return _read(partition, self._options, self._columns)
 
 
-class OffsetsLogStreamReader(DataSourceStreamReader):
+class OffsetsLogStreamReader(Pickled, DataSourceStreamReader):
     """Reader of a stream of table offsets_log; an offset is ``{"<partition>": <offset>}``."""
 
     def __init__(self, options: TableOptions, columns: Sequence[str], driver: int) -> None:
