@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.session_fakes import P0, P1, P2, FakeGroup, Query
@@ -12,6 +14,7 @@ from support.waiting import wait_until
 from spark_groupsource.errors import BrokerError, ErrorCode
 from spark_groupsource.source.positions.offset_json import GROUP_KEY
 from spark_groupsource.source.process.control_socket import ControlServer
+from spark_groupsource.source.spark.batch_listener import report_finished_batches
 
 
 def running(**fields: object) -> Query:
@@ -146,3 +149,11 @@ def test_listener_sends_the_end_offset_to_its_reader(monkeypatch: pytest.MonkeyP
         server.close()
     # the reader has ended
     listener_module.BatchListener().onQueryProgress(Event)
+
+
+def test_no_listener_is_added_in_a_client_of_spark_connect(caplog: pytest.LogCaptureFixture) -> None:
+    """It would run in the client, which has no driver and no control sockets, and fail for each batch."""
+    session: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session", "streams": Mock()})()
+    report_finished_batches(session)
+    assert session.streams.addListener.call_count == 0
+    assert "Under Spark Connect, queries commit a batch at the next trigger" in caplog.text

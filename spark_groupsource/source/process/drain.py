@@ -183,9 +183,9 @@ def _sources(progress: Any) -> list[Mapping[str, Any]]:
     return sources
 
 
-def is_remote(query: Any) -> bool:
-    """True if the query is of Spark Connect, whose driver is in another process."""
-    return type(query).__module__.startswith("pyspark.sql.connect.")
+def is_remote(given: Any) -> bool:
+    """True if a query or session is of Spark Connect, whose driver is in another process."""
+    return type(given).__module__.startswith("pyspark.sql.connect.")
 
 
 def driver_jvm_pid() -> int:

@@ -14,7 +14,7 @@ from spark_groupsource.errors import NetworkError
 from spark_groupsource.source.control_client import ControlClient
 from spark_groupsource.source.positions.offset_json import GROUP_KEY, parse_progress_offset
 from spark_groupsource.source.process.control_socket import control_sockets
-from spark_groupsource.source.process.drain import driver_jvm_pid
+from spark_groupsource.source.process.drain import driver_jvm_pid, is_remote
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,8 +26,12 @@ _added: WeakKeyDictionary[SparkSession, BatchListener] = WeakKeyDictionary()
 
 
 def report_finished_batches(spark: SparkSession) -> None:
-    """Adds the listener to the queries of a session, once."""
-    if spark not in _added:
+    """Adds the listener to the queries of a session, once; not under Spark Connect, where it would be in the client."""
+    if is_remote(spark):
+        _log.warning(
+            "[session] Under Spark Connect, queries commit a batch at the next trigger: the readers are on the server."
+        )
+    elif spark not in _added:
         listener = BatchListener()
         spark.streams.addListener(listener)
         _added[spark] = listener
