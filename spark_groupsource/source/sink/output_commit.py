@@ -16,6 +16,7 @@ from spark_groupsource.source.options.sink_options import SinkOptions
 from spark_groupsource.source.sink.output_task import LARGE_BATCH_REMEDY, TaskOutput
 from spark_groupsource.source.sink.publisher import Publication, publish
 from spark_groupsource.source.sink.reader_sources import ReaderSources
+from spark_groupsource.source.tasks.kept_clients import kept_client
 
 _log = logging.getLogger(__name__)
 # of the driver's heap
@@ -45,9 +46,8 @@ def commit_outputs(options: SinkOptions, outputs: Sequence[TaskOutput], batch_id
     query_id = next((output.query_id for output in outputs if output.query_id is not None), "")
     writer = options.batch_writer if batch_id is None else query_id
     number = options.txn_version if batch_id is None else batch_id
-    if options.client not in _clusters:
-        _clusters[options.client] = ClusterClient(options.client.bootstrap, options.client)
-    cluster = _clusters[options.client]
+    client = options.client
+    cluster = kept_client(_clusters, client, lambda: ClusterClient(client.bootstrap, client), ClusterClient.close)
     try:
         request = TransactionRequest(
             transactional_id=options.transactional_id,
@@ -72,5 +72,5 @@ def commit_outputs(options: SinkOptions, outputs: Sequence[TaskOutput], batch_id
         )
     except GroupSourceError:
         # a connection may have caused the error; the next batch opens new ones
-        _clusters.pop(options.client).close()
+        _clusters.pop(client).close()
         raise

@@ -28,6 +28,7 @@ from spark_groupsource.records.encoded_batch import EncodedBatch
 from spark_groupsource.source.options.sink_columns import SINK_COLUMNS
 from spark_groupsource.source.options.sink_options import SinkOptions
 from spark_groupsource.source.tasks.garbage_collection import exempt_from_collection
+from spark_groupsource.source.tasks.kept_clients import kept_client
 from spark_groupsource.values.format_options import BINARY
 
 LARGE_BATCH_REMEDY = (
@@ -156,11 +157,13 @@ def _partitions_of(topic: TopicInfo, view: ClusterMetadata) -> TopicPartitions:
 
 
 def _producer(options: SinkOptions) -> BatchProducer:
-    key = options.client, options.producer
-    if key not in _producers:
-        cluster = ClusterClient(options.client.bootstrap, options.client)
-        _producers[key] = BatchProducer(cluster, options.producer)
-    return _producers[key]
+    client, producer = options.client, options.producer
+    return kept_client(
+        _producers,
+        (client, producer),
+        lambda: BatchProducer(ClusterClient(client.bootstrap, client), producer),
+        lambda each: each.cluster.close(),
+    )
 
 
 def _discard(producer: BatchProducer) -> None:

@@ -22,6 +22,7 @@ from spark_groupsource.records.columns.arrow import columns_schema, decode_fetch
 from spark_groupsource.source.options.schema import SelectedColumns
 from spark_groupsource.source.positions.data_loss import ACCEPT_LOSS, DataLossPolicy
 from spark_groupsource.source.tasks.garbage_collection import exempt_from_collection
+from spark_groupsource.source.tasks.kept_clients import kept_client
 from spark_groupsource.source.tasks.task_partition import GroupInputPartition, TaskMembership
 from spark_groupsource.source.tracebacks import strip_traceback
 
@@ -79,9 +80,9 @@ def read_task(partition: GroupInputPartition, columns: SelectedColumns) -> Itera
 
 def _cluster(partition: GroupInputPartition) -> ClusterClient:
     settings = partition.settings
-    cluster = _clusters.get(settings)
-    if cluster is None:
-        cluster = _clusters[settings] = ClusterClient(settings.bootstrap, settings)
+    cluster = kept_client(
+        _clusters, settings, lambda: ClusterClient(settings.bootstrap, settings), ClusterClient.close
+    )
     cluster.add_known_brokers(partition.known_brokers)
     return cluster
 
