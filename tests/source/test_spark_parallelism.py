@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_groupsource.source.process import spark_parallelism
 from spark_groupsource.source.process.spark_parallelism import (
     MAX_UNKNOWN_TASKS,
     Parallelism,
@@ -20,6 +21,7 @@ SUBMIT = ["java", "-cp", "jars/*", "org.apache.spark.deploy.SparkSubmit"]
 MASTER = "spark.master"
 INSTANCES, CORES, MOST_CORES = "spark.executor.instances", "spark.executor.cores", "spark.cores.max"
 DYNAMIC, MAXIMUM = "spark.dynamicAllocation.enabled", "spark.dynamicAllocation.maxExecutors"
+GPUS, GPUS_OF_TASK = "spark.executor.resource.gpu.amount", "spark.task.resource.gpu.amount"
 STANDALONE = "spark://127.0.0.1:7077"
 
 
@@ -45,6 +47,22 @@ STANDALONE = "spark://127.0.0.1:7077"
         (
             {MASTER: "yarn", DYNAMIC: "true", MAXIMUM: "20", INSTANCES: "2", CORES: "4"},
             Parallelism(80, f"{MAXIMUM}=20, {CORES}=4"),
+        ),
+        (
+            {MASTER: "k8s://https://h:443", INSTANCES: "4", CORES: "16", GPUS: "2", GPUS_OF_TASK: "1"},
+            Parallelism(8, f"{INSTANCES}=4, {GPUS}=2, {GPUS_OF_TASK}=1"),
+        ),
+        (
+            {MASTER: "yarn", INSTANCES: "4", CORES: "16", GPUS: "2", GPUS_OF_TASK: "0.4"},
+            Parallelism(16, f"{INSTANCES}=4, {GPUS}=2, {GPUS_OF_TASK}=0.4"),
+        ),
+        (
+            {MASTER: "yarn", INSTANCES: "4", CORES: "16", GPUS: "1", GPUS_OF_TASK: "0.0625"},
+            Parallelism(64, f"{INSTANCES}=4, {CORES}=16"),
+        ),
+        (
+            {MASTER: STANDALONE, MOST_CORES: "32", CORES: "8", GPUS: "1", GPUS_OF_TASK: "1"},
+            Parallelism(4, f"{MOST_CORES}=32, {GPUS}=1, {GPUS_OF_TASK}=1"),
         ),
         ({MASTER: STANDALONE, MOST_CORES: "12"}, Parallelism(12, f"{MOST_CORES}=12")),
         ({MASTER: STANDALONE, MOST_CORES: "11", CORES: "4"}, Parallelism(8, f"{MOST_CORES}=11, {CORES}=4")),
@@ -152,3 +170,44 @@ def test_a_driver_without_spark_submit_has_no_known_parallelism() -> None:
     assert spark_settings(["java", "-jar", "other.jar"], {}) is None
     tasks, reason = driver_parallelism(os.getpid())
     assert tasks == MAX_UNKNOWN_TASKS and reason.startswith("the command of the Spark driver shows no settings")
+
+
+@pytest.mark.parametrize("application", ["pyspark-shell", "app.py"])
+@pytest.mark.parametrize(
+    ("master", "running", "expected"),
+    [
+        ("yarn", {MASTER: "yarn"}, Parallelism(2, f"{INSTANCES}=2")),
+        ("k8s://h", {MASTER: "k8s://h", CORES: "4"}, Parallelism(8, f"{INSTANCES}=2, {CORES}=4")),
+        # the code of the program has set a number
+        ("yarn", {MASTER: "yarn", INSTANCES: "5"}, Parallelism(5, f"{INSTANCES}=5")),
+        # tasks of other masters, and of a number of executors that changes, remain unknown
+        ("yarn", {MASTER: "yarn", DYNAMIC: "true"}, parallelism_of({MASTER: "yarn", DYNAMIC: "true"}, lambda: 6)),
+        ("yarn", {MASTER: "other"}, parallelism_of({MASTER: "other"}, lambda: 6)),
+    ],
+)
+def test_a_running_application_without_a_number_has_the_executors_that_spark_starts_by_default(
+    application: str, master: str, running: dict[str, str], expected: Parallelism, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_parallelism, "driver_command", lambda pid: [*SUBMIT, "--master", master, application])
+    monkeypatch.setattr(spark_parallelism, "running_settings", lambda driver, settings: running)
+    assert driver_parallelism(7) == expected
+    # the web interface is not found
+    monkeypatch.setattr(spark_parallelism, "running_settings", lambda driver, settings: None)
+    assert driver_parallelism(7).tasks == MAX_UNKNOWN_TASKS
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--master", "local[3]"],
+        ["--master", "yarn", "--num-executors", "3"],
+        ["--master", "yarn", "--conf", "spark.default.parallelism=3"],
+    ],
+)
+def test_a_program_that_has_passed_its_settings_is_not_asked_for_them(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first request takes a driver about a second."""
+    monkeypatch.setattr(spark_parallelism, "driver_command", lambda pid: [*SUBMIT, *words, "pyspark-shell"])
+    monkeypatch.setattr(spark_parallelism, "running_settings", lambda driver, settings: pytest.fail("a request"))
+    assert driver_parallelism(7).tasks == 3

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+from fractions import Fraction
 from itertools import chain
 from pathlib import Path
 from typing import Callable, Collection, Mapping, NamedTuple, Sequence
@@ -31,6 +32,9 @@ _MAX_DYNAMIC_TASKS = 1_000
 _MAX_SUBSCRIPTION_BYTES = 262_144
 _SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 _MAIN_CLASSES = (_SUBMIT, "org.apache.spark.deploy.yarn.ApplicationMaster")
+_CLUSTERS = ("yarn", "k8s://")
+# of YARN and Kubernetes; SchedulerBackendUtils.DEFAULT_NUMBER_EXECUTORS
+_DEFAULTS = {"spark.executor.instances": "2"}
 _VARIABLES = {"MASTER": "spark.master", "SPARK_EXECUTOR_CORES": "spark.executor.cores"}
 # a Python process that starts the driver itself
 _SHELL = "pyspark-shell"
@@ -42,6 +46,7 @@ _OPTIONS = {
     "--total-executor-cores": "spark.cores.max",
 }
 _ACTIVE_PROCESSORS = re.compile(r"-XX:ActiveProcessorCount=([1-9]\d*)")
+_TASK_RESOURCE = re.compile(r"spark\.task\.resource\.([^.]+)\.amount")
 _LOCAL = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
 
@@ -65,9 +70,19 @@ def driver_parallelism(driver: int) -> Parallelism:
         return _unknown(f"the settings of Spark cannot be read ({str(error).rstrip('.')})")
     if settings is None:
         return _unknown("the command of the Spark driver shows no settings")
-    if _SHELL not in arguments:
-        settings = running_settings(driver, settings) or settings
+    # a Python process that starts the driver passes everything; that a number is missing is known of its context alone
+    if _SHELL not in arguments or _uses_default_executors(settings):
+        running = running_settings(driver, settings)
+        if running is not None:
+            settings = {**running, **(_DEFAULTS if _uses_default_executors(running) else {})}
     return parallelism_of(settings, lambda: java_processors(arguments, os.environ) or processor_count())
+
+
+def _uses_default_executors(settings: Mapping[str, str]) -> bool:
+    """Returns whether Spark starts its default number of executors with these settings, which decides the tasks."""
+    is_cluster = settings.get("spark.master", "").startswith(_CLUSTERS)
+    is_set = "spark.executor.instances" in settings or _number(settings, "spark.default.parallelism") is not None
+    return is_cluster and not is_set and not _is_dynamic(settings)
 
 
 def java_processors(arguments: Sequence[str], environment: Mapping[str, str]) -> int | None:
@@ -166,7 +181,7 @@ def parallelism_of(settings: Mapping[str, str], processors: Callable[[], int]) -
 def _cluster_parallelism(settings: Mapping[str, str], master: str, task_cpus: int) -> Parallelism:
     """Returns the tasks of all executors; the number of executors is not a guess.
 
-    Spark starts two without a number, but a program may have set one in its own code.
+    Spark starts two without a number, but settings that are not those of a running application may lack the number.
     """
     names = ["spark.executor.cores"]
     cores = _number(settings, "spark.executor.cores")
@@ -174,21 +189,22 @@ def _cluster_parallelism(settings: Mapping[str, str], master: str, task_cpus: in
     if cores is None and not is_standalone:
         # the default of YARN and Kubernetes
         cores, names = 1, []
+    slots, names = _tasks_of_executor(settings, cores or 0, task_cpus, names)
     limits = []
-    if settings.get("spark.dynamicAllocation.enabled", "false").strip().lower() == "true":
+    if _is_dynamic(settings):
         maximum = _number(settings, "spark.dynamicAllocation.maxExecutors")
         if maximum is not None and cores is not None and maximum * cores <= _MAX_DYNAMIC_TASKS * task_cpus:
-            limits.append((maximum * (cores // task_cpus), ["spark.dynamicAllocation.maxExecutors", *names]))
+            limits.append((maximum * slots, ["spark.dynamicAllocation.maxExecutors", *names]))
     elif not is_standalone:
         instances = _number(settings, "spark.executor.instances")
         if instances is not None and cores is not None:
-            limits.append((instances * (cores // task_cpus), ["spark.executor.instances", *names]))
+            limits.append((instances * slots, ["spark.executor.instances", *names]))
     most_cores = _number(settings, "spark.cores.max")
     if is_standalone and most_cores is not None:
         if cores is None:
             limits.append((most_cores // task_cpus, ["spark.cores.max"]))
         else:
-            limits.append((most_cores // cores * (cores // task_cpus), ["spark.cores.max", *names]))
+            limits.append((most_cores // cores * slots, ["spark.cores.max", *names]))
     local_cluster = _LOCAL_CLUSTER.fullmatch(master)
     if local_cluster is not None:
         workers, worker_cores = int(local_cluster[1]), int(local_cluster[2])
@@ -199,6 +215,41 @@ def _cluster_parallelism(settings: Mapping[str, str], master: str, task_cpus: in
     tasks, decisive = min(limits)
     reason = ", ".join(f"{name}={settings[name]}" for name in decisive)
     return Parallelism(max(tasks, 1), f"{reason} (spark.task.cpus={task_cpus})" if task_cpus > 1 else reason)
+
+
+def _tasks_of_executor(
+    settings: Mapping[str, str], cores: int, task_cpus: int, names: list[str]
+) -> tuple[int, list[str]]:
+    """Returns how many tasks an executor runs in parallel, and the settings that decide it.
+
+    Args:
+        names: settings of the cores.
+    Source: ResourceProfile.calculateTasksAndLimitingResource.
+    """
+    found = [(cores // task_cpus, names)]
+    for name in settings:
+        resource = _TASK_RESOURCE.fullmatch(name)
+        if resource is not None:
+            given = f"spark.executor.resource.{resource[1]}.amount"
+            amount, needed = _number(settings, given), _amount(settings[name])
+            if amount is not None and needed is not None:
+                # a part of a unit is one of the same unit
+                tasks = amount * int(1 / needed) if needed < 1 else int(amount / needed)
+                found.append((tasks, [given, name]))
+    return min(found, key=lambda each: each[0])
+
+
+def _is_dynamic(settings: Mapping[str, str]) -> bool:
+    return settings.get("spark.dynamicAllocation.enabled", "false").strip().lower() == "true"
+
+
+def _amount(text: str) -> Fraction | None:
+    """Returns a positive amount of a resource; None for anything else, which Spark rejects."""
+    try:
+        amount = Fraction(text.strip())
+    except (ValueError, ZeroDivisionError):
+        return None
+    return amount if amount > 0 else None
 
 
 def _number(settings: Mapping[str, str], name: str) -> int | None:
