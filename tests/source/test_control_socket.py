@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+import subprocess
 import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -202,6 +204,25 @@ def test_reader_with_a_long_temporary_directory_has_a_control_socket(embedded, t
         source.stop()
     finally:
         source.kill()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/environ"), reason="Linux only")
+def test_sockets_are_where_the_driver_has_its_temporary_files(tmp_path):
+    """The user's Python may have another directory, as a notebook that sets TMPDIR before it starts Spark."""
+    java = tmp_path / "java"
+    java.symlink_to(shutil.which("cat"))
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([java], stdin=subprocess.PIPE, env=environment) as process:
+        assert control_directory(process.pid).parent == tmp_path
+        server = ControlServer(process.pid, READER, Reader().request_drain)
+        (path,) = control_sockets(process.pid, READER)
+        assert path.parent.parent == tmp_path and dial_local(str(path), 1_000).close() is None
+        server.close()
+        assert control_sockets(process.pid, READER) == []
+    # the driver has ended
+    ended = control_directory(process.pid)
+    assert ended.parent == Path(tempfile.gettempdir())
+    ended.rmdir()
 
 
 def test_reader_without_control_socket_reads_with_one_warning(

@@ -31,6 +31,7 @@ from spark_groupsource.source.process.driver_process import (
     private_directory,
     process_identity,
     remove_stale_directories,
+    temporary_directory,
 )
 
 _log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ _NAME_LENGTH = 16  # of 32 hex digits of a reader's name: the path of a socket i
 
 def control_directory(driver: int) -> Path:
     """Returns the directory of the control sockets of one application."""
-    return private_directory(_directory_name(driver))
+    return private_directory(_directory_name(driver), temporary_directory(driver))
 
 
 def _directory_name(driver: int) -> str:
@@ -139,8 +140,9 @@ class ControlServer:
         idle: Callable[[], None] = lambda: None,
         transactional_id: str | None = None,
     ) -> None:
-        remove_stale_directories("control")
-        directory, self._directory_lock = lock_directory(_directory_name(driver))
+        self._parent = temporary_directory(driver)
+        remove_stale_directories("control", self._parent)
+        directory, self._directory_lock = lock_directory(_directory_name(driver), self._parent)
         try:
             _remove_stale_sockets(directory)
             name = f"{reader[:_NAME_LENGTH]}{_label(transactional_id)}-{os.getpid()}"
@@ -170,7 +172,7 @@ class ControlServer:
         self._closed.set()
         self._listener.close()
         self._directory_lock.release()
-        remove_stale_directories("control")
+        remove_stale_directories("control", self._parent)
 
     def _run(self) -> None:
         while not self._closed.is_set():

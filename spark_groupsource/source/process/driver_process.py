@@ -20,6 +20,10 @@ from spark_groupsource.errors import ConfigurationError
 from spark_groupsource.source.process.file_locks import SharedLock, lock_shared, try_lock_exclusive
 
 _LABEL_LENGTH = 60
+# name of the process of a JVM
+_JAVA = "java"
+# variables and directories in which tempfile looks
+_TEMPORARY, _DEFAULT_TEMPORARY = ("TMPDIR", "TEMP", "TMP"), ("/tmp", "/var/tmp", "/usr/tmp")
 
 
 def driver_pid() -> int:
@@ -29,7 +33,7 @@ def driver_pid() -> int:
     # in a container the JVM may be process 1, whose parent is 0
     while pid > 0:
         name, grandparent = _name_and_parent(pid)
-        if name == "java":
+        if name == _JAVA:
             return pid
         pid = grandparent
     return parent
@@ -134,12 +138,39 @@ def heap_of_command(arguments: Sequence[str]) -> int | None:
     return int(sizes[-1][0]) << 10 * " kmgt".index(sizes[-1][1] or " ") if sizes else None
 
 
-def private_directory(name: str) -> Path:
+def temporary_directory(driver: int) -> Path:
+    """Returns the directory for temporary files of a driver JVM, which the Python processes of Spark inherit.
+
+    That of the user's Python may be another one: a notebook has used its own before a cell sets TMPDIR, and `tempfile`
+    keeps it.
+    """
+    environment = _environment(driver) if _name_and_parent(driver)[0] == _JAVA else {}
+    if environment:
+        named = filter(None, map(environment.get, _TEMPORARY))
+        for path in (*named, *_DEFAULT_TEMPORARY):
+            if os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK):
+                return Path(os.path.abspath(path))
+    return Path(tempfile.gettempdir())
+
+
+def _environment(pid: int) -> dict[str, str]:
+    """Returns the variables with which a process was started; empty if they are not known."""
+    try:
+        words = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes()).split("\0")
+    except OSError:
+        # macOS, or a process of another user
+        return {}
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def private_directory(name: str, parent: Path | None = None) -> Path:
     """Returns a directory that only this user can access; creates it if needed.
 
+    Args:
+        parent: by default the directory for temporary files.
     Raises: ConfigurationError when another user owns it or has access.
     """
-    path = _path(name)
+    path = _path(name, parent)
     status = None
     while status is None:
         path.mkdir(mode=0o700, exist_ok=True)
@@ -167,10 +198,10 @@ def _check_private(path: Path, status: os.stat_result) -> None:
         raise ConfigurationError(f"Directory {path} is accessible to other users. Remove it and restart the query.")
 
 
-def lock_directory(name: str) -> tuple[Path, SharedLock]:
+def lock_directory(name: str, parent: Path | None = None) -> tuple[Path, SharedLock]:
     """As `private_directory`; the directory is not removed as a stale one before the lock is released."""
     while True:
-        path = private_directory(name)
+        path = private_directory(name, parent)
         try:
             return path, lock_shared(path)
         except FileNotFoundError:
@@ -178,17 +209,18 @@ def lock_directory(name: str) -> tuple[Path, SharedLock]:
             continue
 
 
-def remove_stale_directories(kind: str) -> None:
+def remove_stale_directories(kind: str, parent: Path | None = None) -> None:
     """Removes the directories ``<kind>-*`` that no running process holds."""
-    for path in _directories(kind):
+    for path in _directories(kind, parent):
         with try_lock_exclusive(path) as is_stale:
             if is_stale:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _directories(kind: str) -> list[Path]:
-    return sorted(Path(tempfile.gettempdir()).glob(f"{_path(kind).name}-*"))
+def _directories(kind: str, parent: Path | None = None) -> list[Path]:
+    path = _path(kind, parent)
+    return sorted(path.parent.glob(f"{path.name}-*"))
 
 
-def _path(name: str) -> Path:
-    return Path(tempfile.gettempdir()) / f"groupsource-{os.getuid()}-{name}"
+def _path(name: str, parent: Path | None = None) -> Path:
+    return (parent or Path(tempfile.gettempdir())) / f"groupsource-{os.getuid()}-{name}"
