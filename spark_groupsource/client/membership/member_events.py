@@ -53,7 +53,7 @@ class MemberEvents:
         self._unassigned: dict[str | None, list[_Pending]] = defaultdict(list)
         self._noticed: set[str] = set()
         self._last_contact_ms: dict[str, int] = {}
-        self.recorded: deque[GroupEvent] = deque(maxlen=max(_MAX_EVENTS, 2 * in_rebalance))
+        self.recorded: deque[GroupEvent] = deque(maxlen=max(_MAX_EVENTS, in_rebalance))
         self.recorded_count = 0
         self.generation = -1
 
