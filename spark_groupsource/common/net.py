@@ -45,6 +45,8 @@ _HOST_PORT = re.compile(r"(?:[0-9a-zA-Z\-%._]*://)?\[?([0-9a-zA-Z\-%._:]*)\]?:([
 _MAX_PORT_DIGITS = 5
 # sun_path of 108 bytes on Linux, 104 elsewhere, with its zero
 _MAX_SOCKET_PATH_BYTES = 103
+# connections that wait for `LocalListener.accept`; a further one is refused at once
+_LOCAL_BACKLOG = 1024
 _RECEIVE_BYTES = 1 << 16
 _TLS_WOULD_BLOCK = frozenset({"SSLWantReadError", "SSLWantWriteError"})
 
@@ -472,7 +474,7 @@ class LocalListener:
         try:
             with _socket_address(path) as address:
                 self._listener.bind(address)
-            self._listener.listen(16)
+            self._listener.listen(_LOCAL_BACKLOG)
         except OSError as error:
             self._listener.close()
             raise NetworkError(f"Listening on {path} failed: {error}.") from error
