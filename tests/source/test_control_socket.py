@@ -13,11 +13,12 @@ from support.source_process import SourceProcess
 from support.topics import create_topic, produce
 from support.waiting import wait_until
 
-from spark_groupsource.common.net import dial_local
-from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError
+from spark_groupsource.common.net import LocalListener, dial_local
+from spark_groupsource.errors import BrokerError, ErrorCode, NetworkError, RequestTimeoutError
+from spark_groupsource.source.control_client import ControlClient, TransactionReply, TransactionRequest
 from spark_groupsource.source.options.option_parser import parse_options
 from spark_groupsource.source.positions.batch_planner import Limits
-from spark_groupsource.source.process import drain, reader_process
+from spark_groupsource.source.process import control_socket, drain, reader_process
 from spark_groupsource.source.process.control_socket import ControlServer, control_directory, control_sockets
 from spark_groupsource.source.process.drain import stop_gracefully
 from spark_groupsource.source.process.queries import drain_readers
@@ -153,6 +154,44 @@ def test_server_continues_after_a_malformed_request(driver):
     reader.drained = True
     stop_gracefully(query(END), 20)
     server.close()
+
+
+def test_other_requests_are_served_during_a_drain(driver, monkeypatch):
+    """A drain waits for the batch in flight, which waits for the offsets of its transaction (exactly once)."""
+    monkeypatch.setattr(control_socket, "_REQUEST_MS", 100)
+    reader, reply = Reader(), TransactionReply(is_joined=True)
+    server = ControlServer(driver, READER, reader.request_drain, transaction=lambda request: reply)
+    drain_client, silent = ControlClient.connect(server.path), ControlClient.connect(server.path)
+    drain_client.request_drain(None)
+    wait_until(lambda: reader.proofs, "the drain has begun")
+    with ControlClient.connect(server.path) as sink:
+        assert sink.transaction(TransactionRequest("x", 1, 0, "q", "c", 5), 10_000) == reply
+    with pytest.raises(RequestTimeoutError):
+        drain_client.await_drained(1)
+    reader.drained = True
+    assert drain_client.await_drained(10_000)
+    for each in (drain_client, silent):
+        each.close()
+    server.close()
+
+
+def test_many_clients_may_wait_for_a_reader(tmp_path):
+    """An application with many queries: each reader that waits for a rebalance asks all others."""
+    listener = LocalListener(str(tmp_path / "s"))
+    waiting = [dial_local(listener.path, 1_000) for _ in range(100)]
+    for each in waiting:
+        each.close()
+    listener.close()
+
+
+def test_the_connection_of_a_drain_ends_with_the_reader(driver):
+    reader = Reader()
+    server = ControlServer(driver, READER, reader.request_drain)
+    with ControlClient.connect(server.path) as client:
+        client.request_drain(None)
+        wait_until(lambda: reader.proofs, "the drain has begun")
+        server.close()
+        assert not client.await_drained(10_000)
 
 
 def test_errors_of_requests_do_not_end_the_server(driver):

@@ -37,6 +37,9 @@ from spark_groupsource.source.process.driver_process import (
 _log = logging.getLogger(__name__)
 
 _POLL_MS = 100
+# a client sends its request at once, unless its process is frozen
+_REQUEST_MS = 5_000
+_NO_WAIT_MS = 1
 _RETRY_MS = 1_000
 _NAME_LENGTH = 16  # of 32 hex digits of a reader's name: the path of a socket is limited to about 100 characters
 
@@ -158,6 +161,8 @@ class ControlServer:
         self._transaction = transaction
         self._available_now = available_now
         self._idle = idle
+        # connections of drains that have not ended
+        self._drains: list[LocalChannel] = []
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="groupsource control", daemon=True)
         self._thread.start()
@@ -175,25 +180,32 @@ class ControlServer:
         remove_stale_directories("control", self._parent)
 
     def _run(self) -> None:
-        while not self._closed.is_set():
-            try:
-                channel = self._listener.accept(_POLL_MS)
-            except NetworkError as error:
-                # without file descriptors, for example
-                if not self._closed.wait(_RETRY_MS / 1000):
-                    _log.warning("[socket=%s] %s", self.path, error)
-                continue
-            if channel is None:
-                self._run_idle()
-            else:
-                try:
-                    self._serve(channel)
-                except Exception as error:
-                    # one request must not end the thread
-                    name = type(error).__name__
-                    _log.warning("[socket=%s] Control connection failed: %s: %s", self.path, name, error)
-                finally:
-                    channel.close()
+        try:
+            while not self._closed.is_set():
+                self._run_once()
+        finally:
+            for channel in self._drains:
+                channel.close()
+
+    def _run_once(self) -> None:
+        try:
+            channel = self._listener.accept(_POLL_MS)
+        except NetworkError as error:
+            # without file descriptors, for example
+            if not self._closed.wait(_RETRY_MS / 1000):
+                _log.warning("[socket=%s] %s", self.path, error)
+            return
+        if channel is None:
+            self._run_idle()
+        elif self._guarded(self._serve, channel):
+            self._drains.append(channel)
+        else:
+            channel.close()
+        # a drain waits for the batch in flight, and that may wait for a request of its output
+        for drain in list(self._drains):
+            if not self._guarded(self._continue_drain, drain):
+                self._drains.remove(drain)
+                drain.close()
 
     def _run_idle(self) -> None:
         try:
@@ -202,45 +214,54 @@ class ControlServer:
             # the next call of Spark raises what ends the query
             _log.exception("[socket=%s] The group could not be followed between two batches.", self.path)
 
-    def _serve(self, channel: LocalChannel) -> None:
-        proof: dict[str, Any] | None = None
-        is_drain = False
-        while not self._closed.is_set():
-            try:
-                line = channel.receive(_POLL_MS)
-                if line is None:
-                    return
-                request = json.loads(line)
-                if "status" in request:
-                    events = {"events": list(self._events())} if request["events"] else {}
-                    channel.send(json.dumps({**self._status(), **events}))
-                    return
-                if "finished" in request:
-                    self._batch_finished(request["finished"])
-                    return
-                if "available_now" in request:
-                    self._available_now()
-                    channel.send(json.dumps({"prepared": True}))
-                    return
-                if "transaction" in request:
-                    reply = self._transaction(TransactionRequest(**request["transaction"]))
-                    channel.send(json.dumps(asdict(reply)))
-                    return
-                if "group" in request:
-                    peer = self._peer_reply(str(request["group"]), int(request["min_age_ms"]))
-                    channel.send(json.dumps({"reply": peer.value}))
-                    return
-                is_drain, proof = bool(request["drain"]), request["proof"]
-            except RequestTimeoutError:
-                # no new proof; the reader may have drained meanwhile
-                pass
-            except (ValueError, KeyError, TypeError) as error:
-                _log.warning("[socket=%s] Control request is malformed: %s", self.path, error)
-                return
-            if is_drain and self._has_drained(proof):
-                channel.send(json.dumps({"drained": True}))
-                return
-            proof = None
+    def _guarded(self, serve: Callable[[LocalChannel], bool], channel: LocalChannel) -> bool:
+        """Returns the result of `serve`; False after an error, because one request must not end the thread."""
+        try:
+            return serve(channel)
+        except (ValueError, KeyError, TypeError) as error:
+            _log.warning("[socket=%s] Control request is malformed: %s", self.path, error)
+        except Exception as error:
+            _log.warning("[socket=%s] Control connection failed: %s: %s", self.path, type(error).__name__, error)
+        return False
+
+    def _serve(self, channel: LocalChannel) -> bool:
+        """Serves one request; returns True for a drain that has not ended."""
+        line = channel.receive(_REQUEST_MS)
+        if line is None:
+            return False
+        request = json.loads(line)
+        if "status" in request:
+            events = {"events": list(self._events())} if request["events"] else {}
+            channel.send(json.dumps({**self._status(), **events}))
+        elif "finished" in request:
+            self._batch_finished(request["finished"])
+        elif "available_now" in request:
+            self._available_now()
+            channel.send(json.dumps({"prepared": True}))
+        elif "transaction" in request:
+            reply = self._transaction(TransactionRequest(**request["transaction"]))
+            channel.send(json.dumps(asdict(reply)))
+        elif "group" in request:
+            peer = self._peer_reply(str(request["group"]), int(request["min_age_ms"]))
+            channel.send(json.dumps({"reply": peer.value}))
+        else:
+            return bool(request["drain"]) and self._drain(channel, request["proof"])
+        return False
+
+    def _continue_drain(self, channel: LocalChannel) -> bool:
+        """Returns False once the reader has drained, or the client has closed the connection."""
+        try:
+            line = channel.receive(_NO_WAIT_MS)
+        except RequestTimeoutError:
+            # no new proof; the reader may have drained meanwhile
+            return self._drain(channel, None)
+        return line is not None and self._drain(channel, json.loads(line)["proof"])
+
+    def _drain(self, channel: LocalChannel, proof: dict[str, Any] | None) -> bool:
+        if not self._has_drained(proof):
+            return True
+        channel.send(json.dumps({"drained": True}))
+        return False
 
     def _has_drained(self, proof: dict[str, Any] | None) -> bool:
         try:
