@@ -347,11 +347,16 @@ class StreamSession:
     def batch_finished(self, end_json: dict[str, Any]) -> None:
         """Commits the end offset of a batch that Spark has checkpointed, before the next call of Spark does it.
 
-        An end offset of an earlier batch is ignored.
+        An end offset of an earlier batch is ignored, and one while a call of Spark runs, which commits it and may
+        wait for a rebalance.
 
         Raises: BrokerError, NetworkError; the next call of Spark commits again.
         """
-        self._calls.once(lambda: self._batch_finished(end_json))
+        if self._lock.acquire(timeout=_REFRESH_MS / 1000):
+            try:
+                self._calls.once(lambda: self._batch_finished(end_json))
+            finally:
+                self._lock.release()
 
     def _batch_finished(self, end_json: dict[str, Any]) -> None:
         if not self._draining.is_set() and end_json == self._last_end:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from threading import Thread
 from typing import Any
 from unittest.mock import Mock
 
@@ -42,6 +43,24 @@ def test_end_offset_of_an_earlier_batch_commits_nothing() -> None:
     assert query.committed() == {P0: 10, P1: 10, P2: 10}
     query.session.batch_finished(first)
     assert query.committed() == {P0: 10, P1: 10, P2: 10}
+
+
+def test_report_of_a_batch_does_not_wait_for_the_next_call_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That call has committed the batch, and may wait for a rebalance; a drain has to reach the reader meanwhile."""
+    query = running()
+    report = Thread(target=query.session.batch_finished, args=(query.start,), daemon=True)
+    poll, ended = query.group.poll, []
+
+    def poll_with_report(timeout_ms: int) -> bool:
+        if not report.ident:
+            report.start()
+            report.join(10)
+            ended.append(not report.is_alive())
+        return poll(timeout_ms)
+
+    monkeypatch.setattr(query.group, "poll", poll_with_report)
+    assert query.trigger() is None
+    assert ended == [True] and query.committed() == {P0: 10, P1: 10, P2: 10}
 
 
 def test_idle_reader_takes_part_in_a_rebalance() -> None:
