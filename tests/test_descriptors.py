@@ -15,8 +15,9 @@ import pytest
 
 from spark_groupsource.broker.storage.files import FileCache
 from spark_groupsource.common.descriptors import describe_os_error, raise_descriptor_limit
-from spark_groupsource.common.net import Address, LocalListener, dial, dial_local
+from spark_groupsource.common.net import Address, LocalListener, dial
 from spark_groupsource.errors import NetworkError
+from spark_groupsource.source.control_client import ControlClient
 
 LIMIT = r"the process has no file descriptor left \(limit [\d,]+\)\. Raise the limit: ulimit -n, LimitNOFILE"
 
@@ -44,7 +45,8 @@ def test_a_control_socket_without_descriptors(tmp_path: Path) -> None:
     with no_descriptors(), pytest.raises(NetworkError, match=f"Listening on .*/t failed: {LIMIT}"):
         LocalListener(str(tmp_path / "t"))
     with no_descriptors(), pytest.raises(NetworkError, match=f"Connecting to .*/s failed: {LIMIT}"):
-        dial_local(listener.path, 1_000)
+        # the reader has not ended
+        ControlClient.connect(Path(listener.path))
     listener.close()
 
 

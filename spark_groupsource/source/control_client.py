@@ -11,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Callable, Mapping, TypeVar
 
+from spark_groupsource.common.descriptors import is_out_of_descriptors
 from spark_groupsource.common.net import LocalChannel, dial_local
 from spark_groupsource.errors import NetworkError
 from spark_groupsource.model import TopicPartition
@@ -83,10 +84,15 @@ class ControlClient:
 
     @classmethod
     def connect(cls, path: Path) -> ControlClient | None:
-        """Returns a connection; None for the socket of a killed reader."""
+        """Returns a connection; None for the socket of a killed reader.
+
+        Raises: NetworkError without a file descriptor, which says nothing about the reader.
+        """
         try:
             return cls(dial_local(str(path), _CONNECT_MS))
-        except NetworkError:
+        except NetworkError as error:
+            if isinstance(error.__cause__, OSError) and is_out_of_descriptors(error.__cause__):
+                raise
             return None
 
     def __enter__(self) -> ControlClient:
