@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -138,6 +139,27 @@ def test_removal_that_a_commit_shows_is_of_the_generation_of_the_commit(monkeypa
     assert removed.member_id == generation.member_id
     assert (removed.generation, removed.detail["cause"]) == (generation.generation_id, cause.value)
     assert removed.at_ms == clock.timestamp_ms()
+
+
+def test_the_generation_of_a_group_is_looked_up_once_for_all_fenced_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lookup waits two seconds for a generation that is not in the log yet, with the lock of the session."""
+    lookups: list[int] = []
+
+    def find(*arguments: Any, newer_than: int) -> int:
+        lookups.append(newer_than)
+        return 9
+
+    monkeypatch.setattr(fencing, "find_generation", find)
+    shared, clock = SharedMembership(GroupSettings(group_id="g", members=4, topics=("t",))), ManualClock()
+    members = [LocalMember(index, f"app-{index}", stable()[0], {}) for index in range(4)]
+    for member in members[2:]:
+        member.membership.on_leave("was removed")
+    fenced = [BrokerError(ErrorCode.UNKNOWN_MEMBER_ID, "Commit")] * 2
+    commits = MemberCommits(Mock(commit_each=Mock(return_value=fenced)), shared, "g", clock)
+    for _ in range(2):
+        with pytest.raises(GenerationMismatchError, match="generation is now 9"):
+            commits.commit([(member, {}) for member in members], None, NO_IDS)
+    assert len(lookups) == 2
 
 
 def test_poll_exceeded_and_left() -> None:

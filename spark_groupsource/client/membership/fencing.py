@@ -24,8 +24,23 @@ GENERATIONS_AHEAD = 64
 _UNKNOWN = -1
 
 
+class CurrentGeneration:
+    """The generation of a group for the errors of several members, which is looked up once; see `find_generation`."""
+
+    def __init__(self, cluster: ClusterClient, group_id: str) -> None:
+        self._cluster = cluster
+        self._group_id = group_id
+        self._found: int | None = None
+
+    def find(self, newer_than: int) -> int:
+        """Returns the generation, -1 when it is unknown."""
+        if self._found is None:
+            self._found = find_generation(self._cluster, self._group_id, newer_than=newer_than)
+        return self._found
+
+
 def generation_mismatch(
-    cluster: ClusterClient, *, group_id: str, member_id: str, generation_id: int, code: int
+    current: CurrentGeneration, *, group_id: str, member_id: str, generation_id: int, code: int
 ) -> GenerationMismatchError:
     """Returns the error for a member that received the fencing error `code`.
 
@@ -33,16 +48,15 @@ def generation_mismatch(
     coordinator do not contain it.
     """
     # a static member is replaced within one generation, so there may be no newer one
-    newer_than = _UNKNOWN if code == ErrorCode.FENCED_INSTANCE_ID else generation_id
-    current = find_generation(cluster, group_id, newer_than=newer_than)
-    if code == ErrorCode.ILLEGAL_GENERATION and current <= generation_id:
+    found = current.find(_UNKNOWN if code == ErrorCode.FENCED_INSTANCE_ID else generation_id)
+    if code == ErrorCode.ILLEGAL_GENERATION and found <= generation_id:
         # the coordinator has a newer generation that is not in the log yet
-        current = _UNKNOWN
+        found = _UNKNOWN
     return GenerationMismatchError(
         group_id=group_id,
         member_id=member_id,
         generation_id=generation_id,
-        current_generation=current,
+        current_generation=found,
         cause=FENCING_ERRORS[code],
     )
 

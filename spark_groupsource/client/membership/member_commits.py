@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.group_offsets import CommittingMember, TopicIds
 from spark_groupsource.client.cluster.routing import COORDINATOR_UNAVAILABLE
-from spark_groupsource.client.membership.fencing import find_generation, follow_downgrade, generation_mismatch
+from spark_groupsource.client.membership.fencing import CurrentGeneration, follow_downgrade, generation_mismatch
 from spark_groupsource.client.membership.membership_values import Generation
 from spark_groupsource.client.membership.shared_membership import LocalMember, SharedMembership
 from spark_groupsource.common.clock import Clock
@@ -48,6 +48,8 @@ class MemberCommits:
         self._shared = shared
         self._group_id = group_id
         self._clock = clock
+        # for the errors of one commit
+        self._current = CurrentGeneration(cluster, group_id)
         # a repetition must not arrive after a later commit
         self._sending = threading.Lock()
 
@@ -58,6 +60,7 @@ class MemberCommits:
         topic_ids: TopicIds,
     ) -> None:
         """Commits offsets of several members; retries as `GroupClient.commit`, and raises its errors."""
+        self._current = CurrentGeneration(self._cluster, self._group_id)
         is_last = max_rebalance_wait_ms is None
         retry = self._cluster.retry(self._cluster.settings.default_api_timeout_ms if is_last else None)
         rebalance_deadline_ms = None if max_rebalance_wait_ms is None else self._clock.now_ms() + max_rebalance_wait_ms
@@ -126,6 +129,7 @@ class MemberCommits:
 
         Raises: GenerationMismatchError if a member has lost its partitions; BrokerError, NetworkError.
         """
+        self._current = CurrentGeneration(self._cluster, self._group_id)
         retry = self._cluster.retry()
         pending = [(member, self._generation(member), offsets) for member, offsets in commits]
         while pending:
@@ -236,13 +240,13 @@ class MemberCommits:
             group_id=self._group_id,
             member_id=since.member_id,
             generation_id=since.generation_id,
-            current_generation=find_generation(self._cluster, self._group_id, newer_than=since.generation_id),
+            current_generation=self._current.find(since.generation_id),
             cause=cause,
         )
 
     def _fenced(self, member: LocalMember, sent: Generation, code: int) -> GenerationMismatchError:
         error = generation_mismatch(
-            self._cluster,
+            self._current,
             group_id=self._group_id,
             member_id=sent.member_id,
             generation_id=sent.generation_id,

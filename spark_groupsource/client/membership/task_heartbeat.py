@@ -6,7 +6,12 @@ import logging
 import threading
 
 from spark_groupsource.client.cluster.cluster_client import ClusterClient
-from spark_groupsource.client.membership.fencing import FIND_TIMEOUT_MS, GENERATIONS_AHEAD, generation_mismatch
+from spark_groupsource.client.membership.fencing import (
+    FIND_TIMEOUT_MS,
+    GENERATIONS_AHEAD,
+    CurrentGeneration,
+    generation_mismatch,
+)
 from spark_groupsource.client.membership.membership_values import lowest_version
 from spark_groupsource.client.network.outage import Outage
 from spark_groupsource.client.network.retry import retry_level
@@ -198,7 +203,7 @@ class TaskHeartbeat:
         self._is_fenced = True
         try:
             self._failure = generation_mismatch(
-                self._cluster,
+                CurrentGeneration(self._cluster, self._group_id),
                 group_id=self._group_id,
                 member_id=self._member_id,
                 generation_id=self._generation_id,
