@@ -1,4 +1,4 @@
-"""The work of a rebalance grows with the partitions and topics of a member, not with their square."""
+"""Work of a rebalance of many partitions and topics: not their square."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_assigned_partitions_are_those_of_subscribed_topics() -> None:
     assigned = tuple(TopicPartition(f"t{n}", 0) for n in range(COUNT))
     membership.on_sync_response(sync_response(partitions=assigned), joined.generation, 0)
     Name.compared = 0
-    client._complete_rebalances()
+    client._complete_rebalances()  # private: `poll` needs a broker
     assert membership.owned == tuple(sorted(assigned))
     # the subscription is checked before the partitions are revoked, and again when they are assigned
     assert Name.compared <= 2 * MOST

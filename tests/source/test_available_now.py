@@ -58,7 +58,7 @@ def test_the_ends_of_a_query_are_fixed_that_is_not_initialized_yet(
     monkeypatch.setattr(available_now, "_POLL_MS", 1)
     monkeypatch.setattr(available_now, "driver_jvm_pid", lambda: 7)
     monkeypatch.setattr(available_now, "control_sockets", lambda driver, name: fixed.append(name) or [])
-    available_now._fix_ends(StartingQuery(*statuses))
+    available_now._fix_ends(StartingQuery(*statuses))  # private: the query is not one of Spark
     assert fixed == expected
 
 

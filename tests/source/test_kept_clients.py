@@ -1,4 +1,4 @@
-"""Clients of a Python worker that runs tasks of many users: the least recently used ones are closed."""
+"""Clients of a Python worker that runs tasks of many users."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def read_as(user: str) -> None:
     partition = GroupInputPartition(ranges=[], settings=replace(SETTINGS, client_id=user), fail_on_data_loss=True)
-    task_reader._cluster(partition)
+    task_reader._cluster(partition)  # private: a task needs a broker
 
 
 def write_as(user: str) -> None:
     options = parse_sink_options({"kafka.bootstrap.servers": "h:1", "topic": "t", "kafka.client.id": user}, "batch")
-    output_task._producer(options)
+    output_task._producer(options)  # private: a task needs a broker
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def created(kind: type[Any], **state: Any) -> Any:
 @pytest.mark.parametrize("kind", CLASSES)
 def test_a_copy_of_the_same_version_is_equal(kind: type[Any]) -> None:
     copy = pickle.loads(pickle.dumps(created(kind)))
-    assert type(copy) is kind and copy._driver == 7
+    assert type(copy) is kind and copy._driver == 7  # private: part of the state
 
 
 @pytest.mark.parametrize("kind", CLASSES)

@@ -1,4 +1,4 @@
-"""Copies of readers and writers in Python workers: package version, connection without delayed acknowledgments.
+"""Readers and writers in Python workers: version, connection without delayed acknowledgments.
 
 Over TCP, the JVM sends a task in two parts: the function with its reader, and the input partition. By Nagle's algorithm
 the second part waits for the acknowledgment of the first, which the kernel of the worker delays by 40 ms, because the

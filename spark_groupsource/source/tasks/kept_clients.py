@@ -1,4 +1,4 @@
-"""Clients that a Python worker keeps for its next tasks, a bounded number."""
+"""Clients that a Python worker keeps, a bounded number."""
 
 from __future__ import annotations
 
