@@ -139,7 +139,7 @@ def test_wrong_settings(settings: dict[str, str], message: str) -> None:
 def test_names_are_case_insensitive_and_spark_adds_some() -> None:
     given = {"KAFKA.Bootstrap.Servers": "h:1", "Topic": "t", "kafka.group.id": "g", "INCLUDEHEADERS": "true"}
     batch = parse_sink_options({**given, "txnappid": "a", "TXNVERSION": "7", "kafka.transactional.id": "x"}, "batch")
-    assert (batch.topic, batch.group_id, batch.txn_app_id, batch.txn_version) == ("t", "g", "a", 7)
+    assert (batch.topic, batch.txn_app_id, batch.txn_version) == ("t", "a", 7)
     stream = parse_sink_options({**given, "checkpointlocation": "/c", "queryname": "q"}, "stream")
     assert stream.checkpoint == "/c"
     assert stream.client.bootstrap[0].port == 1

@@ -33,7 +33,6 @@ from spark_groupsource.source.options.secret_options import resolve_references
 from spark_groupsource.source.options.source_options import OPTIONS
 from spark_groupsource.source.options.table_options import TABLE_OPTIONS
 from spark_groupsource.source.options.value_options import WRITTEN_VALUE_OPTIONS, parse_given_options, written_formats
-from spark_groupsource.source.positions.published_progress import batch_writer
 from spark_groupsource.values.format_options import ColumnFormat
 
 _GROUP_ID = ACCEPTED_SETTINGS["group.id"]
@@ -55,8 +54,8 @@ class SinkOptions(ClusterOptions):
     """The options of one write, parsed.
 
     `bootstrap_servers` is the address as given, possibly ``embedded`` or ``embedded:DIR``. `client` holds the settings
-    of connections, `producer` those of producers. `group_id` names the group of the source, for one transaction with
-    its offsets. `formats` are those of key and value. `driver_heap_bytes` is spark.driver.memory, None if unknown.
+    of connections, `producer` those of producers. `formats` are those of key and value. `driver_heap_bytes` is
+    spark.driver.memory, None if unknown.
     """
 
     topic: str | None = _text("topic", "Topic of all records; without it, the column topic names the topic of each.")
@@ -88,7 +87,6 @@ class SinkOptions(ClusterOptions):
     )
     checkpoint: str | None = _text("checkpointLocation", "Spark's checkpoint.", queries=STREAM, elsewhere="ignored")
     query_name: str | None = _text("queryName", "Spark's name of the query.", queries=STREAM, elsewhere="ignored")
-    group_id: str | None = None
     producer: ProducerSettings = ProducerSettings()
     formats: tuple[ColumnFormat, ...] = ()
     driver_heap_bytes: int | None = None
@@ -96,14 +94,6 @@ class SinkOptions(ClusterOptions):
     @property
     def transactional_id(self) -> str | None:
         return self.producer.transactional_id
-
-    @property
-    def batch_writer(self) -> str | None:
-        """The writer of a batch query whose versions are written once: txnAppId in a topic (in a table, in Delta Lake).
-
-        Without option topic, all writes with a txnAppId are of one writer.
-        """
-        return None if self.txn_app_id is None else batch_writer(self.txn_app_id, self.topic)
 
     def with_address(self, bootstrap_servers: str) -> SinkOptions:
         """Returns the options with the address that `bootstrap_servers` was resolved to."""
@@ -130,7 +120,9 @@ def parse_sink_options(options: Mapping[str, str], kind: QueryKind) -> SinkOptio
     values, formats, registry_tls, _ = parse_given_options(given, _find_option, _FIELDS, kind)
     kafka = kafka_settings(given)
     address = bootstrap_text(kafka)
+    # of the source, for jobs that give both the same options; readers add their groups to a transaction themselves
     group = {name: kafka.pop(name) for name in (_GROUP_ID.name,) if name in kafka}
+    parse_given({"group_id": _GROUP_ID}, group, OPTION_PREFIX)
     kafka.pop("metadata.broker.list", None)
     check_producer_names(kafka)
     check_address(address)
@@ -138,7 +130,6 @@ def parse_sink_options(options: Mapping[str, str], kind: QueryKind) -> SinkOptio
     client = producer_client_settings({**kafka, "bootstrap.servers": usable_address(address)}, producer)
     parsed = SinkOptions(
         **values,
-        **parse_given({"group_id": _GROUP_ID}, group, OPTION_PREFIX),
         bootstrap_servers=address,
         client=client,
         producer=producer,

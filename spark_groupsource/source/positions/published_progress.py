@@ -77,9 +77,12 @@ def offset_of_progress(
     return OffsetAndMetadata(progress.batch, f"[{', '.join(kept)}]", -1)
 
 
-def batch_writer(app_id: str, topic: str | None) -> str:
-    """Returns the writer of a batch query whose versions are written once: txnAppId in a topic, or without one."""
-    return f"{app_id}{_SEPARATOR}{topic or ''}"
+def batch_writer(app_id: str | None, topic: str | None) -> str | None:
+    """Returns the writer of a batch query whose versions are written once: txnAppId in a topic, as in a table of Delta.
+
+    Without option topic, all writes with a txnAppId are of one writer. None without a txnAppId.
+    """
+    return None if app_id is None else f"{app_id}{_SEPARATOR}{topic or ''}"
 
 
 def progress_group(transactional_id: str) -> str:

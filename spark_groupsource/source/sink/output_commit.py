@@ -13,6 +13,7 @@ from spark_groupsource.client.settings import ClientSettings
 from spark_groupsource.errors import GroupSourceError
 from spark_groupsource.source.control_client import TransactionRequest
 from spark_groupsource.source.options.sink_options import SinkOptions
+from spark_groupsource.source.positions.published_progress import batch_writer
 from spark_groupsource.source.sink.output_task import LARGE_BATCH_REMEDY, TaskOutput
 from spark_groupsource.source.sink.publisher import Publication, publish
 from spark_groupsource.source.sink.reader_sources import ReaderSources
@@ -44,7 +45,7 @@ def commit_outputs(options: SinkOptions, outputs: Sequence[TaskOutput], batch_id
             LARGE_BATCH_REMEDY,
         )
     query_id = next((output.query_id for output in outputs if output.query_id is not None), "")
-    writer = options.batch_writer if batch_id is None else query_id
+    writer = batch_writer(options.txn_app_id, options.topic) if batch_id is None else query_id
     number = options.txn_version if batch_id is None else batch_id
     client = options.client
     cluster = kept_client(_clusters, client, lambda: ClusterClient(client.bootstrap, client), ClusterClient.close)
