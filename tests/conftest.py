@@ -172,6 +172,9 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
+        # a test runs each plan once or twice, which takes less time than the compilation of code for it
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         # an idle query asks for its end every 10 ms otherwise
         .config("spark.sql.streaming.pollingDelay", "50ms")
         .config("spark.python.unix.domain.socket.enabled", "true")

@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 900
 
 
+# five minutes of waits and 40 s of processor time; what its commands do has tests of their own
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(_LIMIT_S + 60)

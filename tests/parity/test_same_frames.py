@@ -136,6 +136,8 @@ STREAM_POSITIONS = {
 }
 
 
+# test_batch_positions has the same positions
+@pytest.mark.soak
 def test_stream_positions_and_assigned_partitions(sources, samples):
     topic = samples["times"]
     cases = [{"subscribe": topic, **positions(topic, options)} for options in STREAM_POSITIONS.values()]
@@ -150,6 +152,7 @@ def test_max_offsets_per_trigger_plans_equal_batches(sources, samples):
     assert [positions_only(b["endOffset"]) for b in actual.batches] == [b["endOffset"] for b in expected.batches]
 
 
+@pytest.mark.soak
 def test_trigger_once_ignores_max_offsets_per_trigger(sources, samples):
     options = {"subscribe": samples["times"], "startingOffsets": "earliest", "maxOffsetsPerTrigger": "7"}
     once = {"once": True}
@@ -158,6 +161,8 @@ def test_trigger_once_ignores_max_offsets_per_trigger(sources, samples):
     assert [b["numInputRows"] for b in actual.batches] == [b["numInputRows"] for b in expected.batches] == [60]
 
 
+# test_migration.py moves a job
+@pytest.mark.soak
 def test_checkpoint_of_sparks_kafka_source_is_continued(sources, samples):
     options = {"subscribe": samples["times"], "startingOffsets": "earliest"}
     directory = sources.directory / "moved"

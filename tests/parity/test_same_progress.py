@@ -89,6 +89,8 @@ def test_min_offsets_per_trigger_delays_the_batch(sources, filled):
             stream.query.stop()
 
 
+# test_session.py has the delay without Spark
+@pytest.mark.soak
 def test_max_trigger_delay_ends_the_wait_for_min_offsets(sources, filled):
     streams = [
         RunningStream(sources, source, subscribe=filled, minOffsetsPerTrigger="50", maxTriggerDelay="1s")
@@ -106,6 +108,7 @@ def test_max_trigger_delay_ends_the_wait_for_min_offsets(sources, filled):
             stream.query.stop()
 
 
+@pytest.mark.soak
 def test_split_tasks_read_the_same_rows(sources, filled):
     options = {"subscribe": filled, "startingOffsets": "earliest"}
     # test_same_frames.py does the same with batch reads

@@ -134,6 +134,8 @@ def test_repeated_batch_has_the_same_rows(harness, tmp_path):
     assert harness.committed() == 120
 
 
+# state of Spark, as that of the windows above
+@pytest.mark.soak
 @needs_admission_control
 @pytest.mark.parametrize("within", [False, True])
 def test_drop_duplicates(harness, topic, within):
@@ -156,6 +158,8 @@ def test_stream_used_twice_returns_every_record_to_each_branch(harness):
     assert len(harness.queries[-1].lastProgress["sources"]) == 1
 
 
+# one reader, as a stream that is used twice
+@pytest.mark.soak
 def test_self_join_of_a_stream_reads_every_record(harness):
     harness.produce(40)
     timed = harness.stream().select(F.col("value").cast("string").cast("int").alias("n"), "timestamp")
@@ -230,6 +234,8 @@ def test_only_one_of_two_loads_in_one_group_has_new_records(harness, topic):
     assert harness.committed() == 4
 
 
+# each with a group of its own, as the queries of all other tests
+@pytest.mark.soak
 def test_queries_of_two_groups_each_read_everything(harness):
     harness.produce(40)
     queries = [harness.start(name, **{"kafka.group.id": f"{harness.group}-{name}"}) for name in "ab"]
@@ -240,6 +246,8 @@ def test_queries_of_two_groups_each_read_everything(harness):
     assert harness.values("a", "b") == sorted([*range(40)] * 2)
 
 
+# Python code of a user runs in test_exactly_once_queries.py, too
+@pytest.mark.soak
 def test_pandas_udf_and_map_in_pandas(harness):
     pandas = pytest.importorskip("pandas")
     harness.produce(40)
@@ -256,6 +264,7 @@ def test_pandas_udf_and_map_in_pandas(harness):
     assert harness.table(frame) == [(2 * n + 1,) for n in range(40)]
 
 
+@pytest.mark.soak
 @needs_admission_control
 def test_apply_in_pandas_with_state(harness):
     pandas = pytest.importorskip("pandas")
@@ -301,6 +310,8 @@ def test_filter_and_selection(harness):
     assert harness.committed() == committed_at_end(40)  # filtered records are committed as well
 
 
+# test_sink_through_spark.py writes by the sink of this package
+@pytest.mark.soak
 def test_rows_are_written_by_sparks_kafka_sink(harness, topic, tmp_path):
     servers = harness.cluster.bootstrap_servers
     create_topic(servers, f"{topic}-out", 2)

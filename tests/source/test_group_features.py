@@ -125,6 +125,8 @@ def generation_of(query):
     return parse_progress_offset(source["endOffset"])["@group"]["generation"]
 
 
+# parity/test_feature_rows.py has a new topic, too
+@pytest.mark.soak
 def test_new_topics_that_match_the_pattern_are_read_from_the_start(harness):
     servers = harness.cluster.bootstrap_servers
     harness.produce(40)
@@ -138,6 +140,8 @@ def test_new_topics_that_match_the_pattern_are_read_from_the_start(harness):
     assert harness.values("a") == list(range(60))
 
 
+# test_restart_positions.py adds one between two runs
+@pytest.mark.soak
 def test_partitions_added_while_streaming_are_read_from_the_start(harness):
     servers = harness.cluster.bootstrap_servers
     harness.produce(40)
@@ -160,8 +164,8 @@ def test_partitions_added_while_streaming_are_read_from_the_start(harness):
     "members, expected",
     [
         ("9", PARTITIONS),
-        ("auto", 2),
         # the default is auto; other tests have one member
+        ("auto", 2),
         pytest.param(None, 2, marks=pytest.mark.soak),
         pytest.param("1", 1, marks=pytest.mark.soak),
     ],
@@ -222,6 +226,7 @@ def test_max_bytes_per_trigger_bounds_each_batch(harness, codec):
         assert rows == [2000] or min(rows) < 2000 and max(rows) > 256
 
 
+@pytest.mark.soak
 @needs_admission_control
 def test_record_larger_than_max_bytes_per_trigger_is_read(harness):
     produce(harness.cluster.bootstrap_servers, harness.topic, [(0, None, b"x" * 100_000)] * 3)

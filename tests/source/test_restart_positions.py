@@ -90,7 +90,12 @@ def test_checkpoint_ahead_of_the_commit_is_not_read_again(harness):
 
 @pytest.mark.parametrize(
     "reaction, read, is_deleted",
-    [("follow", list(range(12, 40)), False), ("follow", list(range(12, 40)), True), ("ignore", [], False)],
+    [
+        ("follow", list(range(12, 40)), True),
+        # test_session_positions.py has these without Spark
+        pytest.param("follow", list(range(12, 40)), False, marks=pytest.mark.soak),
+        pytest.param("ignore", [], False, marks=pytest.mark.soak),
+    ],
 )
 def test_operators_reset_is_followed_or_ignored(harness, reaction, read, is_deleted):
     harness.produce(40)
@@ -161,6 +166,8 @@ def test_partition_added_between_runs_is_read_from_its_start(harness):
     assert harness.run(startingOffsets="latest") == list(range(100, 110))
 
 
+# parity/test_migration.py moves a job
+@pytest.mark.soak
 def test_checkpoint_of_sparks_kafka_source_continues_as_a_group(harness):
     harness.produce(40)
     harness.run()
