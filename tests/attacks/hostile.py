@@ -193,7 +193,7 @@ class Run:
             if neighbors.restart(_RECOVERY_S):
                 return ""
             if time.monotonic() - began_s >= _RECOVERY_S:
-                return f"no new client served for {time.monotonic() - began_s:.0f} s"
+                return f"no new client for {time.monotonic() - began_s:.0f} s"
         return "stopped the broker"
 
 

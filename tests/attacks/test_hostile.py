@@ -96,7 +96,7 @@ def test_an_attack_that_stops_the_broker_is_noted_and_the_others_run_on_another_
     run = _run(monkeypatch, tmp_path, attacks)
     assert all(row.runs for row in run.rows.values()) and len(FakeNeighbors.brokers) == 3
     assert run.rows["tags_4mb"].note == "stopped the broker"
-    assert run.rows["metadata_4mb"].note == "no new client served for 0 s"
+    assert run.rows["metadata_4mb"].note == "no new client for 0 s"
     assert not run.rows["many_groups"].note and not run.rows[FUZZ].note
     assert "half_sent_frames: the attack failed: KeyError: 'error'" in run.problems
     assert run.rows["tags_4mb"].cells == " 7 ms; stopped the broker | 80 MB | 1 |"
