@@ -46,7 +46,7 @@ _FAILED = re.compile(r"(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$")
 # more failures are no accident
 _MOST_RERUN = 5
 # more than cores: tests of groups and applications wait for most of their time
-_PROCESSES = 7
+_PROCESSES = 6
 _MEMORY = "/dev/shm"
 _MEMORY_BYTES = 4 << 30
 _lock = threading.Lock()
