@@ -306,3 +306,14 @@ def test_rebalance_that_ends_a_storm_is_in_the_log() -> None:
     last = log.record(events.ended(1_000), [owned])[-1]
     assert (last.generation_id, last.gained, last.join_ms, last.sync_ms) == (1_000, (owned,), 30, 10)
     assert len(events.recorded) <= 5_000
+
+
+def test_events_of_a_rebalance_that_does_not_end_are_bounded() -> None:
+    events = MemberEvents("g")
+    for number in range(3_000):
+        events.noticed("a", "a-1", number)
+        events.prepared("a", "a-1", [], number)
+    # private: what else refers to events that were dropped
+    assert [len(each) for each in events._unassigned.values()] == [len(events._pending)] == [2_000]
+    events.joined("a", "a-1", reason="", is_new=False, sent_ms=1, at_ms=2, members=(), generation_id=3)
+    assert {event.generation for event in events.ended(4)} == {3}

@@ -49,8 +49,8 @@ class MemberEvents:
         in_rebalance = _EVENTS_OF_A_REBALANCE * members
         # the oldest are dropped: the last rebalance of a storm is that in which the members are settled
         self._pending: deque[_Pending] = deque(maxlen=max(_MAX_PENDING, in_rebalance))
-        # client id -> its pending events without a generation
-        self._unassigned: dict[str | None, list[_Pending]] = defaultdict(list)
+        # client id -> its pending events without a generation, in the same order
+        self._unassigned: dict[str | None, deque[_Pending]] = defaultdict(deque)
         self._noticed: set[str] = set()
         self._last_contact_ms: dict[str, int] = {}
         self.recorded: deque[GroupEvent] = deque(maxlen=max(_MAX_EVENTS, in_rebalance))
@@ -185,6 +185,11 @@ class MemberEvents:
         self._append(self._event(kind, at_ms, client_id, member_id, detail, None))
 
     def _append(self, event: GroupEvent) -> None:
+        if len(self._pending) == self._pending.maxlen:
+            dropped = self._pending.popleft()
+            unassigned = self._unassigned[dropped.event.client_id]
+            if unassigned and unassigned[0] is dropped:
+                unassigned.popleft()
         pending = _Pending(event)
         self._pending.append(pending)
         if event.generation is None:
