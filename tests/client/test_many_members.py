@@ -161,13 +161,22 @@ def test_heartbeats_of_the_leader_are_sent_while_its_assignor_runs(
 def test_heartbeats_are_spread_over_the_interval(
     client: ClusterClient, topic: str, group: str, heartbeats: dict[str, list[float]]
 ) -> None:
-    with group_client(client, group, topic, members=MEMBERS, heartbeat_interval_ms=1_200) as ours:
-        assert ours.poll(POLL_MS).is_stable
+    def first_heartbeats() -> list[float]:
         heartbeats.clear()
         wait_until(lambda: len(heartbeats) == MEMBERS, "a heartbeat of every member")
-    firsts = sorted(times[0] for times in heartbeats.values())
-    # the timers of the loop join what is due within 50 ms; a busy machine delays some
-    assert len({round(at * 10) for at in firsts}) >= MEMBERS // 3 and firsts[-1] - firsts[0] > 0.5
+        return sorted(times[0] for times in heartbeats.values())
+
+    with group_client(client, group, topic, members=MEMBERS, heartbeat_interval_ms=1_200) as ours:
+        assert ours.poll(POLL_MS).is_stable
+        firsts = first_heartbeats()
+        for _ in range(5):
+            # the timers of the loop join what is due within 50 ms; after a pause of the machine, all are due
+            if len({round(at * 10) for at in firsts}) >= MEMBERS // 3 and firsts[-1] - firsts[0] > 0.5:
+                return
+            ours.shared.members[0].membership.request_rejoin("a test")
+            assert ours.poll(POLL_MS).is_stable
+            firsts = first_heartbeats()
+    raise AssertionError(firsts)
 
 
 @pytest.mark.slow
