@@ -88,8 +88,7 @@ def test_members_follow_the_parallelism_of_the_server(
 
 
 # a pipeline of several runs needs a catalog that outlives its session
-@pytest.mark.soak
-@pytest.mark.parametrize("catalog", ["server", "hive"])
+@pytest.mark.parametrize("catalog", ["server", pytest.param("hive", marks=pytest.mark.soak)])
 def test_a_streaming_table_of_a_pipeline_has_each_record_once(
     embedded: Any, topic: str, group: str, tmp_path: Path, catalog: str, request: pytest.FixtureRequest
 ) -> None:
