@@ -15,6 +15,7 @@ from support.faulty_broker import fail_metadata, faulty_broker
 from support.read_back import read_back
 from support.topics import create_topic, delete_topic
 
+from spark_groupsource.client.cluster import error_rules
 from spark_groupsource.client.cluster.error_rules import UNKNOWN_TOPIC_TIMEOUT_MS
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.common.clock import ManualClock
@@ -148,11 +149,11 @@ def test_a_partition_that_was_added_is_written(embedded: Any, topic: str, monkey
     assert {number: len(found) for number, found in read_back(embedded.bootstrap_servers, topic, 3).items()} == {
         0: 1, 1: 0, 2: 1
     }  # fmt: skip
-    monkeypatch.setattr(output_task, "UNKNOWN_TOPIC_TIMEOUT_MS", 50)
+    monkeypatch.setattr(error_rules, "UNKNOWN_TOPIC_TIMEOUT_MS", 50)
     with pytest.raises(ConfigurationError, match="Column partition is 3 in a row of topic .* which has 3 partitions"):
         write_records(given, rows[2:])
     # max.block.ms ends before the time that a partition may be unknown
-    monkeypatch.setattr(output_task, "UNKNOWN_TOPIC_TIMEOUT_MS", 600_000)
+    monkeypatch.setattr(error_rules, "UNKNOWN_TOPIC_TIMEOUT_MS", 600_000)
     given = options(embedded.bootstrap_servers, topic, max_block_ms="500")
     with pytest.raises(BrokerError, match=f"Describing partition {topic}-3 failed: UNKNOWN_TOPIC_OR_PARTITION"):
         write_records(given, rows[2:])
@@ -176,7 +177,7 @@ def test_a_transactional_task_knows_a_topic_that_was_recreated_with_fewer_partit
 def test_a_missing_topic_is_an_error_after_three_seconds(
     embedded: Any, topic: str, given: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_task, "UNKNOWN_TOPIC_TIMEOUT_MS", 50)
+    monkeypatch.setattr(error_rules, "UNKNOWN_TOPIC_TIMEOUT_MS", 50)
     chosen = {"topic": topic} if given == "option" else {}
     parsed = parse_sink_options({"kafka.bootstrap.servers": embedded.bootstrap_servers, **chosen}, "batch")
     batch = pa.RecordBatch.from_pydict({"value": ["a"], "topic": [topic]})

@@ -16,9 +16,9 @@ from support.read_back import read_back
 from support.topics import create_topic
 
 from spark_groupsource.broker.embedded import EmbeddedBroker
+from spark_groupsource.client.cluster import error_rules
 from spark_groupsource.client.cluster.error_rules import UNKNOWN_TOPIC_TIMEOUT_MS
 from spark_groupsource.client.network.broker_connection import BrokerConnection
-from spark_groupsource.client.records import producer as producer_module
 from spark_groupsource.client.records.producer import BatchProducer, encoded
 from spark_groupsource.client.records.producer_settings import ProducerSettings
 from spark_groupsource.common.clock import ManualClock
@@ -395,7 +395,7 @@ def test_lookups_of_a_leader_end_with_the_delivery_timeout(embedded: EmbeddedBro
 def test_a_topic_that_does_not_exist_is_an_error(
     embedded: EmbeddedBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(producer_module, "UNKNOWN_TOPIC_TIMEOUT_MS", 50)
+    monkeypatch.setattr(error_rules, "UNKNOWN_TOPIC_TIMEOUT_MS", 50)
     with open_cluster(embedded.bootstrap_servers, **FAST) as client:
         with pytest.raises(BrokerError, match=f"Leader lookup of {topic}-0 failed: UNKNOWN_TOPIC_OR_PARTITION"):
             BatchProducer(client).send(batches(topic, 1, 1))

@@ -11,8 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Callable, Iterable, Iterator, Sequence
 
-from spark_groupsource.client.cluster.cluster_client import UNKNOWN_TOPIC_TIMEOUT_MS, ClusterClient
+from spark_groupsource.client.cluster.cluster_client import ClusterClient
 from spark_groupsource.client.cluster.configs import describe_topic_config
+from spark_groupsource.client.cluster.error_rules import is_missing
 from spark_groupsource.client.network.broker_connection import BrokerConnection, InFlight
 from spark_groupsource.client.network.retry import Retry, retry_level
 from spark_groupsource.client.records.producer_settings import ProducerSettings
@@ -123,7 +124,7 @@ class BatchProducer:
 
         Returns: the offset of the first record of each partition; -1 if the broker no longer knows it.
         Raises: BrokerError, NetworkError; retriable ones after delivery.timeout.ms without an acknowledgment, unknown
-            topics after `UNKNOWN_TOPIC_TIMEOUT_MS`. Batches that were acknowledged before remain in the log.
+            topics once they are missing (`is_missing`). Batches that were acknowledged before remain in the log.
         """
         delivery = _Delivery(self)
         try:
@@ -455,10 +456,8 @@ class _Delivery:
     @staticmethod
     def _check_lookup(retry: Retry, failure: GroupSourceError) -> None:
         """Raises the error of a lookup of the leader if it is not retriable, or the topic remains unknown."""
-        if isinstance(failure, BrokerError):
-            is_unknown = failure.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            if not failure.retriable or is_unknown and retry.repeated_ms(failure) > UNKNOWN_TOPIC_TIMEOUT_MS:
-                raise failure
+        if isinstance(failure, BrokerError) and (not failure.retriable or is_missing(failure, retry)):
+            raise failure
 
     def _resolve(self) -> bool:
         """Prepares the failed batches of each partition; returns True if they must wait before they are sent again.

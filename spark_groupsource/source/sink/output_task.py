@@ -12,12 +12,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from spark_groupsource.client.cluster.cluster_client import (
-    UNKNOWN_TOPIC_TIMEOUT_MS,
-    ClusterClient,
-    ClusterMetadata,
-    TopicInfo,
-)
+from spark_groupsource.client.cluster.cluster_client import ClusterClient, ClusterMetadata, TopicInfo
+from spark_groupsource.client.cluster.error_rules import is_missing
 from spark_groupsource.client.records.producer import BatchProducer
 from spark_groupsource.client.records.producer_settings import ProducerSettings
 from spark_groupsource.client.settings import ClientSettings
@@ -119,9 +115,9 @@ def _kept(batches: Iterable[EncodedBatch], driver_heap_bytes: int | None) -> Ite
 
 
 def topic_partitions(cluster: ClusterClient, topic: str, options: SinkOptions, needed: int) -> TopicPartitions:
-    """Returns the partitions of a topic; fewer than are needed if they do not exist for `UNKNOWN_TOPIC_TIMEOUT_MS`.
+    """Returns the partitions of a topic; fewer than are needed if the others are missing (`is_missing`).
 
-    Raises: ConfigurationError if the topic does not exist for as long; BrokerError for a missing permission or an
+    Raises: ConfigurationError if the topic is missing; BrokerError for a missing permission or an
         invalid name; NetworkError after max.block.ms.
     """
     retry = cluster.retry()
@@ -143,7 +139,7 @@ def topic_partitions(cluster: ClusterClient, topic: str, options: SinkOptions, n
         error = BrokerError(code, f"Describing {missing}", hint)
         if not error.retriable:
             raise error
-        if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and retry.repeated_ms(error) > UNKNOWN_TOPIC_TIMEOUT_MS:
+        if is_missing(error, retry):
             if found is not None:
                 return _partitions_of(found, view)
             named = "option topic" if options.topic is not None else "column topic"
